@@ -174,7 +174,8 @@ impl Counted {
     }
 }
 
-/// Has `table` count the events of `probe`, which waits for its module, if that has told; whether it has.
+/// Has `table` count the events of `probe`, which waits for its module, if that has told; whether it has. There is no
+/// room, if another's histograms have it: then its hits are dropped, as there is nobody whose fault that is.
 fn learn(
     table: &mut Table,
     index: usize,
@@ -184,21 +185,29 @@ fn learn(
     let Some(told) = probe.told() else {
         return false;
     };
-    if let Err(why) = count(table, index, &told) {
-        refused.get_or_insert(why);
+    match aggregate(table, index, &told) {
+        Ok(what) => table.learn(told.id, Arc::clone(&told.actions), what, AWAITED),
+        Err(why) => {
+            table.release(AWAITED);
+            refused.get_or_insert(why);
+        }
     }
     true
 }
 
+/// What `table` is to count of the events of `probe`, which is the one at `index` of those asked for.
+fn aggregate(table: &Table, index: usize, probe: &ProbeInfo) -> Result<Aggregate, AggregateError> {
+    let what = probe.aggregate(table.histogram());
+    what.map_err(|source| AggregateError::Field {
+        index,
+        name: probe.name.clone(),
+        source,
+    })
+}
+
 /// Has `table` count the events of `probe`, which is the one at `index` of those asked for.
 fn count(table: &mut Table, index: usize, probe: &ProbeInfo) -> Result<(), AggregateError> {
-    let what = probe
-        .aggregate(table.histogram())
-        .map_err(|source| AggregateError::Field {
-            index,
-            name: probe.name.clone(),
-            source,
-        })?;
+    let what = aggregate(table, index, probe)?;
     let counted = table.count(probe.id, Arc::clone(&probe.actions), what);
     counted.map_err(|NoRoom { left }| AggregateError::NoRoom { index, left })
 }
@@ -403,6 +412,26 @@ mod tests {
         eprintln!("{BATCHES} batches heard in {took:?}");
         assert!(took < Duration::from_secs(1), "{took:?}");
         assert_eq!(counted.table.copy().snapshot().hits, BATCHES);
+    }
+
+    #[test]
+    fn what_others_have_taken_is_not_the_end_of_a_histogram_whose_modules_tell() {
+        let room = Arc::new(Room::new(8 * AWAITED));
+        let known = vec![probe(1, false), probe(2, true)];
+        let ids = [ProbeId(1), ProbeId(2)];
+        let (mut table, awaited) = table(known, &ids, by_pid(), &room).expect("a table");
+        assert_eq!(awaited.len(), 1);
+        table.hear(&[event(1), event(2)], 0);
+        let mut other = Table::new(by_pid(), Arc::clone(&room));
+        other.reserve(room.left()).expect("all that is left");
+        let mut refused = None;
+        // As it is once its module has come.
+        assert!(learn(&mut table, 1, &probe(2, false), &mut refused));
+        assert_eq!(refused, None);
+        table.hear(&[event(1), event(2)], 0);
+        let told = table.copy().snapshot();
+        assert_eq!((told.hits, told.dropped), (4, 0));
+        assert!(room.left() > 0, "what it waited with is given back");
     }
 
     #[test]

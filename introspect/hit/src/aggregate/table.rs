@@ -3,7 +3,7 @@
 //! Invariant: its entries, and what it knows of its probes, have taken their room from that of all histograms of the
 //! machine, and it is given back with them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::mem::size_of;
 use std::sync::Arc;
 
@@ -24,6 +24,9 @@ const KEY_BYTES: usize = 16 << 20;
 const ALLOCATED: usize = 16;
 const SPARE: usize = 2;
 
+/// What is kept of a probe whose events are not counted.
+const UNCOUNTED: usize = SPARE * size_of::<ProbeId>() + ALLOCATED;
+
 /// There is no room for another probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoRoom {
@@ -36,6 +39,8 @@ pub struct NoRoom {
 pub struct Table {
     histogram: Histogram,
     probes: HashMap<ProbeId, Counted>,
+    /// Those that there was no room to know more of, whose events are dropped.
+    uncounted: HashSet<ProbeId>,
     rows: HashMap<Box<[u8]>, Entry>,
     /// Bytes of keys that are kept.
     bytes: usize,
@@ -110,6 +115,7 @@ impl Table {
         Self {
             histogram,
             probes: HashMap::new(),
+            uncounted: HashSet::new(),
             rows: HashMap::new(),
             bytes: 0,
             paused: false,
@@ -134,13 +140,49 @@ impl Table {
         what: Aggregate,
     ) -> Result<(), NoRoom> {
         let counted = Counted { actions, what };
-        self.reserve(counted.weight())?;
-        if let Some(before) = self.probes.insert(probe, counted) {
-            let weight = before.weight();
-            self.probes_taken -= weight;
-            self.room.give_back(weight);
-        }
+        let before = self.probes.get(&probe).map_or(0, Counted::weight);
+        self.exchange(before, counted.weight())?;
+        self.probes.insert(probe, counted);
         Ok(())
+    }
+
+    /// The same of what is known of `probe` now, for which so many bytes were [reserved](Self::reserve): they, and
+    /// what was known of it before, make room. If that does not do, its hits are dropped, and only its: what others
+    /// have taken of the room meanwhile is not to be the end of all that is counted here.
+    pub fn learn(
+        &mut self,
+        probe: ProbeId,
+        actions: Arc<Actions>,
+        what: Aggregate,
+        reserved: usize,
+    ) {
+        let counted = Counted { actions, what };
+        let before = self.probes.remove(&probe);
+        let before = reserved + before.map_or(0, |before| before.weight());
+        if self.exchange(before, counted.weight()).is_ok() {
+            self.probes.insert(probe, counted);
+        } else {
+            // Far less than was reserved.
+            let kept = self.exchange(before, UNCOUNTED);
+            debug_assert!(kept.is_ok(), "{kept:?}");
+            self.uncounted.insert(probe);
+        }
+    }
+
+    /// Gives so many bytes back, which were [reserved](Self::reserve).
+    pub fn release(&mut self, bytes: usize) {
+        let released = self.exchange(bytes, 0);
+        debug_assert!(released.is_ok(), "{released:?}");
+    }
+
+    /// Has so many bytes of what was taken for probes become so many others.
+    fn exchange(&mut self, before: usize, after: usize) -> Result<(), NoRoom> {
+        if let Some(less) = before.checked_sub(after) {
+            self.probes_taken -= less;
+            self.room.give_back(less);
+            return Ok(());
+        }
+        self.reserve(after - before)
     }
 
     /// Takes so many bytes for what else is kept of probes, until the table goes.
@@ -194,13 +236,16 @@ impl Table {
     }
 
     fn hear_one(&mut self, event: &Event) {
-        let Some(Counted { actions, what }) = self.probes.get(&event.probe) else {
-            return;
-        };
         let call = match &event.kind {
             EventKind::Hit => None,
             EventKind::Return(call) => Some(call),
             EventKind::Post | EventKind::Fault { .. } => return,
+        };
+        let Some(Counted { actions, what }) = self.probes.get(&event.probe) else {
+            if self.uncounted.contains(&event.probe) {
+                self.dropped += 1;
+            }
+            return;
         };
         let seen = Seen {
             actions,

@@ -389,3 +389,38 @@ fn tables_of_a_machine_have_no_more_memory_than_they_may_together_and_give_it_ba
     assert!(room.take(all));
     assert_eq!(new().err(), Some(NoRoom { left: 0 }));
 }
+
+#[test]
+fn what_is_known_of_a_probe_makes_room_for_what_is_known_later() {
+    const RESERVED: usize = 1000;
+    let mut table = table("keys=a", vec![register(Gpr::Rdi, 8, false)], vec![]);
+    let what = table.probes[&PROBE].what.clone();
+    let weight = table.probes[&PROBE].weight();
+    // As if others had all of the machine's but for that.
+    table.room = Arc::new(Room::new(weight + RESERVED));
+    assert!(table.room.take(weight));
+    table.count(PROBE, Arc::default(), what.clone()).unwrap();
+    table.reserve(RESERVED).unwrap();
+    assert_eq!(table.room.left(), 0);
+    table.count(PROBE, Arc::default(), what.clone()).unwrap();
+    let mut long = what.clone();
+    let part = long.keys[0].clone();
+    long.keys = vec![part; 100];
+    assert!(table.count(PROBE, Arc::default(), long.clone()).is_err());
+    table.learn(PROBE, Arc::default(), what, RESERVED);
+    assert_eq!(table.room.left(), RESERVED);
+    table.hear(&[event(1, 0, b"")], 0);
+    assert_eq!(numbers(&table), [(1, 1)]);
+
+    // Too much is to be known of it now: it is dropped, and what was counted stays.
+    let left = table.room.left();
+    table.reserve(left).unwrap();
+    table.learn(PROBE, Arc::default(), long, left);
+    table.hear(&[event(1, 0, b""), event(2, 0, b"")], 0);
+    let told = table.copy().snapshot();
+    assert_eq!((told.hits, told.dropped, told.rows.len()), (1, 2, 1));
+    let room = Arc::clone(&table.room);
+    assert!(room.left() > left);
+    drop(table);
+    assert_eq!(room.left(), weight + RESERVED);
+}
