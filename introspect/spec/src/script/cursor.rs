@@ -13,6 +13,8 @@ const TEXT_MAX: usize = 1024;
 pub(super) struct Cursor {
     text: Vec<char>,
     at: usize,
+    /// The conditions for the preprocessor that have not ended: where the last line of each is, and its name.
+    conditions: Vec<(usize, String)>,
 }
 
 /// A text between quotes, with the column that each of its characters stands at.
@@ -37,6 +39,7 @@ impl Cursor {
         Self {
             text: text.chars().collect(),
             at: 0,
+            conditions: Vec::new(),
         }
     }
 
@@ -99,14 +102,18 @@ impl Cursor {
     }
 
     /// Goes behind blanks, line breaks, comments, and lines for the preprocessor, as types are known without headers.
+    ///
+    /// # Errors
+    /// When what follows depends on a condition for the preprocessor: both of its sides would be taken.
     pub(super) fn blanks(&mut self) -> Result<(), ParseError> {
         loop {
             self.take(char::is_whitespace);
             let start = self.at;
-            let begins = self.at == 0 || self.text.get(self.at - 1) == Some(&'\n');
-            // Files that are read together have such a line each, with `#!`.
-            if self.sees("//") || begins && self.sees("#") {
-                self.line();
+            // Files that are read together have a line with `#!` each.
+            if self.sees("//") || self.begins_line() && self.sees("#!") {
+                self.take(|c| c != '\n');
+            } else if self.begins_line() && self.eat("#") {
+                self.directive(start);
             } else if self.eat("/*") {
                 while !self.eat("*/") {
                     if self.peek().is_none() {
@@ -115,13 +122,48 @@ impl Cursor {
                     self.at += 1;
                 }
             } else {
-                return Ok(());
+                break;
             }
+        }
+        match (self.conditions.last(), self.peek()) {
+            (Some((at, name)), None) => {
+                error(*at, format!("this `#{name}` has no end: missing `#endif`"))
+            }
+            (Some((at, name)), Some(_)) => {
+                let why = format!(
+                    "not supported: `#{name}` around parts of a script; conditions are not evaluated here: \
+                     leave it out, with what is not meant"
+                );
+                error(*at, why)
+            }
+            (None, _) => Ok(()),
         }
     }
 
-    /// Goes to the end of the line, and of those that a `\` adds to it.
-    fn line(&mut self) {
+    /// Whether nothing but blanks comes before in this line.
+    fn begins_line(&self) -> bool {
+        let mut before = self.text[..self.at].iter().rev();
+        before
+            .find(|c| **c == '\n' || !c.is_whitespace())
+            .is_none_or(|c| *c == '\n')
+    }
+
+    /// Goes to the end of the line for the preprocessor whose `#` is at `start`, and of those that a `\` adds to it.
+    fn directive(&mut self, start: usize) {
+        self.take(|c| c != '\n' && c.is_whitespace());
+        let name = self.word();
+        match name.as_str() {
+            "if" | "ifdef" | "ifndef" => self.conditions.push((start, name)),
+            "else" | "elif" => {
+                if let Some(last) = self.conditions.last_mut() {
+                    *last = (start, name);
+                }
+            }
+            "endif" => {
+                self.conditions.pop();
+            }
+            _ => {}
+        }
         loop {
             let line = self.take(|c| c != '\n');
             if !line.ends_with('\\') || self.peek().is_none() {

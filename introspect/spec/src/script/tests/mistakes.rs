@@ -293,6 +293,10 @@ fn what_comes_before_the_clauses_of_a_script_is_refused_by_name() {
             "kprobe:a { @[pid] = \"text\"; }",
             "kprobe:a { @[pid] = kstack; }",
             "kprobe:a { @[pid] = nsecs; }",
+            "#ifdef ONE\nkprobe:a { }\n#endif",
+            "# if ONE\n#define TWO\n  #else\nkprobe:a { }\n#endif",
+            "kprobe:a {\n#ifndef ONE\n#if TWO\n#endif\n@ = count();\n#endif\n}",
+            "kprobe:a { }\n#if ONE",
         ],
         expect![[r#"
             line 1: not supported: `struct`; leave it out, the types of the guest's kernel are known: args.NAME->MEMBER
@@ -346,6 +350,22 @@ fn what_comes_before_the_clauses_of_a_script_is_refused_by_name() {
             line 1: not supported: keeping times but as @NAME[tid] = nsecs; how long a call took is `duration` in kretprobe:FUNC { ... }
             kprobe:a { @[pid] = nsecs; }
                                 ^
+
+            line 1: not supported: `#ifdef` around parts of a script; conditions are not evaluated here: leave it out, with what is not meant
+            #ifdef ONE
+            ^
+
+            line 3: not supported: `#else` around parts of a script; conditions are not evaluated here: leave it out, with what is not meant
+              #else
+              ^
+
+            line 2: not supported: `#ifndef` around parts of a script; conditions are not evaluated here: leave it out, with what is not meant
+            #ifndef ONE
+            ^
+
+            line 2: this `#if` has no end: missing `#endif`
+            #if ONE
+            ^
         "#]],
     );
 }

@@ -41,11 +41,22 @@ interval:5s, interval:100ms { time(); }
 config = { }
 kprobe:vfs_read {
 # pragma once
+    // of C:\\
     @ = count();
+  # if TWO
+  #  ifdef ONE /* none */
+#else
+    // neither
+  #endif
+    #endif
+    #! of C:\\
+    @x = count();
 }",
         expect![[r#"
             p vfs_read script_0=\0:u32
             @ Hits
+              keys=probe:size=131072 of [0]: []
+            @x Hits
               keys=probe:size=131072 of [0]: []
             every 5000 ms: [Time("%H:%M:%S\n")]
             every 100 ms: [Time("%H:%M:%S\n")]
