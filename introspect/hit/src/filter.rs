@@ -248,14 +248,7 @@ fn glob(pattern: &[u8], text: &[u8], goes_on: bool) -> Option<bool> {
     let mut back: Option<(usize, usize)> = None;
     let mut left = LOOKS;
     loop {
-        let part = pattern.get(at..).unwrap_or_default();
-        // A set may be looked through to its end.
-        let looks = if part.first() == Some(&b'[') {
-            part.len()
-        } else {
-            1
-        };
-        left = left.checked_sub(looks)?;
+        left = left.checked_sub(1)?;
         let step = match (pattern.get(at), text.get(read)) {
             (Some(b'*'), _) => {
                 at += 1;
@@ -269,7 +262,11 @@ fn glob(pattern: &[u8], text: &[u8], goes_on: bool) -> Option<bool> {
             // Without a `*` nothing may follow.
             (None, None) => return if back.is_some() { None } else { Some(false) },
             (Some(_), None) if goes_on => return None,
-            (Some(_), Some(byte)) => one(&pattern[at..], *byte),
+            (Some(_), Some(byte)) => {
+                let (looks, step) = one(&pattern[at..], *byte);
+                left = left.checked_sub(looks)?;
+                step
+            }
             (None, Some(_)) | (Some(_), None) => None,
         };
         match (step, back) {
@@ -283,18 +280,20 @@ fn glob(pattern: &[u8], text: &[u8], goes_on: bool) -> Option<bool> {
     }
 }
 
-/// How long the first part of `pattern` is, which is no `*`, if `byte` matches it.
-fn one(pattern: &[u8], byte: u8) -> Option<usize> {
+/// How many more characters of `pattern` than its first are looked at to tell whether `byte` matches its first part,
+/// which is no `*`; how long that is, if it does.
+fn one(pattern: &[u8], byte: u8) -> (usize, Option<usize>) {
     match *pattern {
-        [b'?', ..] => Some(1),
-        [b'\\', escaped, ..] => (escaped == byte).then_some(2),
-        [b'[', ..] => match set(pattern, byte) {
-            Some((len, matches)) => matches.then_some(len),
+        [b'?', ..] => (0, Some(1)),
+        [b'\\', escaped, ..] => (0, (escaped == byte).then_some(2)),
+        // A set is looked through to its end.
+        [b'[', ref rest @ ..] => match set(pattern, byte) {
+            Some((len, matches)) => (len - 1, matches.then_some(len)),
             // Not closed: itself.
-            None => (byte == b'[').then_some(1),
+            None => (rest.len(), (byte == b'[').then_some(1)),
         },
-        [first, ..] => (first == byte).then_some(1),
-        [] => None,
+        [first, ..] => (0, (first == byte).then_some(1)),
+        [] => (0, None),
     }
 }
 
@@ -376,6 +375,15 @@ mod tests {
         for pattern in [letters, set] {
             assert_eq!(glob(pattern.as_bytes(), &text, false), None, "{pattern}");
         }
+    }
+
+    #[test]
+    fn a_set_costs_what_it_is_long_and_not_what_is_behind_it() {
+        let text = [b'a'; TEXT_MAX];
+        let closed = format!("*[b]{}", "x".repeat(60));
+        assert_eq!(glob(closed.as_bytes(), &text, false), Some(false));
+        let open = format!("*[b{}", "x".repeat(60));
+        assert_eq!(glob(open.as_bytes(), &text, false), None);
     }
 
     #[test]
