@@ -147,8 +147,9 @@ fn untyped(
 /// All of what a function returned, which `chain` gives the first eight bytes of, or the address.
 fn result(column: usize, chain: Chain, size: u32, place: Returned) -> Result<Chain, ParseError> {
     match place {
-        Returned::Register => Ok(chain),
-        Returned::Registers => Ok(Chain::of(Start::Result, chain.ty)),
+        Returned::Register if size <= 8 => Ok(chain),
+        // What is behind the first eight bytes of one that is only aligned to more is nothing; no member shows RDX.
+        Returned::Register | Returned::Registers => Ok(Chain::of(Start::Result, chain.ty)),
         Returned::Memory => {
             let address = Chain::of(Start::Base(Base::Register(Gpr::Rax)), None);
             Ok(address.at(0, Memory::Kernel))
@@ -290,4 +291,21 @@ pub(super) fn share<'a>(items: impl Iterator<Item = &'a mut Item>) -> Result<(),
         *most = u16::try_from(each).unwrap_or(u16::MAX);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_result_of_more_than_a_word_is_never_shorter_than_its_type() {
+        let start = |size, place| {
+            let chain = Chain::of(Start::Common(Common::Retval), None);
+            result(0, chain, size, place).unwrap().start
+        };
+        assert_eq!(start(8, Returned::Register), Start::Common(Common::Retval));
+        // Aligned to 16 bytes, with members in the first 8 only.
+        assert_eq!(start(16, Returned::Register), Start::Result);
+        assert_eq!(start(16, Returned::Registers), Start::Result);
+    }
 }
