@@ -342,7 +342,7 @@ impl Session {
                 output::tell(format_args!("`{definition}` cannot be planted: {why}"));
             }
         }
-        for line in waiting::lines(&probes) {
+        for line in waiting::lines(&probes, true) {
             output::tell(format_args!("{line}"));
         }
         Ok(())

@@ -85,10 +85,11 @@ async fn trace_probes(
         false => Vec::new(),
     };
     let is_chosen = |probe: &Probe| chosen.is_empty() || chosen.contains(&probe.id);
+    let is_up = waiting::is_up(&probes);
     probes.retain(is_chosen);
     let printed = histogram::printed(&probes, counted, in_files);
     if printed.is_none() {
-        tell_awaited(&probes);
+        tell_awaited(&probes, is_up);
     }
     let mut histograms =
         Histograms::begin(&mut client, machine, &probes, counted, in_files, format).await?;
@@ -109,8 +110,9 @@ async fn trace_probes(
         .into_inner();
 
     let mut probes = client.list_probes(machine).await.unwrap_or_default();
+    let is_up = waiting::is_up(&probes);
     probes.retain(is_chosen);
-    tell_awaited(&probes);
+    tell_awaited(&probes, is_up);
     tokio::select! {
         () = printer.prepare(&mut client, machine, &probes) => {}
         // Which is looked at once more, below.
@@ -173,8 +175,9 @@ async fn follow_script(
     interrupt: &mut Interrupt,
 ) -> anyhow::Result<ExitCode> {
     let mut probes = client.list_probes(machine).await?;
+    let is_up = waiting::is_up(&probes);
     probes.retain(|probe| ids.contains(&probe.id));
-    tell_awaited(&probes);
+    tell_awaited(&probes, is_up);
     let mut running = Running::begin(&mut client, machine, &probes, script).await?;
     let wanted = running.wanted();
     let mut stream = match wanted.is_empty() {
@@ -217,8 +220,8 @@ async fn follow_script(
 }
 
 /// Tells what some of `probes` wait for, if any does.
-fn tell_awaited(probes: &[Probe]) {
-    for line in waiting::lines(probes) {
+fn tell_awaited(probes: &[Probe], is_up: bool) {
+    for line in waiting::lines(probes, is_up) {
         output::tell(format_args!("{line}"));
     }
 }

@@ -7,6 +7,13 @@ use hvprobe_spec::definition::{Target, parse};
 
 use super::harmless;
 
+/// Whether the kernel of a machine is up, by what `probes` of it show: none is placed before.
+pub(crate) fn is_up(probes: &[Probe]) -> bool {
+    probes
+        .iter()
+        .any(|probe| probe.state() == ProbeState::Placed)
+}
+
 /// What a probe waits for.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Awaited {
@@ -31,8 +38,8 @@ pub(super) fn awaited(probe: &Probe) -> Option<Awaited> {
     })
 }
 
-/// A line for each thing that some of `probes` wait for.
-pub(crate) fn lines(probes: &[Probe]) -> Vec<String> {
+/// A line for each thing that some of `probes` wait for, on a machine whose kernel may be known to be up.
+pub(crate) fn lines(probes: &[Probe], is_up: bool) -> Vec<String> {
     let mut by_what: BTreeMap<Awaited, Vec<&str>> = BTreeMap::new();
     for probe in probes {
         if let Some(what) = awaited(probe) {
@@ -40,13 +47,24 @@ pub(crate) fn lines(probes: &[Probe]) -> Vec<String> {
         }
     }
     let line = |(what, definitions): (Awaited, Vec<&str>)| {
-        let what = match what {
-            Awaited::Kernel => "the kernel to be up".to_owned(),
-            Awaited::Module(name) => format!("module {name} to be loaded"),
+        let (one_does, several_do) = match what {
+            // What else it waits for is not known here.
+            Awaited::Kernel if is_up => (
+                "is not planted yet".to_owned(),
+                "are not planted yet".to_owned(),
+            ),
+            Awaited::Kernel => (
+                "waits for the kernel to be up".to_owned(),
+                "wait for the kernel to be up".to_owned(),
+            ),
+            Awaited::Module(name) => (
+                format!("waits for module {name} to be loaded"),
+                format!("wait for module {name} to be loaded"),
+            ),
         };
         match definitions.as_slice() {
-            [one] => format!("`{}` waits for {what}", harmless(one.as_bytes())),
-            several => format!("{} probes wait for {what}", several.len()),
+            [one] => format!("`{}` {one_does}", harmless(one.as_bytes())),
+            several => format!("{} probes {several_do}", several.len()),
         }
     };
     by_what.into_iter().map(line).collect()
@@ -72,12 +90,25 @@ mod tests {
             pending("p vmlinux:vfs_write"),
         ];
         assert_eq!(
-            lines(&probes),
+            lines(&probes, false),
             [
                 "3 probes wait for the kernel to be up",
                 "`p dummy:dummy_setup` waits for module dummy to be loaded",
             ]
         );
-        assert!(lines(&probes[1..2]).is_empty());
+        assert!(lines(&probes[1..2], true).is_empty());
+        // Another probe of the machine is there.
+        assert!(is_up(&probes) && !is_up(&probes[2..]));
+        assert_eq!(
+            lines(&probes, true),
+            [
+                "3 probes are not planted yet",
+                "`p dummy:dummy_setup` waits for module dummy to be loaded",
+            ]
+        );
+        assert_eq!(
+            lines(&probes[2..3], true),
+            ["`p vfs_read` is not planted yet"]
+        );
     }
 }
