@@ -8,7 +8,7 @@ mod source_text;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::path::Path;
 
@@ -27,8 +27,8 @@ use self::source_text::{Pattern, Source};
 use crate::sources::{OF_MODULE, Sources, SourcesError};
 
 const NO_SOURCE: &str = "a text is looked for in the sources: give --source";
-/// The most functions that a pattern may stand for: as many as perf takes unless it is told otherwise
-/// (`MAX_PROBES` in tools/perf/util/probe-finder.h).
+/// The most functions that a pattern may stand for, and places that a definition may: as many as perf takes unless it
+/// is told otherwise (`MAX_PROBES` in tools/perf/util/probe-finder.h).
 const MOST_FUNCTIONS: usize = 128;
 
 /// What a probe of perf's comes to.
@@ -40,12 +40,38 @@ pub struct Definitions {
     pub left_out: Vec<String>,
 }
 
+/// Names of events.
+#[derive(Debug, Default)]
+struct Names {
+    taken: BTreeSet<String>,
+    /// The number that is tried next behind a name: all before it are taken.
+    next: BTreeMap<String, usize>,
+}
+
+impl Names {
+    /// Takes `first` if it is free, else `base` with a number.
+    fn take(&mut self, first: String, base: &str) -> String {
+        let mut name = first;
+        let next = self.next.entry(base.to_owned()).or_insert(1);
+        while !is_event_name(&name) || self.taken.contains(&name) {
+            name = format!("{base}_{next}");
+            if !is_event_name(&name) {
+                // Too long, as it is with any other number.
+                name = format!("probe_{}", self.taken.len());
+                break;
+            }
+            *next += 1;
+        }
+        self.taken.insert(name.clone());
+        name
+    }
+}
+
 /// Definitions as they are made.
 #[derive(Debug, Default)]
 struct Making {
     made: Definitions,
-    /// Names of events that are taken.
-    events: BTreeSet<String>,
+    events: Names,
     /// Why the first place that was left out was.
     refused: Option<ParseError>,
 }
@@ -82,7 +108,9 @@ impl Sources {
         let (Some(pattern), Point::Function { file, at, .. }) =
             (probe.point.pattern(), &probe.point)
         else {
-            self.of_point(&info, probe, source, &mut making)?;
+            let places = self.places(&info, probe, source)?;
+            few(probe, places.len())?;
+            self.of_places(&info, probe, &places, &mut making)?;
             return making.finish();
         };
         let functions: BTreeSet<&str> = self.matching(pattern).collect();
@@ -97,6 +125,7 @@ impl Sources {
                 return Err(refused(column, message));
             }
         }
+        let mut found = Vec::new();
         for function in functions {
             let point = Point::Function {
                 name: function.to_owned(),
@@ -107,25 +136,28 @@ impl Sources {
                 point,
                 ..probe.clone()
             };
-            match self.of_point(&info, &one, source, &mut making) {
-                Ok(()) => {}
+            match self.places(&info, &one, source) {
+                Ok(places) => found.push((one, places)),
                 // Not every one has what was asked for.
                 Err(SourcesError::Definition(why)) => making.leave_out(function, why),
                 Err(error) => return Err(error),
             }
         }
+        few(probe, found.iter().map(|(_, places)| places.len()).sum())?;
+        for (one, places) in &found {
+            self.of_places(&info, one, places, &mut making)?;
+        }
         making.finish()
     }
 
-    /// Makes definitions of the places of one function, or of what is in none.
-    fn of_point(
+    /// The places of one function, or of what is in none.
+    fn places(
         &self,
         info: &DebugInfo<'_>,
         probe: &PerfProbe,
         source: Option<&Path>,
-        making: &mut Making,
-    ) -> Result<(), SourcesError> {
-        let found = match &probe.point {
+    ) -> Result<Vec<PointPlace>, SourcesError> {
+        Ok(match &probe.point {
             Point::Function {
                 name,
                 file,
@@ -143,8 +175,18 @@ impl Sources {
                     vec![place.ok_or_else(|| wrong(probe.column.0, &error))?]
                 }
             },
-        };
-        for place in &found {
+        })
+    }
+
+    /// Makes definitions of places of `probe`.
+    fn of_places(
+        &self,
+        info: &DebugInfo<'_>,
+        probe: &PerfProbe,
+        places: &[PointPlace],
+        making: &mut Making,
+    ) -> Result<(), SourcesError> {
+        for place in places {
             match self.definition(info, probe, place, making) {
                 Ok(line) => making.made.lines.push(line),
                 Err(SourcesError::Definition(why)) => {
@@ -197,9 +239,8 @@ impl Sources {
         }
         let kind = if is_return { 'r' } else { 'p' };
         let group = probe.group.as_deref().unwrap_or("probe");
-        let event = event(probe, place, &making.events);
+        let event = event(probe, place, &mut making.events);
         let mut line = format!("{kind}:{group}/{event} {probepoint}");
-        making.events.insert(event);
         for word in words {
             line.push(' ');
             line.push_str(&word);
@@ -414,10 +455,22 @@ fn each_once(
     }
 }
 
-/// The name of the event at `place`, which is none of those that are `taken`: perf's
+/// Refuses more `places` of `probe` than there can be.
+fn few(probe: &PerfProbe, places: usize) -> Result<(), SourcesError> {
+    if places <= MOST_FUNCTIONS {
+        return Ok(());
+    }
+    let message = format!(
+        "{places} places; at most {MOST_FUNCTIONS} are possible here: name one by the line that it was inlined into, \
+         as in CALLER:LINE, or by its address, as in 0x...; of a pattern, fewer functions"
+    );
+    Err(refused(probe.column.0, message))
+}
+
+/// The name of the event at `place`, which it takes of `names`: perf's
 /// (`parse_perf_probe_command`, `probe_trace_event__set_name` and `get_new_event_name` in
 /// tools/perf/util/probe-event.c).
-fn event(probe: &PerfProbe, place: &PointPlace, taken: &BTreeSet<String>) -> String {
+fn event(probe: &PerfProbe, place: &PointPlace, names: &mut Names) -> String {
     let of_place = || place.inlined.as_ref().unwrap_or(&place.function).clone();
     let function = match &probe.point {
         Point::Function { name, .. } => name.clone(),
@@ -446,12 +499,7 @@ fn event(probe: &PerfProbe, place: &PointPlace, taken: &BTreeSet<String>) -> Str
         Point::Function { at: At::Return, .. } => format!("{event}__return"),
         _ => event.clone(),
     };
-    // One more than there are has one that is free, unless they are too long.
-    let numbered = (1..=taken.len() + 1).map(|number| format!("{event}_{number}"));
-    let mut names = std::iter::once(first).chain(numbered);
-    let is_free = |name: &String| is_event_name(name) && !taken.contains(name);
-    let found = names.find(is_free);
-    found.unwrap_or_else(|| format!("probe_{}", taken.len()))
+    names.take(first, &event)
 }
 
 /// The name of the field that shows `path` from `variable`, as a `ty` if that is given: perf's

@@ -289,3 +289,30 @@ fn what_is_not_there_is_refused_where_it_stands() {
         "#]],
     );
 }
+
+#[test]
+fn places_are_numbered_by_the_name_before_and_bounded() {
+    let mut names = Names::default();
+    let mut take = |first: &str, base: &str| names.take(first.to_owned(), base);
+    assert_eq!(take("f_2", "f_2"), "f_2");
+    assert_eq!(take("f__return", "f"), "f__return");
+    for wanted in ["f", "f_1", "f_3", "f_4"] {
+        assert_eq!(take("f", "f"), wanted);
+    }
+    assert_eq!(take("g", "g"), "g");
+    assert_eq!(take("f__return", "f"), "f_5");
+    let long = "l".repeat(63);
+    assert_eq!(take(&long, &long), long);
+    assert_eq!(take(&long, &long), "probe_9");
+
+    let probe = PerfProbe::parse("get_current").unwrap();
+    few(&probe, MOST_FUNCTIONS).unwrap();
+    let Err(SourcesError::Definition(why)) = few(&probe, 1000) else {
+        panic!("too many places are taken");
+    };
+    assert_eq!(
+        why.to_string(),
+        "1000 places; at most 128 are possible here: name one by the line that it was inlined into, as in \
+         CALLER:LINE, or by its address, as in 0x...; of a pattern, fewer functions"
+    );
+}
