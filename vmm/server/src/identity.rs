@@ -39,9 +39,8 @@ impl Asked {
         labels: impl IntoIterator<Item = (String, String)>,
         rest: &impl Message,
     ) -> Result<Self, Status> {
-        self::request_id(&request_id)?;
         let labels: BTreeMap<_, _> = labels.into_iter().collect();
-        limits::at_most("the number of labels", labels.len(), LABELS)?;
+        bounded(&request_id, labels.len())?;
         for (key, value) in &labels {
             label(key)?;
             if !value.is_empty() {
@@ -54,6 +53,12 @@ impl Asked {
             hash: hash(rest),
         })
     }
+}
+
+/// That a request's id is no longer, and its labels are no more, than may be.
+pub(crate) fn bounded(request_id: &str, labels: usize) -> Result<(), Status> {
+    self::request_id(request_id)?;
+    limits::at_most("the number of labels", labels, LABELS)
 }
 
 /// Of all that `request` says. Maps are not to be in it: they have no order.

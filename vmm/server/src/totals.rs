@@ -13,6 +13,9 @@ use tonic::Code;
 use super::allowed::Limits;
 use super::status::Failure;
 
+/// Which part of the room for events lists may have: a quarter.
+const LISTS: usize = 4;
+
 /// What a server has given out.
 #[derive(Debug)]
 pub(crate) struct Totals {
@@ -24,6 +27,9 @@ pub(crate) struct Totals {
     pub(crate) subscribers: Places,
     /// Where events that wait for clients have their room.
     pub(crate) events: Pool,
+    /// What of that the lists and filters of subscriptions may have together, so that those of a few clients do not
+    /// leave the events of all others without room.
+    pub(crate) lists: Pool,
 }
 
 /// What guests have.
@@ -68,6 +74,7 @@ impl Totals {
                 "subscribers",
             ),
             events: Pool::new(limits.event_bytes),
+            lists: Pool::new(limits.event_bytes / LISTS),
             limits,
         }
     }

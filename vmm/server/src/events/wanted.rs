@@ -30,7 +30,7 @@ pub(crate) struct Wanted {
     /// What has to hold besides.
     pub(crate) filter: Option<Predicate>,
     /// The room that all this takes, where it is counted.
-    pub(crate) room: Option<Share>,
+    pub(crate) room: Vec<Share>,
 }
 
 /// What an entry of a list takes besides itself: a byte of its table, and the places that are free in that.

@@ -100,26 +100,35 @@ impl Service {
         Ok(panics::stream(MESSAGES, feed))
     }
 
-    /// `wanted` with room for it, which is that of what waits for all subscribers.
+    /// `wanted` with room for it, which is a part of that of what waits for all subscribers.
     fn counted(&self, mut wanted: Wanted) -> Result<Wanted, Status> {
         if wanted.is_all() {
             return Ok(wanted);
         }
-        let pool = &self.fleet.totals().events;
+        let totals = self.fleet.totals();
         let weight = wanted.weight();
-        let Some(room) = pool.take(weight) else {
-            let (most, left) = (pool.limit(), pool.limit().saturating_sub(pool.taken()));
-            let message = format!(
-                "the lists and the filter of this subscription take {weight} bytes, and {left} are left of the \
-                 {most} that all subscriptions and the events that wait for them may have: name less, end another \
-                 one, or raise `event_bytes` in the server's configuration"
-            );
-            let kind = ErrorKind::TooManySubscribers;
-            return Err(Failure::new(Code::ResourceExhausted, kind, message)
-                .bound("event_bytes", most, left)
-                .into());
-        };
-        wanted.room = Some(room);
+        for (pool, whose) in [
+            (&totals.lists, "the lists and filters of all subscriptions"),
+            (
+                &totals.events,
+                "all subscriptions and the events that wait for them",
+            ),
+        ] {
+            let Some(room) = pool.take(weight) else {
+                let left = pool.limit().saturating_sub(pool.taken());
+                let message = format!(
+                    "the lists and the filter of this subscription take {weight} bytes, and {left} are left of the \
+                     {} that {whose} may have: name less, end another one, or raise `event_bytes` in the server's \
+                     configuration",
+                    pool.limit()
+                );
+                let kind = ErrorKind::TooManySubscribers;
+                return Err(Failure::new(Code::ResourceExhausted, kind, message)
+                    .bound("event_bytes", pool.limit(), left)
+                    .into());
+            };
+            wanted.room.push(room);
+        }
         Ok(wanted)
     }
 }
@@ -253,5 +262,37 @@ impl ServerStreamingService<SubscribeRequest> for Subscribe {
             let messages = service.subscribe(request.into_inner())?;
             Ok(Response::new(messages))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::BATCH;
+
+    #[test]
+    fn lists_leave_room_for_the_events_of_others() {
+        let fleet = Fleet::default();
+        let service = Service::new(fleet.clone(), Published::default());
+        let totals = fleet.totals();
+        let list: Vec<_> = (0..u32::try_from(BATCH).unwrap()).collect();
+        let mut held = Vec::new();
+        let refused = loop {
+            match service.counted(Wanted::of_probes(&list)) {
+                Ok(counted) => held.push(counted),
+                Err(refused) => break refused,
+            }
+        };
+        assert_eq!(refused.code(), Code::ResourceExhausted);
+        assert!(refused.message().contains("filters of all"), "{refused}");
+        let quarter = totals.events.limit() / 4;
+        let weight = held[0].weight();
+        let taken = totals.events.taken();
+        assert!(quarter - weight < taken && taken <= quarter, "{taken}");
+        assert!(totals.events.take(quarter * 3).is_some());
+        // What is wanted of all takes none.
+        assert!(service.counted(Wanted::default()).is_ok());
+        drop(held);
+        assert_eq!((totals.events.taken(), totals.lists.taken()), (0, 0));
     }
 }

@@ -20,7 +20,7 @@ use tonic::{Code, Request, Response, Status};
 
 use super::watcher::Watcher;
 use crate::fleet::{Fleet, Handle};
-use crate::identity::{Asked, few_labels};
+use crate::identity::{self, Asked, few_labels};
 use crate::limits;
 use crate::panics;
 use crate::sessions::keeper::Sessions;
@@ -81,6 +81,9 @@ impl machines_server::Machines for Service {
         let mut request = request.into_inner();
         let request_id = std::mem::take(&mut request.request_id);
         let labels = std::mem::take(&mut request.labels);
+        // Before it waits for its turn: what is too long takes no time of those behind it.
+        identity::bounded(&request_id, labels.len())?;
+        bounded(&request)?;
         let read = self.reads.run(move || {
             let asked = Asked::new(request_id, labels, &request)?;
             Ok::<_, Status>((asked, config(request)?))
@@ -345,8 +348,8 @@ fn read_error(error: &ReadError) -> Status {
     Failure::new(code, ErrorKind::Unreadable, chain(error)).into()
 }
 
-/// The machine asked for, as far as it can be told without the host.
-fn config(request: BootRequest) -> Result<MachineConfig, Status> {
+/// That nothing of `request` is longer than may be, as far as that is told without reading its definitions.
+fn bounded(request: &BootRequest) -> Result<(), Status> {
     if !request.name.is_empty() {
         limits::machine_name(&request.name).map_err(|bad| bad.on("name"))?;
     }
@@ -354,6 +357,12 @@ fn config(request: BootRequest) -> Result<MachineConfig, Status> {
     limits::at_most("the guest's command", request.command.len(), COMMAND_WORDS)?;
     let bytes = request.command.iter().map(String::len).sum();
     limits::at_most("the guest's command", bytes, COMMAND_BYTES)?;
+    registration::bounded(&request.probes)
+}
+
+/// The machine asked for, as far as it can be told without the host.
+fn config(request: BootRequest) -> Result<MachineConfig, Status> {
+    bounded(&request)?;
     let initrd = match request.initrd {
         none if none.is_empty() => None,
         path => Some(limits::path("the initrd", "initrd", path)?),

@@ -19,7 +19,7 @@ use crate::limits;
 use crate::sessions::keeper::{Sessions, Ticket};
 use crate::status::{change_error, register_error};
 use crate::wire::page;
-use crate::wire::registration::{refusals, response, specs};
+use crate::wire::registration::{self, refusals, response, specs};
 
 /// The service.
 #[derive(Debug)]
@@ -92,6 +92,7 @@ impl probes_server::Probes for Service {
         request: Request<RegisterRequest>,
     ) -> Result<Response<RegisterResponse>, Status> {
         let request = request.into_inner();
+        registration::bounded(&request.probes)?;
         let handle = self.fleet.get(&request.machine)?;
         let requests = Arc::clone(&handle.requests);
         let sessions = self.sessions.clone();
@@ -167,6 +168,7 @@ impl probes_server::Probes for Service {
             page_token,
             owner,
         } = request.into_inner();
+        page::last::<u32>(&page_token)?;
         let handle = self.fleet.get(&machine)?;
         let page = handle.probes(move |mut probes| {
             probes.retain(|probe| owner.is_empty() || probe.owner == owner);

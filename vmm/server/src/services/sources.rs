@@ -2,7 +2,7 @@
 //!
 //! What is kept true: of the questions about one machine one is answered at a time, and of all [`LOOKS`], so no more
 //! files with debug information are in memory than that, and none when nobody asks: a look ends when its client has
-//! gone. What is uploaded goes to a file as it comes.
+//! gone, but an index that it has begun is completed and kept, so that whoever asks again finds it. What is uploaded goes to a file as it comes.
 
 use std::io;
 use std::path::{Path, PathBuf};

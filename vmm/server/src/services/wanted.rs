@@ -43,7 +43,7 @@ pub(crate) fn wanted(request: &mut SubscribeRequest) -> Result<Wanted, Status> {
         comms: request.comms.drain(..).collect(),
         kinds: request.kinds.drain(..).collect(),
         filter,
-        room: None,
+        room: Vec::new(),
     })
 }
 

@@ -53,6 +53,15 @@ fn bad_token() -> Failure {
     Failure::invalid(ErrorKind::BadPage, why).on("page_token")
 }
 
+/// The number of the last item of the page before, if `token` names one.
+///
+/// # Errors
+/// When that is no token of such a list.
+pub(crate) fn last<N: FromStr>(token: &str) -> Result<Option<N>, Failure> {
+    let number = (!token.is_empty()).then(|| token.parse());
+    number.transpose().map_err(|_| bad_token())
+}
+
 /// The page of `items`, which are in the order of their numbers, behind the one that ended with `token`;
 /// with the token for the next.
 pub(crate) fn of_numbered<N: Copy + Ord + FromStr + ToString, T: Message>(
@@ -60,8 +69,7 @@ pub(crate) fn of_numbered<N: Copy + Ord + FromStr + ToString, T: Message>(
     most: u32,
     token: &str,
 ) -> Result<(Vec<T>, String), Failure> {
-    if !token.is_empty() {
-        let last: N = token.parse().map_err(|_| bad_token())?;
+    if let Some(last) = last::<N>(token)? {
         items.retain(|(number, _)| *number > last);
     }
     let mut room = Room::new(most);

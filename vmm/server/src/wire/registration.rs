@@ -15,12 +15,19 @@ use super::registers::Meaningless;
 use crate::limits;
 use crate::status::{Failure, chain, remedy};
 
+/// That `probes` are no more and no longer than may be, which is found without reading them: a request that is too
+/// long is not to wait, nor others behind it.
+pub(crate) fn bounded(probes: &[v1::ProbeSpec]) -> Result<(), Status> {
+    limits::at_most("the number of probes", probes.len(), limits::BATCH)?;
+    let mut definitions = probes.iter().map(|probe| probe.definition.len());
+    definitions.try_for_each(|length| limits::at_most("a definition", length, limits::DEFINITION))
+}
+
 /// The probes asked for, if all of them can be read.
 pub(crate) fn specs(probes: Vec<v1::ProbeSpec>) -> Result<Vec<ProbeSpec>, Status> {
-    limits::at_most("the number of probes", probes.len(), limits::BATCH)?;
+    bounded(&probes)?;
     let mut specs = Vec::with_capacity(probes.len());
     for (index, probe) in probes.into_iter().enumerate() {
-        limits::at_most("a definition", probe.definition.len(), limits::DEFINITION)?;
         let definition = definition::parse(&probe.definition).map_err(|error| {
             let message = format!("probe {index}, column {}: {error}", error.column);
             Failure::invalid(ErrorKind::Definition, message)
@@ -195,5 +202,13 @@ mod tests {
         assert_eq!(read(&many).unwrap_err().code(), Code::InvalidArgument);
         let long = format!("p {}", "a".repeat(limits::DEFINITION));
         assert_eq!(read(&[&long]).unwrap_err().code(), Code::InvalidArgument);
+        // That is found without reading any of them.
+        let spec = |definition: &str| v1::ProbeSpec {
+            definition: definition.to_owned(),
+            ..Default::default()
+        };
+        assert!(bounded(&vec![spec(""); limits::BATCH]).is_ok());
+        assert!(bounded(&vec![spec(""); limits::BATCH + 1]).is_err());
+        assert!(bounded(&[spec(""), spec(&long)]).is_err());
     }
 }

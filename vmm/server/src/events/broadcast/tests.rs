@@ -379,7 +379,7 @@ fn lists_are_shared_by_all_machines_and_gone_with_the_subscription() {
     let mut wanted = Wanted::of_probes(&(0..16_384).collect::<Vec<_>>());
     let weight = wanted.weight();
     assert!((16_384 * 4..1 << 18).contains(&weight), "{weight}");
-    wanted.room = pool.take(weight);
+    wanted.room.extend(pool.take(weight));
     let wanted = Arc::new(wanted);
     let each = machines.each_ref().map(|machine| {
         let subscribed = machine.subscribe(Arc::clone(&wanted), None);
