@@ -21,7 +21,7 @@ use hvprobe_arch::detour::{CELL, Header, MAX_RECORD_CELLS, Malformed};
 use hvprobe_arch::mem::{OutOfRange, PhysMemory};
 
 use super::room::Room;
-use super::source::{Around, Stamp, When};
+use super::source::{APART, Around, Stamp, When};
 use super::sources::{Map, RecordSources};
 use crate::event::{Drained, Event, EventKind};
 use crate::region::RingPlace;
@@ -390,9 +390,10 @@ impl Reader {
             match &mut event.host_ns {
                 0 => event.seq = event.seq.max(*ns),
                 told => {
-                    // What had to be moved does not say how long a call took.
+                    // What had to be moved does not say how long a short call took.
                     if *told < *ns
                         && let EventKind::Return(call) = &mut event.kind
+                        && ns.saturating_sub(call.entry_ns) <= APART
                     {
                         call.entry_ns = 0;
                     }

@@ -24,14 +24,15 @@ pub(super) const PLAUSIBLE: u64 = 1 << 40;
 
 /// How far two times of one call may be off each other, in nanoseconds, when a virtual CPU's counter told
 /// one and the host's the other: where counters stall, the host may have had the thread wait between.
-const APART: u64 = 200_000;
+pub(super) const APART: u64 = 200_000;
 
 /// The times of a return, and of the entry of its call as it seems to be; 0 for what cannot be told. A time that had to
-/// be moved to be in its place tells that place, but not how long the call took: then the entry is not told.
+/// be moved to be in its place tells that place, but not how long a call took that may have been as short as what it is
+/// off by: then the entry is not told.
 pub(super) fn call_times(returned: When, entry: u64) -> (u64, u64) {
     let ns = returned.told();
     match entry.saturating_sub(ns) {
-        0 if matches!(returned, When::Placed(_)) => (ns, 0),
+        0 if matches!(returned, When::Placed(_)) && ns - entry <= APART => (ns, 0),
         0 => (ns, entry),
         early if early <= APART && ns > 0 => (entry, 0),
         _ => (0, entry),

@@ -165,6 +165,8 @@ fn a_call_whose_times_had_to_be_put_in_order_does_not_say_how_long_it_took() {
         // Behind the exit of its own entry, or where its entry had to be.
         (When::Placed(RETURN), 999_999, (RETURN, 0)),
         (When::Placed(RETURN), RETURN, (RETURN, 0)),
+        // It took longer than any time is off.
+        (When::Placed(RETURN), 799_999, (RETURN, 799_999)),
         (When::Placed(RETURN), 1_080_744, (1_080_744, 0)),
         // One of them is not told at all.
         (When::After(RETURN), 100, (0, 100)),

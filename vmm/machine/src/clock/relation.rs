@@ -411,7 +411,7 @@ impl Timeline {
             };
             match told {
                 Some(ns) => match between(ns.min(now)) {
-                    placed if placed == ns => When::At(placed),
+                    placed if placed == ns.min(now) => When::At(placed),
                     placed => When::Placed(placed),
                 },
                 None => When::After(between(0)),
