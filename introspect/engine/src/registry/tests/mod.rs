@@ -250,6 +250,13 @@ impl Rig {
         start.expect("in the fixture").wrapping_add(offset)
     }
 
+    /// What is to be looked for next, however long that is put off.
+    fn next_retry(&mut self) -> crate::registry::Retry {
+        let mut seconds = 0..200;
+        let next = seconds.find_map(|_| self.registry.retry());
+        next.expect("something to look for within minutes")
+    }
+
     /// Stops of the virtual CPUs that `act` costs.
     fn stops_of<T>(&mut self, act: impl FnOnce(&mut Self) -> T) -> u64 {
         let before = self.guest.stops();

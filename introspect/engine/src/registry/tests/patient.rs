@@ -45,11 +45,7 @@ fn a_look_is_in_vain_when_something_is_changed_before_it_ends() {
     assert_eq!(why(&rig, id), Some(Unoptimized::Interrupted));
     rig.guest.stand(&[]);
     for is_changed in [true, false] {
-        let retry = loop {
-            if let Some(retry) = rig.registry.retry() {
-                break retry;
-            }
-        };
+        let retry = rig.next_retry();
         let guest = Rc::clone(&rig.guest);
         let looked = retry.look(&*guest);
         if is_changed {
@@ -72,11 +68,7 @@ fn room_is_given_back_though_probes_come_and_go_while_it_is_looked_for() {
         id = rig.one(MANY);
     }
     let full = rig.registry.usage();
-    let retry = loop {
-        if let Some(retry) = rig.registry.retry() {
-            break retry;
-        }
-    };
+    let retry = rig.next_retry();
     rig.guest.forget_writes(false);
     let guest = Rc::clone(&rig.guest);
     let looked = retry.look(&*guest);

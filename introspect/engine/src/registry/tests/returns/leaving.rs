@@ -155,11 +155,7 @@ fn a_call_that_is_sent_on_while_memory_is_looked_through_keeps_what_it_is_sent_t
     assert_eq!(rig.word(frame(0)), rig.trampoline());
     rig.unregister(&[followed]).unwrap();
     rig.registry.code.keep.sources = 1;
-    let retry = loop {
-        if let Some(retry) = rig.registry.retry() {
-            break retry;
-        }
-    };
+    let retry = rig.next_retry();
     rig.guest.forget_writes(false);
     let guest = Rc::clone(&rig.guest);
     let looked = retry.look(&*guest);
