@@ -124,7 +124,7 @@ impl HitHandler {
     /// the guest has changed what it would have run there, or its handler of an NMI stays away. A
     /// copy that has not run, or is being repeated, is taken back to the probepoint, and who comes back there from
     /// an NMI does so with interrupts as they were: it is a hit like any other then. Outside of the exception window
-    /// [`HitHandler::window`] tells of from then on, the guest is as it made itself.
+    /// [`HitHandler::window`] tells of from then on, nothing of the guest's is changed.
     pub fn abandon<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
         regs: &mut Regs,

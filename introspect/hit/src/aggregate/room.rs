@@ -25,7 +25,7 @@ impl Room {
         self.left.load(Ordering::Relaxed)
     }
 
-    /// Takes so many, if there are as many; whether there were.
+    /// Takes this many bytes if there are as many; returns whether there were.
     pub(super) fn take(&self, bytes: usize) -> bool {
         let less = |left: usize| left.checked_sub(bytes);
         let took = self
@@ -34,7 +34,7 @@ impl Room {
         took.is_ok()
     }
 
-    /// Gives so many back, which were taken.
+    /// Gives back this many bytes, which were taken.
     pub(super) fn give_back(&self, bytes: usize) {
         self.left.fetch_add(bytes, Ordering::Relaxed);
     }

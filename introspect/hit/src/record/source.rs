@@ -26,9 +26,8 @@ pub(super) const PLAUSIBLE: u64 = 1 << 40;
 /// one and the host's the other: where counters stall, the host may have had the thread wait between.
 pub(super) const APART: u64 = 200_000;
 
-/// The times of a return, and of the entry of its call as it seems to be; 0 for what cannot be told. A time that had to
-/// be moved to be in its place tells that place, but not how long a call took that may have been as short as what it is
-/// off by: then the entry is not told.
+/// The times of a return and of its call's entry; 0 where one cannot be told. A return that was moved into its place may
+/// be off by [`APART`]: the entry of a call that was no longer than that is not told, as its duration would be made up.
 pub(super) fn call_times(returned: When, entry: u64) -> (u64, u64) {
     let ns = returned.told();
     match entry.saturating_sub(ns) {
