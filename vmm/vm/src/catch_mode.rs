@@ -1,15 +1,15 @@
-//! The three ways in which an int3 of ours reaches user space.
+//! The three ways in which a planted int3 reaches user space.
 
 use std::fmt;
 
-/// How a planted int3 is caught.
+/// How the host catches a planted int3.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CatchMode {
     /// `KVM_EXIT_DEBUG` with exception 3.
     DebugExit,
-    /// `KVM_EXIT_INTERNAL_ERROR`: KVM emulates kernel code and leaves int3 to us.
+    /// `KVM_EXIT_INTERNAL_ERROR`: KVM emulates kernel code and does not emulate int3.
     EmulationExit,
-    /// KVM lets int3 through to the guest, where it is intercepted at the guest's own #BP entry.
+    /// KVM delivers the int3 to the guest. The guest's own #BP entry is patched to exit.
     IdtGate,
 }
 

@@ -1,24 +1,24 @@
-//! How a kernel is entered: where, and on which GDT and page tables.
+//! Kernel entry: the entry point, the GDT and the page tables.
 
 use hvprobe_arch::Gpa;
 use hvprobe_arch::mem::{OutOfRange, PhysMemory};
 
 use crate::layout;
 
-/// Selectors of the entry GDT, as the boot protocol wants them.
+/// Selectors of the entry GDT, as the boot protocol requires them.
 pub(crate) const CODE: u16 = 0x10;
 pub(crate) const DATA: u16 = 0x18;
 
-/// What a virtual CPU needs to know to start the kernel.
+/// State that a vCPU needs to start the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Where execution begins.
+    /// Address of the first instruction.
     pub rip: Gpa,
-    /// Where the boot parameters lie; the kernel wants this in RSI.
+    /// Address of the boot parameters; the kernel expects it in RSI.
     pub boot_params: Gpa,
     /// The address after the kernel's last byte, zeroed data included.
     pub kernel_end: Gpa,
-    /// Where the initramfs lies and its size in bytes, if there is one.
+    /// Address of the initramfs and its size in bytes, if there is one.
     pub initrd: Option<(Gpa, u64)>,
 }
 
@@ -26,7 +26,7 @@ pub struct Entry {
 const GDT: [u64; 4] = [0, 0, 0x00af_9b00_0000_ffff, 0x00cf_9300_0000_ffff];
 pub(crate) const GDT_BYTES: u16 = 4 * 8;
 
-/// Entries of page tables (SDM vol. 3, 4.5).
+/// Bits of page table entries (SDM vol. 3, 4.5).
 pub(crate) mod pte {
     pub(crate) const PRESENT: u64 = 1 << 0;
     pub(crate) const WRITABLE: u64 = 1 << 1;
@@ -34,17 +34,17 @@ pub(crate) mod pte {
     pub(crate) const LARGE: u64 = 1 << 7;
 }
 
-/// Writes the GDT and the page tables entry runs on: the first 4 GiB mapped onto themselves.
+/// Writes the GDT and the entry page tables, which map the first 4 GiB onto themselves.
 ///
 /// # Errors
-/// When there is no memory for them, at 4 KiB to 64 KiB.
+/// When guest memory has no RAM for them, at 4 KiB to 64 KiB.
 pub(crate) fn write_tables(ram: &impl PhysMemory) -> Result<(), OutOfRange> {
     ram.write(layout::GDT, GDT.map(u64::to_le_bytes).as_flattened())?;
     write_page_tables(ram, 0)
 }
 
-/// Six pages at [`layout::PAGE_TABLES`]: one PML4, one PDPT, four page directories of 2 MiB pages.
-/// `flags` are set in every entry besides present and writable.
+/// Writes six pages at [`layout::PAGE_TABLES`]: one PML4, one PDPT, four page directories of 2 MiB pages. Every
+/// entry has `flags` set, besides present and writable.
 pub(crate) fn write_page_tables(ram: &impl PhysMemory, flags: u64) -> Result<(), OutOfRange> {
     const PAGE: u64 = 4096;
     let flags = flags | pte::PRESENT | pte::WRITABLE;

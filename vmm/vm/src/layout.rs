@@ -1,4 +1,4 @@
-//! Where guest memory below 1 MiB has what a kernel is entered with; everything else is the kernel's.
+//! Layout of guest memory below 1 MiB at kernel entry. Everything not listed here belongs to the kernel.
 //!
 //! | from | what |
 //! |---|---|
@@ -8,7 +8,7 @@
 //! | 0x9000 | page tables that map the first 4 GiB onto themselves, six pages |
 //! | 0x20000 | command line |
 //! | 0xe0000 | ACPI tables |
-//! | 0xffff0 | what kernels jump to, in real mode, to reset a machine they know no better way for |
+//! | 0xffff0 | reset vector: kernels jump here in real mode to reset a machine when they know no better way |
 
 use std::ops::Range;
 
@@ -19,13 +19,13 @@ pub(crate) const BOOT_PARAMS: Gpa = Gpa(0x7000);
 pub(crate) const STACK: Gpa = Gpa(0x8ff0);
 pub(crate) const PAGE_TABLES: Gpa = Gpa(0x9000);
 pub(crate) const CMDLINE: Gpa = Gpa(0x2_0000);
-/// Where conventional memory ends and what firmware keeps begins.
+/// End of conventional memory; the range that firmware reserves begins here.
 pub(crate) const FIRMWARE: Gpa = Gpa(0x9_fc00);
-/// Where ACPI tables lie, up to the reset vector: kernels look for the RSDP from here on.
+/// Start of the ACPI tables, which end at the reset vector. Kernels search for the RSDP from here on.
 pub(crate) const ACPI: Gpa = Gpa(0xe_0000);
-/// Where execution of a PC's firmware begins, by its address below 1 MiB.
+/// Start of a PC's firmware code, as an address below 1 MiB.
 pub(crate) const RESET_VECTOR: Gpa = Gpa(0xf_fff0);
 pub(crate) const HIGH: Gpa = Gpa(0x10_0000);
 
-/// The place for the ACPI tables.
+/// Range reserved for the ACPI tables.
 pub const ACPI_TABLES: Range<Gpa> = ACPI..RESET_VECTOR;

@@ -1,7 +1,7 @@
-//! KVM without probes: memory, virtual CPUs, the loader, and what this host can do.
+//! KVM without probes: guest memory, vCPUs, the loader, and the capabilities of this host.
 //!
-//! Invariant: nothing here knows a probe or what a Linux kernel has inside. Where that needs room, such
-//! as a region beside the guest's RAM, whoever makes the machine says how much.
+//! Invariant: this crate knows neither probes nor the internals of a Linux kernel. Where those need memory,
+//! such as a region beside the guest's RAM, the caller that creates the machine passes its size.
 
 mod catch_mode;
 mod entry;

@@ -1,36 +1,36 @@
-//! A virtual machine of KVM, before it has memory and virtual CPUs: interrupt controllers and timer.
+//! A KVM virtual machine before it has memory and vCPUs: interrupt controllers and timer.
 
 use std::io;
 
 use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_pit_config};
 use kvm_ioctls::{Kvm, VmFd};
 
-/// The most vCPUs a machine can have: 8-bit APIC ids, of which 255 means everyone. More would need
-/// interrupt remapping, which guests of this machine do not have.
+/// Largest number of vCPUs of a machine. APIC ids have 8 bits, and 255 addresses all processors. More would
+/// need interrupt remapping, which guests of this machine do not have.
 pub(crate) const MAX_CPUS: u32 = 254;
 
-/// Where VMX keeps the task state segment for guests in real mode, three pages, and the page before
-/// it the identity page table (KVM API, `KVM_SET_TSS_ADDR`, `KVM_SET_IDENTITY_MAP_ADDR`).
+/// Addresses that VMX needs for guests in real mode: the task state segment (three pages) and, one page before
+/// it, the identity page table (KVM API, `KVM_SET_TSS_ADDR`, `KVM_SET_IDENTITY_MAP_ADDR`).
 const TSS: usize = 0xfffb_d000;
 const IDENTITY_MAP: u64 = 0xfffb_c000;
 
-/// Why a machine or one of its processors could not be set up.
+/// Error of setting up a machine or one of its vCPUs.
 #[derive(Debug, thiserror::Error)]
 pub enum CpuError {
-    /// A number of vCPUs that no machine can have here.
+    /// The number of vCPUs is out of range.
     #[error("{asked} vCPUs are impossible: this host allows 1 to {max}")]
     Count {
         /// The number asked for.
         asked: u32,
-        /// The most there can be.
+        /// The largest possible number.
         max: u32,
     },
-    /// KVM refused a step of the set-up.
+    /// KVM refused a step of the setup.
     #[error("kvm failed to {what}")]
     Kvm {
         /// The step.
         what: &'static str,
-        /// Why.
+        /// KVM's error.
         source: kvm_ioctls::Error,
     },
     /// KVM refused one model-specific register.
@@ -45,7 +45,7 @@ pub(crate) fn kvm_error(what: &'static str) -> impl FnOnce(kvm_ioctls::Error) ->
     move |source| CpuError::Kvm { what, source }
 }
 
-/// Refuses numbers of vCPUs which `kvm` or the guest's interrupt controllers cannot have.
+/// Checks that `kvm` and the guest's interrupt controllers support `count` vCPUs.
 ///
 /// # Errors
 /// When `count` is zero or too large.

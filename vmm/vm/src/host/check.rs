@@ -1,18 +1,18 @@
-//! What this host's KVM does, found out by running tiny guests, not by asking for its name.
+//! Self-check: finds out what this host's KVM does by running tiny guests, not by asking for its name.
 //!
-//! Hosts differ in how a planted int3 reaches us, in which debug facilities work and in whether user
-//! space works at all. Every answer here was seen to happen in a micro-guest; none is taken from
-//! a feature flag alone. A check ends after a bounded time whatever the guest does.
+//! Hosts differ in how a planted int3 reaches user space, in which debug facilities work and in whether the
+//! guest's user space works at all. Every answer here was observed in a micro-guest; none is taken from a
+//! feature flag alone. A check ends after a bounded time whatever the guest does.
 
 use super::guests::{self, OutRip};
 use super::kvm::{API_VERSION, SelfCheckError, open_kvm};
 use super::window;
 use crate::catch_mode::CatchMode;
 
-/// How good a finding is.
+/// Rating of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// As it should be.
+    /// Works as it should.
     Good,
     /// Something works less well, or in a roundabout way.
     Limited,
@@ -20,40 +20,40 @@ pub enum Verdict {
     Bad,
 }
 
-/// One thing that was looked at.
+/// Result of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// What was looked at.
+    /// Subject of the check.
     pub what: &'static str,
-    /// What was seen.
+    /// The observed behaviour.
     pub result: String,
-    /// How good that is.
+    /// Rating of the behaviour.
     pub verdict: Verdict,
-    /// What it means for the user.
+    /// Consequence for the user.
     pub meaning: &'static str,
 }
 
-/// What a host can do.
+/// Result of all checks of a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostReport {
-    /// Everything that was looked at, in the order of a reader's interest.
+    /// Findings, the most interesting ones first.
     pub items: Vec<Finding>,
     /// How planted int3s are caught; `None` where nothing catches them.
     pub catch_mode: Option<CatchMode>,
-    /// A fault in a displaced instruction can be handed on as one of the original.
+    /// A fault in a displaced instruction can be delivered as a fault of the original.
     pub exception_window: bool,
     /// Hardware breakpoints fire.
     pub hw_breakpoints: bool,
-    /// Where RIP is at a port exit.
+    /// RIP at a port exit.
     pub out_rip: Option<OutRip>,
-    /// Whether Linux guests can run, user space included.
+    /// Linux guests can run, user space included.
     pub can_run_linux: bool,
 }
 
-/// Looks at this host. Takes a fraction of a second.
+/// Checks this host. Takes a fraction of a second.
 ///
 /// # Errors
-/// When KVM cannot be used at all, or a micro-guest could not be made.
+/// When KVM cannot be used at all, or a micro-guest cannot be created.
 pub fn check() -> Result<HostReport, SelfCheckError> {
     let kvm = open_kvm()?;
     let mut items = vec![Finding {
@@ -163,7 +163,7 @@ pub fn check() -> Result<HostReport, SelfCheckError> {
     })
 }
 
-/// How this host catches int3s, without looking at anything else; `None` where nothing does.
+/// Returns how this host catches int3s, without the other checks; `None` where nothing catches them.
 ///
 /// # Errors
 /// As [`check`].
@@ -172,7 +172,7 @@ pub fn catch_mode() -> Result<Option<CatchMode>, SelfCheckError> {
     Ok(guests::int3()?.ok())
 }
 
-/// A finding that is either "works" or what was seen instead, without being fatal.
+/// Returns a finding that is either "works" or the observed behaviour, rated as limited.
 fn switch(
     what: &'static str,
     seen: &Result<(), String>,

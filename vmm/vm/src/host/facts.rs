@@ -1,7 +1,7 @@
-//! What a report of a fault has to say of its host, beside the checks: processor, KVM, kernel.
+//! Facts about the host for a bug report, besides the checks: processor, KVM, kernel.
 //!
-//! Only what tells kinds of hosts apart is read; names, addresses, serial numbers and command lines, which
-//! tell hosts apart, are not. What cannot be read is left out.
+//! Contains only facts that distinguish kinds of hosts. Names, addresses, serial numbers and command lines,
+//! which identify a single host, are not read. A fact that cannot be read is left out.
 
 use std::fs;
 use std::path::Path;
@@ -10,24 +10,24 @@ use kvm_ioctls::{Cap, Kvm};
 
 use super::kvm::NEEDED;
 
-/// One thing that a host is or has.
+/// A property of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fact {
-    /// What it is a fact of: `processor`, `KVM` or `kernel`.
+    /// Subject of the fact: `processor`, `KVM` or `kernel`.
     pub of: &'static str,
-    /// Its name.
+    /// Name of the property.
     pub name: String,
-    /// What was read.
+    /// The value as it was read.
     pub value: String,
 }
 
-/// Features of processors that decide how guests run, or that a guest's kernel makes use of, as
-/// `/proc/cpuinfo` has them.
+/// Processor features, in the spelling of `/proc/cpuinfo`, that decide how guests run or that a guest's kernel
+/// uses.
 const FEATURES: &str = "vmx svm ept vpid tpr_shadow vnmi npt nrip_save decodeassists vgif avic \
     hypervisor constant_tsc nonstop_tsc tsc_adjust tsc_known_freq tsc_deadline_timer tsc_scale \
     x2apic la57 smep smap umip pti ibt user_shstk fred lkgs lass xsave avx avx512f";
 
-/// What is used beside [`NEEDED`], where there is any.
+/// Capabilities that are used if available, besides [`NEEDED`].
 const USED: [(Cap, &str); 12] = [
     (Cap::MaxVcpus, "KVM_CAP_MAX_VCPUS"),
     (Cap::NrMemslots, "KVM_CAP_NR_MEMSLOTS"),
@@ -46,10 +46,10 @@ const USED: [(Cap, &str); 12] = [
     (Cap::Xsave2, "KVM_CAP_XSAVE2"),
 ];
 
-/// The longest value of a module's parameter that is one of a kind.
+/// Longest value of a module parameter that is reported. Longer ones do not distinguish kinds of hosts.
 const LONGEST: usize = 32;
 
-/// The facts of this host.
+/// Returns the facts of this host.
 #[must_use]
 pub fn facts() -> Vec<Fact> {
     let root = Path::new("/");
@@ -71,7 +71,7 @@ fn fact(of: &'static str, name: impl ToString, value: impl ToString) -> Fact {
     }
 }
 
-/// The first line of a file, if it can be read.
+/// Returns the first line of a file, if it can be read and is not empty.
 fn line(path: &Path) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     let line = text.lines().next()?.trim();
@@ -101,7 +101,7 @@ fn processor(root: &Path) -> Vec<Fact> {
     }
     let processors = text.lines().filter(|line| line.starts_with("processor"));
     facts.push(fact("processor", "processors", processors.count()));
-    // Those of VMX have a line of their own.
+    // VMX features have a line of their own.
     let all: Vec<&str> = ["flags", "vmx flags"]
         .into_iter()
         .filter_map(value)
@@ -115,7 +115,7 @@ fn processor(root: &Path) -> Vec<Fact> {
     facts
 }
 
-/// Each capability with what KVM answers, if that is more than yes.
+/// Returns the capabilities, each with KVM's answer unless that is 1.
 fn capabilities(kvm: &Kvm) -> String {
     let all = NEEDED.iter().chain(&USED);
     let words = all.map(|(capability, name)| {
@@ -128,7 +128,7 @@ fn capabilities(kvm: &Kvm) -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// The parameters of `kvm` and of all modules whose names begin so.
+/// Returns the parameters of `kvm` and of all modules whose names start with `kvm`.
 fn parameters(root: &Path) -> Vec<Fact> {
     let modules = names(&root.join("sys/module"));
     let of_kvm = modules.iter().filter(|name| name.starts_with("kvm"));
@@ -150,7 +150,7 @@ fn parameters(root: &Path) -> Vec<Fact> {
         .collect()
 }
 
-/// What is in a folder, in order.
+/// Returns the names in a folder, sorted.
 fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten();
     let mut names: Vec<String> = entries

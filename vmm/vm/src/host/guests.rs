@@ -1,7 +1,7 @@
-//! The programs the self-check runs, and what their exits mean.
+//! The programs of the self-check, and what their exits mean.
 //!
-//! Each function makes one micro-guest, lets it run and says what was seen: the good outcome, or in
-//! words what happened instead. [`MicroGuestError`] means the guest could not be made at all.
+//! Each function creates one micro-guest, runs it and returns the observation: the expected outcome, or a
+//! description of what happened instead. [`MicroGuestError`] means that the guest could not be created at all.
 
 use std::time::Duration;
 
@@ -14,35 +14,35 @@ use super::micro_guest::{MicroGuest, MicroGuestError, Stop, USER_CODE, USER_DATA
 use crate::catch_mode::CatchMode;
 use crate::entry;
 
-/// Where RIP is when a guest's `out` has exited.
+/// RIP after a guest's `out` has exited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutRip {
-    /// At the `out`; KVM moves on at the next entry, unless RIP is changed.
+    /// At the `out`. KVM advances RIP at the next entry, unless RIP is changed.
     AtInstruction,
-    /// After it already.
+    /// After the `out`.
     AfterInstruction,
 }
 
-/// What was seen: as it should be, or in words what happened instead.
+/// Observation: the expected outcome, or a description of what happened instead.
 pub(super) type Seen<T> = Result<Result<T, String>, MicroGuestError>;
 
-/// Far more than any of these programs takes, emulated or not.
+/// Time limit of a program. Far more than any of them takes, emulated or not.
 pub(super) const LIMIT: Duration = Duration::from_secs(5);
 
 const CODE: Gpa = Gpa(0x1_0000);
 
-/// The port by which programs say that they came to their end.
+/// Port by which programs report their end.
 pub(super) const END: u8 = 0x10;
-/// Added to an exception's vector, the port that reports it.
+/// Base of the ports that report exceptions; the vector is added.
 const EXCEPTION: u8 = 0x40;
 
 const DB: u8 = 1;
 const BP: u8 = 3;
 
-/// Exceptions a confused processor may raise: #UD, #NP, #SS, #GP, #PF.
+/// Exceptions that a broken SYSCALL may raise: #UD, #NP, #SS, #GP, #PF.
 const FAULTS: [u8; 5] = [6, 11, 12, 13, 14];
 
-/// How an int3 at privilege level 0 reaches us.
+/// Finds out how an int3 at privilege level 0 reaches user space.
 pub(super) fn int3() -> Seen<CatchMode> {
     let code = [
         0x90, // nop
@@ -67,7 +67,7 @@ pub(super) fn int3() -> Seen<CatchMode> {
     })
 }
 
-/// Whether a breakpoint in a debug register stops before its instruction.
+/// Checks that a breakpoint in a debug register stops before its instruction.
 pub(super) fn hw_breakpoint() -> Seen<()> {
     let code = [
         0x48, 0xff, 0xc0, // inc rax
@@ -92,7 +92,7 @@ pub(super) fn hw_breakpoint() -> Seen<()> {
     })
 }
 
-/// Whether `out` exits, and with which RIP.
+/// Checks that `out` exits, and finds out the RIP of the exit.
 pub(super) fn out() -> Seen<OutRip> {
     let code = [
         0xb0, 0x5a, // mov al, 0x5a
@@ -113,7 +113,7 @@ pub(super) fn out() -> Seen<OutRip> {
     })
 }
 
-/// Whether SYSCALL at privilege level 3 arrives at LSTAR at privilege level 0.
+/// Checks that SYSCALL at privilege level 3 enters LSTAR at privilege level 0.
 pub(super) fn syscall() -> Seen<()> {
     const STACK: u32 = 0x1_f000;
     const USER: u8 = 0x20;
@@ -158,9 +158,9 @@ pub(super) fn syscall() -> Seen<()> {
     const STAR: u32 = 0xc000_0081;
     const LSTAR: u32 = 0xc000_0082;
     const FMASK: u32 = 0xc000_0084;
-    // Long mode, and SYSCALL.
+    // Enables long mode and SYSCALL.
     const EFER_ENABLED: u64 = 1 << 10 | 1 << 8 | 1;
-    // The bases SYSCALL and SYSRET take their selectors from (SDM vol. 2, SYSCALL).
+    // Bases of the selectors that SYSCALL and SYSRET load (SDM vol. 2, SYSCALL).
     let star = u64::from(entry::CODE) << 32 | u64::from(entry::DATA | 3) << 48;
     guest.set_msrs(&[
         (EFER, EFER_ENABLED),
@@ -199,14 +199,14 @@ fn debug(guest: &MicroGuest, flags: u32, registers: [u64; 8]) -> Result<(), Stri
         .map_err(|error| format!("KVM refuses it: {error}"))
 }
 
-/// How a run of `guest` ends, and where RIP is then.
+/// Runs `guest`, and returns its end and RIP.
 fn run(guest: &mut MicroGuest) -> Result<(Stop, u64), MicroGuestError> {
     let stop = guest.run(LIMIT);
     let regs = guest.vcpu.get_regs();
     Ok((stop, regs.map_err(kvm_error("read the registers"))?.rip))
 }
 
-/// An unexpected end, for a reader who knows processors.
+/// Describes an unexpected end in terms of the processor.
 pub(super) fn words(stop: &Stop, rip: u64) -> String {
     let what = match stop {
         Stop::Out { port, .. } if *port == u16::from(END) => "nothing happened".to_owned(),

@@ -1,10 +1,10 @@
-//! Opening KVM, and what it has to have.
+//! Opens KVM and checks its version and capabilities.
 
 use kvm_ioctls::{Cap, Kvm};
 
 use super::micro_guest::MicroGuestError;
 
-/// Why the host could not be looked at.
+/// Error of opening KVM or of checking the host.
 #[derive(Debug, thiserror::Error)]
 pub enum SelfCheckError {
     /// There is no KVM.
@@ -12,18 +12,18 @@ pub enum SelfCheckError {
         "/dev/kvm does not exist: load the kvm_intel or kvm_amd module, enable virtualisation in the firmware, or give this machine nested virtualisation"
     )]
     Missing,
-    /// There is, but not for this user.
+    /// `/dev/kvm` exists, but the user may not open it.
     #[error(
         "no permission to use /dev/kvm: add your user to the group that owns it (usually kvm) and log in again"
     )]
     Forbidden,
-    /// Opening it failed otherwise.
+    /// Opening `/dev/kvm` failed for another reason.
     #[error("cannot open /dev/kvm")]
     Open(#[source] std::io::Error),
-    /// Not the KVM API there has been since 2007.
+    /// Another version of the KVM API than 12, which has been the only one since 2007.
     #[error("/dev/kvm speaks API version {0}, not 12: this is no usable KVM")]
     Version(i32),
-    /// A capability is missing without which nothing works.
+    /// A required capability is missing.
     #[error("this host's KVM lacks {0}; a newer kernel is needed")]
     Capability(&'static str),
     /// A check could not be made.
@@ -31,10 +31,10 @@ pub enum SelfCheckError {
     Guest(#[from] MicroGuestError),
 }
 
-/// Opens KVM, and says in one line what to do when that fails.
+/// Opens KVM. An error says in one line what the user can do.
 ///
 /// # Errors
-/// When `/dev/kvm` is missing, forbidden, or no KVM that can be used.
+/// When `/dev/kvm` is missing, forbidden, or not a usable KVM.
 pub fn open_kvm() -> Result<Kvm, SelfCheckError> {
     let kvm = Kvm::new().map_err(|error| match error.errno() {
         libc::ENOENT | libc::ENODEV | libc::ENXIO => SelfCheckError::Missing,
@@ -56,7 +56,7 @@ pub fn open_kvm() -> Result<Kvm, SelfCheckError> {
 /// KVM API, 4.1 `KVM_GET_API_VERSION`.
 pub(super) const API_VERSION: i32 = 12;
 
-/// What the machine is built on.
+/// Capabilities that machines require.
 pub(super) const NEEDED: [(Cap, &str); 10] = [
     (Cap::UserMemory, "KVM_CAP_USER_MEMORY"),
     (Cap::Irqchip, "KVM_CAP_IRQCHIP"),

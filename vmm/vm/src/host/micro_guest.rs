@@ -1,19 +1,19 @@
-//! Bare 64-bit programs in a virtual machine of their own, to learn what the host's KVM does.
+//! Micro-guests: bare 64-bit programs in a VM of their own, which show what the host's KVM does.
 //!
-//! What holds: the first 4 GiB are mapped onto themselves, readable, writable and executable by
-//! every privilege level; [`MicroGuest::RAM`] bytes of them are memory. There are no interrupt
-//! controllers, so `hlt` ends a run, and an exception without a handler is a triple fault. A run
-//! always ends: a watchdog takes the vCPU out after the time it is given.
+//! Invariants: the first 4 GiB are mapped onto themselves, readable, writable and executable at every privilege
+//! level; [`MicroGuest::RAM`] bytes of them are memory. There are no interrupt controllers, so `hlt` ends a
+//! run, and an exception without a handler is a triple fault. A run always ends: a watchdog interrupts
+//! `KVM_RUN` after the time limit.
 //!
 //! | from | what |
 //! |---|---|
 //! | 0x1000 | GDT |
-//! | 0x1100 | TSS, for the stack of exceptions taken at privilege level 3 |
+//! | 0x1100 | TSS with the stack for exceptions taken at privilege level 3 |
 //! | 0x2000 | IDT |
-//! | 0x3000 | handlers made by [`MicroGuest::report_exception`] |
+//! | 0x3000 | handlers written by [`MicroGuest::report_exception`] |
 //! | 0x8ff0 | top of the stack at privilege level 0 |
 //! | 0x9000 | page tables |
-//! | 0x10000 and up | the program's |
+//! | 0x10000 and up | the program |
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -45,7 +45,7 @@ const TSS_SIZE: u16 = 104;
 const IDT: Gpa = Gpa(0x2000);
 const HANDLERS: Gpa = Gpa(0x3000);
 
-/// Why a micro-guest could not be made or run.
+/// Error of creating a micro-guest.
 #[derive(Debug, thiserror::Error)]
 pub enum MicroGuestError {
     /// The vCPU could not be set up.
@@ -57,12 +57,12 @@ pub enum MicroGuestError {
     /// The program does not fit the memory.
     #[error("the micro-guest's program does not fit its memory")]
     Program(#[from] OutOfRange),
-    /// KVM refused a step of the set-up.
+    /// KVM refused a step of the setup.
     #[error("kvm failed to {what} of a micro-guest")]
     Kvm {
         /// The step.
         what: &'static str,
-        /// Why.
+        /// KVM's error.
         source: kvm_ioctls::Error,
     },
 }
@@ -71,19 +71,19 @@ pub(crate) fn kvm_error(what: &'static str) -> impl FnOnce(kvm_ioctls::Error) ->
     move |source| MicroGuestError::Kvm { what, source }
 }
 
-/// How a run ended.
+/// End of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
     /// The program wrote to a port.
     Out {
         /// The port.
         port: u16,
-        /// The value, or values of a string instruction.
+        /// The bytes written; more than one value for a string instruction.
         data: Vec<u8>,
     },
     /// `KVM_EXIT_DEBUG`.
     Debug {
-        /// The exception's number: 1 or 3.
+        /// Exception number: 1 or 3.
         exception: u32,
         /// The address KVM reports.
         pc: u64,
@@ -92,36 +92,34 @@ pub(crate) enum Stop {
     },
     /// KVM could not emulate an instruction.
     EmulationFailed {
-        /// The instruction's first bytes, if KVM tells them.
+        /// The instruction's first bytes, if KVM reports them.
         bytes: Vec<u8>,
     },
-    /// An interrupt could be delivered, which was asked for.
+    /// An interrupt could be delivered; reported only on request.
     InterruptWindow,
     /// The program executed `hlt`.
     Halted,
-    /// An exception found no handler.
+    /// An exception had no handler.
     TripleFault,
-    /// The program went on for longer than it was given.
+    /// The program ran longer than the time limit.
     TimedOut,
-    /// Anything else, in KVM's words.
+    /// Anything else, as KVM describes it.
     Other(String),
 }
 
-/// A virtual machine with one vCPU about to execute a program.
+/// A VM with one vCPU that is about to execute a program.
 #[derive(Debug)]
 pub(crate) struct MicroGuest {
-    /// Its vCPU.
     pub(crate) vcpu: VcpuFd,
-    /// Its memory.
     pub(crate) ram: GuestRam,
 }
 
 impl MicroGuest {
-    /// How much memory there is, in bytes.
+    /// Size of the memory in bytes.
     pub(crate) const RAM: u64 = MIN_RAM;
 
-    /// A guest about to execute `code`, placed at `code_at`, at privilege level 0 with interrupts
-    /// off.
+    /// Creates a guest that is about to execute `code`, placed at `code_at`, at privilege level 0 with
+    /// interrupts off.
     ///
     /// # Errors
     /// When KVM is missing or refuses a step, or the code does not fit.
@@ -159,25 +157,25 @@ impl MicroGuest {
         Ok(Self { vcpu, ram })
     }
 
-    /// Lets exceptions of `vector` continue at `handler`, at privilege level 0.
+    /// Sets the handler of exceptions of `vector` to `handler`, at privilege level 0.
     ///
     /// # Errors
-    /// Never, for memory the guest was made with.
+    /// Never, for memory of [`MicroGuest::RAM`] bytes.
     pub(crate) fn set_handler(&self, vector: u8, handler: Gpa) -> Result<(), MicroGuestError> {
         self.set_handler_in(IDT, vector, handler)
     }
 
-    /// The same in a table of the program's.
+    /// Like [`MicroGuest::set_handler`], but for the IDT at `idt`.
     ///
     /// # Errors
-    /// When the table is not in memory.
+    /// When the table is not in RAM.
     pub(crate) fn set_handler_in(
         &self,
         idt: Gpa,
         vector: u8,
         handler: Gpa,
     ) -> Result<(), MicroGuestError> {
-        // An interrupt gate that privilege level 3 may use too (SDM vol. 3, 6.14.1).
+        // An interrupt gate that privilege level 3 may use as well (SDM vol. 3, 6.14.1).
         const GATE: u64 = 0xee << 40;
         let low = handler.0 & 0xffff
             | u64::from(entry::CODE) << 16
@@ -188,11 +186,11 @@ impl MicroGuest {
         Ok(self.ram.write(at, gate.as_flattened())?)
     }
 
-    /// Makes exceptions of `vector` write to `port` and then halt. RIP, and the exception frame at
-    /// RSP, are as the processor left them when the run ends.
+    /// Makes exceptions of `vector` write to `port` and then halt. When the run ends, RIP and the exception
+    /// frame at RSP are as the processor left them.
     ///
     /// # Errors
-    /// Never, for memory the guest was made with.
+    /// Never, for memory of [`MicroGuest::RAM`] bytes.
     pub(crate) fn report_exception(&self, vector: u8, port: u8) -> Result<(), MicroGuestError> {
         let handler = HANDLERS.wrapping_add(u64::from(vector) * 16);
         // out port, al ; hlt
@@ -200,7 +198,7 @@ impl MicroGuest {
         self.set_handler(vector, handler)
     }
 
-    /// Sets model-specific registers, by number, to values.
+    /// Sets model-specific registers, given as pairs of number and value.
     ///
     /// # Errors
     /// When KVM refuses one.
@@ -208,17 +206,17 @@ impl MicroGuest {
         Ok(config::write_msrs(&self.vcpu, values)?)
     }
 
-    /// Lets the guest run until it exits, or for `limit`.
+    /// Runs the guest until it exits or `limit` has passed.
     pub(crate) fn run(&mut self, limit: Duration) -> Stop {
         Self::run_vcpu(&mut self.vcpu, limit)
     }
 
-    /// The same for a vCPU that was taken out of its guest.
+    /// Like [`MicroGuest::run`], for a vCPU that was moved out of its `MicroGuest`.
     pub(crate) fn run_vcpu(vcpu: &mut VcpuFd, limit: Duration) -> Stop {
         install_wake_signal();
         let expired = AtomicBool::new(false);
         let (done, waiting) = mpsc::channel();
-        // SAFETY: has no preconditions.
+        // SAFETY: `pthread_self` has no preconditions.
         let runner = Runner(unsafe { libc::pthread_self() });
         thread::scope(|scope| {
             let expired = &expired;
@@ -273,9 +271,9 @@ fn stop(exit: VcpuExit<'_>) -> Stop {
 /// The thread in `KVM_RUN`.
 struct Runner(libc::pthread_t);
 
-/// Waits until the run is over; after `limit`, wakes the runner until it is.
+/// Waits until the run is over. After `limit`, signals the runner until it is.
 fn watch(over: &Receiver<()>, limit: Duration, runner: &Runner, expired: &AtomicBool) {
-    /// A signal that lands just before `KVM_RUN` has no effect, so it is repeated.
+    /// Interval of the signals. A signal that arrives just before `KVM_RUN` has no effect, so it is repeated.
     const AGAIN: Duration = Duration::from_millis(10);
     let mut wait = limit;
     while over.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
@@ -287,7 +285,7 @@ fn watch(over: &Receiver<()>, limit: Duration, runner: &Runner, expired: &Atomic
     }
 }
 
-/// Not the signal that machines wake their vCPUs with, whose handler does more.
+/// Returns a signal other than that of machines' vCPUs, whose handler does more.
 fn wake_signal() -> libc::c_int {
     SIGRTMIN() + 1
 }
@@ -302,7 +300,7 @@ fn install_wake_signal() {
     });
 }
 
-/// After the two of entry: data and code of privilege level 3, then the TSS in two halves.
+/// The entry GDT with four more descriptors: data and code of privilege level 3, then the TSS in two halves.
 const GDT: [u64; 8] = [
     0,
     0,
@@ -317,7 +315,7 @@ const GDT_BYTES: u16 = 8 * 8;
 
 fn write_tables(ram: &GuestRam) -> Result<(), OutOfRange> {
     ram.write(layout::GDT, GDT.map(u64::to_le_bytes).as_flattened())?;
-    // RSP0 is the only field that is used (SDM vol. 3, 7.7).
+    // RSP0 is the only field in use (SDM vol. 3, 7.7).
     ram.write(TSS.wrapping_add(4), &layout::STACK.0.to_le_bytes())?;
     entry::write_page_tables(ram, pte::USER)
 }
@@ -329,7 +327,7 @@ mod tests {
     const CODE: Gpa = Gpa(0x1_0000);
     const LIMIT: Duration = Duration::from_secs(10);
 
-    /// A guest with this program, or `None` on hosts without KVM.
+    /// Creates a guest with this program; `None` on hosts without KVM.
     fn guest(code: &[u8]) -> Option<MicroGuest> {
         match MicroGuest::new(CODE, code) {
             Ok(guest) => Some(guest),
@@ -396,7 +394,7 @@ mod tests {
         let MicroGuest { vcpu, ram, .. } = guest;
         let mut vcpu = vcpu;
         drop(ram);
-        // Code it can no longer fetch: any exit but a crash of ours.
+        // The vCPU can no longer fetch its code: any exit is right, as long as this process does not crash.
         vcpu.set_kvm_immediate_exit(1);
         assert!(vcpu.run().is_err());
     }

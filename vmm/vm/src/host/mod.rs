@@ -1,4 +1,4 @@
-//! What this host can do.
+//! Capabilities of this host.
 
 mod check;
 mod facts;

@@ -1,10 +1,11 @@
-//! Whether a fault in a displaced instruction can be handed on as one of the original.
+//! Check of the exception window: whether a fault in a displaced instruction can be delivered as a fault of the
+//! original.
 //!
-//! While a copy of an instruction runs, the processor is given an interrupt descriptor table of
-//! ours (the *exception window*), whose handlers are `out` instructions: a fault exits, and its
-//! frame, still on the guest's stack, can be put right before the guest's own handler sees it. The
-//! program below is taken through that once per kind of exception, with the calls that machines use
-//! ([`CpuFd`]), and everything the guest could notice is looked at.
+//! While a copy of an instruction runs, IDTR points at an interrupt descriptor table of ours (the *exception
+//! window*), whose handlers are `out` instructions. So a fault exits, and its frame, still on the guest's
+//! stack, can be corrected before the guest's own handler sees it. The program below goes through that once per
+//! kind of exception, by the same calls as machines use ([`CpuFd`]), and everything that the guest could notice
+//! is checked.
 //!
 //! | from | what |
 //! |---|---|
@@ -24,12 +25,12 @@ use crate::memory::GuestRam;
 use crate::vcpu::fd::CpuFd;
 
 const CODE: u64 = 0x1_0000;
-/// Guest's own handlers: of exceptions with and without an error code.
+/// The guest's own handlers: for exceptions with and without an error code.
 const WITH_ERROR_CODE: u64 = CODE + 0x10;
 const WITHOUT: u64 = CODE + 0x20;
-/// Where a guest goes on after its handler.
+/// Address at which the guest continues after its handler.
 const RESUME: u64 = CODE + 0x30;
-/// Where instructions are tried out.
+/// Address of the instruction under test.
 const COPY: u64 = CODE + 0x40;
 
 /// The window's table and handlers.
@@ -40,7 +41,7 @@ const STRIDE: u64 = 4;
 /// The port the window's handlers write to.
 const PORT: u8 = 0x90;
 
-/// Bases that only their registers hold.
+/// Values of the base registers; no other register has them.
 const FS_BASE: u64 = 0x1234_5000;
 const GS_BASE: u64 = 0xffff_8880_1234_5000;
 const OTHER_GS_BASE: u64 = 0x7fff_1234_5000;
@@ -94,8 +95,8 @@ const CASES: [Case; 5] = [
     },
 ];
 
-/// Whether exceptions of every kind are caught in the window and can be handed on, and whether an
-/// int3 still arrives as `mode` says.
+/// Checks that exceptions of every kind are caught in the window and can be delivered to the guest, and that an
+/// int3 still arrives in the way of `mode`.
 pub(super) fn exceptions(mode: CatchMode) -> Seen<()> {
     let mut guest = match Guest::new(mode)? {
         Ok(guest) => guest,
@@ -112,7 +113,7 @@ pub(super) fn exceptions(mode: CatchMode) -> Seen<()> {
     guest.other_gs_base()
 }
 
-/// Whether interrupts can be held off for one instruction, as after `sti`.
+/// Checks that interrupts can be held off for one instruction, as after `sti`.
 pub(super) fn interrupt_shadow(mode: CatchMode) -> Seen<()> {
     let mut guest = match Guest::new(mode)? {
         Ok(guest) => guest,
@@ -149,12 +150,12 @@ pub(super) fn interrupt_shadow(mode: CatchMode) -> Seen<()> {
 struct Guest {
     cpu: CpuFd,
     ram: GuestRam,
-    /// The system registers, which must stay as they are.
+    /// The system registers, which must not change.
     sregs: kvm_sregs,
 }
 
 impl Guest {
-    /// A guest that has exited for the first time, outside of the window.
+    /// Returns a guest after its first exit, outside the window.
     fn new(mode: CatchMode) -> Seen<Self> {
         let mut code = [0xf4; 0x40];
         code[..2].copy_from_slice(&[0xe6, END]); // out END, al
@@ -176,7 +177,7 @@ impl Guest {
         ]);
         let micro = MicroGuest::new(Gpa(CODE), &code)?;
         for vector in 0..32 {
-            // Other exceptions of the guest's own table end the run.
+            // Any other exception of the guest's own table ends the run.
             if let Some(case) = CASES.iter().find(|case| case.vector == vector) {
                 micro.set_handler(vector, Gpa(own_handler(case)))?;
             }
@@ -209,7 +210,7 @@ impl Guest {
         MicroGuest::run_vcpu(self.cpu.fd_mut(), LIMIT)
     }
 
-    /// Lets the guest execute `code` in the window.
+    /// Runs `code` in the window.
     fn run_in_window(
         &mut self,
         code: &[u8],
@@ -286,7 +287,7 @@ impl Guest {
         Ok(self.undisturbed(self.sregs.idt.base))
     }
 
-    /// An int3 at the end of a copy.
+    /// Checks an int3 at the end of a copy.
     fn int3(&mut self, mode: CatchMode) -> Seen<()> {
         // nop ; int3
         let (stop, given) = self.run_in_window(&[0x90, 0xcc], 0)?;
@@ -317,7 +318,8 @@ impl Guest {
         Ok(self.undisturbed(self.sregs.idt.base))
     }
 
-    /// Whether the system registers are as they were, but for CR2 and this IDT.
+    /// Checks that the system registers have not changed, except for CR2 and the base of IDTR, which must be
+    /// `idt`.
     fn undisturbed(&mut self, idt: u64) -> Result<(), String> {
         let now = *self.cpu.sregs();
         let expected = kvm_sregs {
@@ -336,7 +338,7 @@ impl Guest {
         ))
     }
 
-    /// Whether the base that SWAPGS exchanges is as it was.
+    /// Checks that the base that SWAPGS exchanges has not changed.
     fn other_gs_base(&mut self) -> Seen<()> {
         let wanted = kvm_msr_entry {
             index: MSR_KERNEL_GS_BASE,
@@ -362,8 +364,8 @@ fn own_handler(case: &Case) -> u64 {
     }
 }
 
-/// Whether the guest is in the window's handler of `vector`; hosts differ in whether RIP has passed
-/// the `out`.
+/// Returns whether the guest is in the window's handler of `vector`. Hosts differ in whether RIP has passed the
+/// `out`.
 fn at_stub(stop: &Stop, regs: &Regs, vector: u8) -> bool {
     let stub = STUBS + u64::from(vector) * STRIDE;
     matches!(stop, Stop::Out { port, .. } if *port == u16::from(PORT))

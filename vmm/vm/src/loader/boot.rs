@@ -1,7 +1,7 @@
-//! Putting kernel, initramfs, command line and boot parameters into guest memory.
+//! Puts kernel, initramfs, command line and boot parameters into guest memory.
 //!
-//! What holds afterwards: no two of them overlap, all lie in RAM, and the memory map in the boot
-//! parameters shows exactly the machine's RAM, without the hidden region.
+//! Postconditions: no two of them overlap, all lie in RAM, and the memory map in the boot parameters shows
+//! exactly the machine's RAM, without the hidden region.
 
 use hvprobe_arch::Gpa;
 use hvprobe_arch::mem::{OutOfRange, PhysMemory};
@@ -14,13 +14,12 @@ use crate::entry::{self, Entry};
 use crate::layout;
 use crate::memory::{GuestRam, HOLE_END};
 
-/// The longest kernel command line, in bytes (`COMMAND_LINE_SIZE` less its closing zero).
+/// Maximum length of the kernel command line, in bytes (`COMMAND_LINE_SIZE` less its closing zero).
 pub const MAX_CMDLINE: usize = 2047;
 
 const PAGE: u64 = 4096;
 
-/// Where the fields of the boot parameters lie (Linux, Documentation/arch/x86/zero-page.rst and
-/// boot.rst).
+/// Offsets of fields in the boot parameters (Linux, Documentation/arch/x86/zero-page.rst and boot.rst).
 mod field {
     pub(super) const ACPI_RSDP_ADDR: usize = 0x070;
     pub(super) const E820_ENTRIES: usize = 0x1e8;
@@ -38,8 +37,8 @@ mod field {
 /// `loadflags`: the kernel lies at 1 MiB or above.
 const LOADED_HIGH: u8 = 1;
 
-/// The code at the reset vector. Linux jumps there on hardware-reduced ACPI platforms without EFI,
-/// unless its command line says how else to reset.
+/// Code at the reset vector. Linux jumps there on hardware-reduced ACPI platforms without EFI, unless its
+/// command line names another way to reset.
 const RESET: [u8; 7] = [
     0xb0,
     acpi::RESET_VALUE, // mov al, RESET_VALUE
@@ -50,7 +49,7 @@ const RESET: [u8; 7] = [
     0xfd, // jmp to the hlt
 ];
 
-/// Kinds of range in the memory map (ACPI, "System Address Map Interfaces").
+/// Types of range in the memory map (ACPI, "System Address Map Interfaces").
 #[derive(Clone, Copy)]
 enum Kind {
     Ram = 1,
@@ -58,10 +57,9 @@ enum Kind {
     Acpi = 3,
 }
 
-/// Puts everything a kernel needs into `ram`, which must not have been written to.
+/// Loads the kernel and all it needs into `ram`, which must not have been written to.
 ///
-/// `initrd` are archives which the kernel unpacks one after the other. `rsdp` is where the ACPI
-/// tables begin.
+/// `initrd` are archives, which the kernel unpacks one after the other. `rsdp` is the start of the ACPI tables.
 ///
 /// # Errors
 /// When kernel or initramfs do not fit the memory, the command line is too long, or the image
@@ -83,7 +81,7 @@ pub fn load(
             params.set(field::VERSION, &0x020cu16.to_le_bytes());
         }
     }
-    // No number is assigned to this loader.
+    // This loader has no assigned number.
     params.set(field::TYPE_OF_LOADER, &[0xff]);
     params.0[field::LOADFLAGS] |= LOADED_HIGH;
     params.set(field::ACPI_RSDP_ADDR, &rsdp.0.to_le_bytes());
@@ -126,12 +124,13 @@ fn put_cmdline(ram: &GuestRam, cmdline: &str, max: usize) -> Result<(), LoadErro
     if cmdline.contains('\0') {
         return Err(LoadError::CmdlineZero);
     }
-    // The memory is zero, and so the line ends.
+    // The memory is zero, so the line is terminated.
     ram.write(layout::CMDLINE, cmdline.as_bytes())
         .map_err(missing)
 }
 
-/// Copies the kernel's segments; what they zero is zero already. Returns the kernel's end.
+/// Copies the kernel's segments and returns the address after the last one. Memory beyond a segment's bytes is
+/// zero already.
 fn put_kernel(kernel: &Kernel, ram: &GuestRam) -> Result<Gpa, LoadError> {
     let segments = elf::segments(&kernel.elf)?;
     let start = segments.iter().map(|s| s.start).min().unwrap_or_default();
@@ -158,14 +157,15 @@ fn put_kernel(kernel: &Kernel, ram: &GuestRam) -> Result<Gpa, LoadError> {
     Ok(Gpa(end))
 }
 
-/// Copies the archives one after the other, ending as close below `top` as pages allow.
+/// Copies the archives one after the other. They begin on a page boundary and end as close below `top` as that
+/// allows.
 fn put_initrd(
     ram: &GuestRam,
     parts: &[&[u8]],
     kernel_end: Gpa,
     top: u64,
 ) -> Result<Option<(Gpa, u64)>, LoadError> {
-    // The kernel wants each archive on a multiple of four bytes, and skips zeros between them.
+    // The kernel expects each archive at a multiple of four bytes, and skips zeros between them.
     let padded = |part: &[u8]| (part.len() as u64).next_multiple_of(4);
     let size = parts.iter().map(|part| padded(part)).sum::<u64>();
     if size == 0 {
@@ -201,7 +201,7 @@ impl Params {
         self.0[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Sets a 32-bit field to an address or size below 4 GiB, as all of the loader's are.
+    /// Sets a 32-bit field to an address or size below 4 GiB. All addresses and sizes of the loader are below.
     fn set_address(&mut self, at: usize, value: Gpa) -> Result<(), LoadError> {
         let value = u32::try_from(value.0).map_err(|_| LoadError::NoMemory(value))?;
         self.set(at, &value.to_le_bytes());

@@ -1,21 +1,21 @@
-//! The setup header of a `bzImage` (boot.rst, "The Real-Mode Kernel Header"): where the packed
-//! kernel lies in the file, and what the boot parameters take over.
+//! The setup header of a `bzImage` (boot.rst, "The Real-Mode Kernel Header"): the position of the packed kernel
+//! in the file, and the bytes that the boot parameters take over.
 
 use super::error::LoadError;
 
-/// Where the header begins, in the file as in the boot parameters.
+/// Offset of the header, in the file as in the boot parameters.
 pub(super) const START: usize = 0x1f1;
 
-/// The end of what the boot parameters have room for.
+/// End of the header's room in the boot parameters.
 const LIMIT: usize = 0x290;
 
 const SECTOR: usize = 512;
 const MAGIC: &[u8; 4] = b"HdrS";
 
-/// Boot protocol 2.08 brought `payload_offset` and `payload_length`.
+/// Boot protocol 2.08, which introduced `payload_offset` and `payload_length`.
 const OLDEST: u16 = 0x0208;
 
-/// The header as the file has it, from [`START`] on.
+/// The header's bytes in the file, from [`START`] on, and the position of the payload.
 #[derive(Debug)]
 pub(super) struct SetupHeader {
     bytes: Vec<u8>,
@@ -24,7 +24,7 @@ pub(super) struct SetupHeader {
 }
 
 impl SetupHeader {
-    /// The header of `image`, or `None` if it has none.
+    /// Returns the header of `image`, or `None` if it has none.
     pub(super) fn find(image: &[u8]) -> Result<Option<Self>, LoadError> {
         if image.get(0x202..0x206) != Some(MAGIC) {
             return Ok(None);
@@ -37,7 +37,7 @@ impl SetupHeader {
         if version < OLDEST {
             return Err(LoadError::OldProtocol(version));
         }
-        // The jump at 0x200 leads past the header, and so tells its end.
+        // The jump at 0x200 leads past the header, so its offset gives the header's end.
         let [jump] = field(image, 0x201).ok_or_else(truncated)?;
         let end = (0x202 + usize::from(jump)).min(LIMIT);
         let bytes = image.get(START..end).ok_or_else(truncated)?.to_vec();
@@ -68,25 +68,25 @@ impl SetupHeader {
         }))
     }
 
-    /// The header's bytes, which belong at [`START`] of the boot parameters.
+    /// Returns the header's bytes, which belong at [`START`] of the boot parameters.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// The highest address the initramfs may have a byte at.
+    /// Returns the highest address at which the initramfs may have a byte.
     pub(super) fn initrd_max(&self) -> u64 {
         let word = field(&self.bytes, 0x22c - START).map_or(0, u32::from_le_bytes);
-        // Nothing below what the earliest kernels had is believable.
+        // A limit below that of the earliest kernels is not plausible.
         u64::from(word).max(0x37ff_ffff)
     }
 
-    /// The longest command line the kernel takes, in bytes without the closing zero.
+    /// Returns the maximum length of the command line in bytes, without the closing zero.
     pub(super) fn cmdline_max(&self) -> usize {
         let word = field(&self.bytes, 0x238 - START).map_or(0, u32::from_le_bytes);
         usize::try_from(word).unwrap_or(usize::MAX)
     }
 
-    /// The packed kernel within `image`, the file this header is from.
+    /// Returns the packed kernel in `image`, which must be the file of this header.
     pub(super) fn payload<'a>(&self, image: &'a [u8]) -> Result<&'a [u8], LoadError> {
         let end = self.payload_start.checked_add(self.payload_len);
         end.and_then(|end| image.get(self.payload_start..end))

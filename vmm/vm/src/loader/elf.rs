@@ -1,4 +1,4 @@
-//! The kernel's ELF file: is it one for this machine, and which of its bytes go where.
+//! The kernel's ELF file: checks that it is for x86-64, and finds its segments.
 
 use hvprobe_arch::Gpa;
 use object::LittleEndian as Le;
@@ -13,7 +13,7 @@ use super::error::LoadError;
 /// The first bytes of every ELF file.
 pub(super) const MAGIC: &[u8] = b"\x7fELF";
 
-/// More than any kernel has (they have five or so); the pairwise check below is quadratic.
+/// Maximum number of segments. Kernels have about five; the pairwise check below is quadratic.
 const MAX_SEGMENTS: usize = 64;
 
 /// A part of the kernel in guest memory: `bytes` at `start`, then zeros up to `size`.
@@ -25,15 +25,15 @@ pub(super) struct Segment<'a> {
 }
 
 impl Segment<'_> {
-    /// The address after the last byte; [`segments`] has seen that there is one.
+    /// Returns the address after the last byte; [`segments`] has checked that it does not overflow.
     pub(super) fn end(&self) -> u64 {
         self.start.0.saturating_add(self.size)
     }
 }
 
-/// Refuses what is no executable for x86-64.
+/// Refuses a file that is not an executable for x86-64.
 pub(super) fn check(elf: &[u8]) -> Result<(), LoadError> {
-    // The identification and machine have the same place in every ELF file.
+    // Identification and machine are at the same offsets in every ELF file.
     let (class, data) = elf
         .get(4..6)
         .and_then(|id| id.first_chunk())
@@ -77,13 +77,13 @@ pub(super) fn check(elf: &[u8]) -> Result<(), LoadError> {
     segments(elf).map(|_| ())
 }
 
-/// The physical address execution begins at.
+/// Returns the physical address of the entry point.
 pub(super) fn entry(elf: &[u8]) -> Result<Gpa, LoadError> {
     Ok(Gpa(header(elf)?.e_entry(Le)))
 }
 
-/// The segments to load, in the file's order: at least one, none empty, none overlapping another,
-/// all below 2^64, the entry point in the bytes of one of them.
+/// Returns the segments to load, in the file's order. There is at least one; none is empty, none overlaps
+/// another, all end below 2^64, and one of them contains the entry point.
 pub(super) fn segments(elf: &[u8]) -> Result<Vec<Segment<'_>>, LoadError> {
     let header = header(elf)?;
     let table = header

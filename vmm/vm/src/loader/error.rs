@@ -1,66 +1,66 @@
-//! Why a guest could not be loaded, and the sizes that are too large for it.
+//! Errors of loading a guest, and the size limits.
 
 use std::io;
 use std::path::PathBuf;
 
 use hvprobe_arch::Gpa;
 
-/// The largest kernel image file that is read.
+/// Largest kernel image file, in bytes.
 pub(super) const MAX_FILE: u64 = 1 << 30;
 
-/// The largest kernel that is unpacked, in bytes.
+/// Largest unpacked kernel, in bytes.
 pub(super) const MAX_KERNEL: u64 = 512 << 20;
 
-/// Why a guest could not be loaded.
+/// Error of loading a guest.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// The kernel's file cannot be read.
+    /// The kernel image cannot be read.
     #[error("cannot read the kernel image {}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The I/O error.
         source: io::Error,
     },
-    /// Larger than any kernel.
+    /// The file is larger than any kernel.
     #[error("the kernel image {} is larger than {} MiB", path.display(), MAX_FILE >> 20)]
     FileTooLarge {
         /// The file.
         path: PathBuf,
     },
-    /// Nothing in it.
+    /// The file is empty.
     #[error("the kernel image is empty")]
     Empty,
-    /// Neither of the formats that can be booted.
+    /// The file has neither of the two bootable formats.
     #[error("not a kernel image: {found}; expected an x86-64 vmlinux (ELF) or bzImage")]
     NotAKernel {
-        /// What it looks like.
+        /// The format that it seems to have.
         found: &'static str,
     },
-    /// A kernel for another machine.
+    /// The kernel is for another machine.
     #[error("the kernel image is for {found}, not for x86-64")]
     WrongMachine {
         /// The machine it is for.
         found: String,
     },
-    /// An image that ends before something it promises, or contradicts itself.
+    /// The image ends too early or contradicts itself.
     #[error("the kernel image is damaged: {what}")]
     Damaged {
         /// What is wrong.
         what: String,
     },
-    /// A bzImage from before boot protocol 2.08, which cannot be unpacked from outside.
+    /// The bzImage has a boot protocol older than 2.08, and cannot be unpacked from outside.
     #[error("the bzImage has boot protocol {}.{:02}; 2.08 or newer is needed", .0 >> 8, .0 & 0xff)]
     OldProtocol(
-        /// The version as the header has it: major in the high byte.
+        /// The version in the header's form: major in the high byte.
         u16,
     ),
-    /// A payload in a format this program does not unpack.
+    /// The payload has a format that is not supported.
     #[error(
         "the bzImage is compressed with {0}, which is not supported; gzip, lz4, xz and zstd are"
     )]
     Compression(
-        /// The format, or that it is unknown.
+        /// The format, or a note that it is unknown.
         &'static str,
     ),
     /// The payload cannot be unpacked.
@@ -68,13 +68,13 @@ pub enum LoadError {
     Unpack {
         /// The format.
         format: &'static str,
-        /// Why.
+        /// The decoder's error.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The payload grows beyond any kernel.
+    /// The payload unpacks to more than any kernel.
     #[error("the kernel's payload unpacks to more than {} MiB", MAX_KERNEL >> 20)]
     UnpackedTooLarge,
-    /// The kernel does not fit.
+    /// The kernel does not fit into RAM.
     #[error(
         "the kernel needs memory up to {needed:#x}, but the machine's {memory_mib} MiB end at {end:#x}; give it more memory"
     )]
@@ -83,7 +83,7 @@ pub enum LoadError {
         needed: u64,
         /// The RAM of the machine in MiB.
         memory_mib: u64,
-        /// The address after the last byte of RAM the kernel can be in.
+        /// The address after the last byte of RAM that the kernel can use.
         end: u64,
     },
     /// The initramfs does not fit beside the kernel.
@@ -91,12 +91,12 @@ pub enum LoadError {
     InitrdTooLarge {
         /// The size of all its parts, in bytes.
         size: u64,
-        /// The room there is, in bytes.
+        /// The free memory beside the kernel, in bytes.
         free: u64,
         /// The RAM of the machine in MiB.
         memory_mib: u64,
     },
-    /// The command line is longer than the kernel takes.
+    /// The command line is longer than the kernel allows.
     #[error("the kernel command line has {len} bytes; at most {max} fit")]
     CmdlineTooLong {
         /// Its length in bytes.
@@ -104,7 +104,7 @@ pub enum LoadError {
         /// The limit in bytes.
         max: usize,
     },
-    /// The command line would end early.
+    /// The command line contains a zero byte, at which it would end.
     #[error("the kernel command line contains a zero byte")]
     CmdlineZero,
     /// The guest's command cannot be packed.
@@ -113,10 +113,10 @@ pub enum LoadError {
         /// What is wrong with it.
         &'static str,
     ),
-    /// The loader's own layout does not fit the memory.
+    /// The boot structures do not fit into RAM.
     #[error("no memory at {0} for boot structures")]
     NoMemory(
-        /// Where.
+        /// Their guest physical address.
         Gpa,
     ),
 }

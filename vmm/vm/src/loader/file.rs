@@ -1,15 +1,15 @@
-//! Files of a user's, who may name anything.
+//! Opens files that a user has named, which may be anything.
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
-/// Opens the file at `path`, which is to be a regular one: whoever opens a FIFO waits until somebody
-/// writes to it, and a device may have no end.
+/// Opens the file at `path`, which must be a regular file. Opening a FIFO would wait for a writer, and reading
+/// a device may never end.
 ///
 /// # Errors
-/// When it is none, or cannot be opened.
+/// When it is not a regular file or cannot be opened.
 pub fn open(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new()
         .read(true)

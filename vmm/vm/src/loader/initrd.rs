@@ -1,4 +1,4 @@
-//! The extra initramfs that carries a command into the guest.
+//! The extra initramfs that brings a command into the guest.
 
 use std::io::{self, Write};
 
@@ -6,13 +6,13 @@ use cpio::newc::{self, ModeFileType};
 
 use super::error::LoadError;
 
-/// The longest script that is packed. A kernel takes no more arguments than a fraction of this.
+/// Maximum length of the script in bytes. A kernel takes arguments of only a fraction of this.
 const MAX_SCRIPT: usize = 8 << 20;
 
-/// A cpio archive (newc) with the directory `hvprobe` and in it the executable `command`: a shell
-/// script that becomes `command`, word by word, whatever the words contain.
+/// Returns a cpio archive (newc) with the directory `hvprobe` and the executable `hvprobe/command` in it: a
+/// shell script that executes `command`, with its words unchanged whatever they contain.
 ///
-/// The kernel unpacks it over what earlier archives brought.
+/// The kernel unpacks it over the content of earlier archives.
 ///
 /// # Errors
 /// When the command is empty, longer than any guest could run, or has a zero byte in it.
@@ -26,7 +26,7 @@ pub fn command_archive(command: &[String]) -> Result<Vec<u8>, LoadError> {
             return Err(LoadError::Command("contains a zero byte"));
         }
         script.push_str(" '");
-        // Nothing is special within single quotes but the closing one.
+        // Within single quotes only the closing one is special.
         script.push_str(&word.replace('\'', r"'\''"));
         script.push('\'');
         if script.len() > MAX_SCRIPT {
@@ -34,7 +34,7 @@ pub fn command_archive(command: &[String]) -> Result<Vec<u8>, LoadError> {
         }
     }
     script.push('\n');
-    // Writing to memory fails only for a file too long for the format, and this one is not.
+    // Writing to memory fails only for a file that is too long for the format, and this one is not.
     archive(script.as_bytes()).map_err(|_| LoadError::Command("does not fit an archive"))
 }
 

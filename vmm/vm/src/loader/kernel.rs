@@ -1,4 +1,4 @@
-//! The kernel image: which of the two formats a file has, and the ELF file in it.
+//! The kernel image: detects which of the two formats a file has, and extracts its ELF file.
 
 use std::io::Read as _;
 use std::path::Path;
@@ -19,7 +19,7 @@ impl Kernel {
     /// is plain or compressed with gzip, lz4, xz or zstd.
     ///
     /// # Errors
-    /// When the file cannot be read, is no such image, or is damaged.
+    /// When the file cannot be read, is not such an image, or is damaged.
     pub fn open(path: &Path) -> Result<Self, LoadError> {
         let read = |source| LoadError::Read {
             path: path.to_owned(),
@@ -36,7 +36,7 @@ impl Kernel {
             }
             bytes.reserve_exact(usize::try_from(metadata.len()).unwrap_or(0));
         }
-        // It may grow, and what is no plain file says nothing of its length.
+        // The file may grow, and the length of a file that is not a plain one is unknown.
         file.take(MAX_FILE + 1)
             .read_to_end(&mut bytes)
             .map_err(read)?;
@@ -46,10 +46,10 @@ impl Kernel {
         Self::parse(bytes)
     }
 
-    /// Recognises and unpacks an image that has been read already.
+    /// Parses and unpacks an image that is in memory.
     ///
     /// # Errors
-    /// When it is no kernel image, or is damaged.
+    /// When it is not a kernel image, or is damaged.
     pub fn parse(image: Vec<u8>) -> Result<Self, LoadError> {
         if image.is_empty() {
             return Err(LoadError::Empty);
@@ -65,14 +65,14 @@ impl Kernel {
         Ok(Self { elf, setup })
     }
 
-    /// The kernel as an ELF file: the image itself, or what was packed in it.
+    /// Returns the kernel as an ELF file: the image itself, or its unpacked payload.
     #[must_use]
     pub fn elf(&self) -> &[u8] {
         &self.elf
     }
 }
 
-/// What an image is that is neither of the two formats.
+/// Returns the error for an image in neither of the two formats.
 fn foreign(image: &[u8]) -> LoadError {
     let machine = |found: &str| LoadError::WrongMachine {
         found: found.to_owned(),

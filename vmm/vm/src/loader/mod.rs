@@ -1,10 +1,10 @@
-//! From files to a guest ready to run: the kernel image, its command line and initramfs, and the
-//! boot parameters it finds them by.
+//! Loads a guest from files: the kernel image, its command line and initramfs, and the boot parameters that
+//! point to them.
 //!
-//! Kernels enter through the 64-bit boot protocol (Linux, Documentation/arch/x86/boot.rst). A
-//! `bzImage` is unpacked here on the host and its ELF entered directly, so the kernel's own
-//! decompressor never runs and text stays at its link address. Images are untrusted input: every
-//! offset and size read from one is checked before use, and unpacking stops at a fixed size.
+//! Kernels are entered through the 64-bit boot protocol (Linux, Documentation/arch/x86/boot.rst). A `bzImage`
+//! is unpacked on the host and its ELF file entered directly, so the kernel's own decompressor never runs and
+//! text stays at its link address. Images are untrusted input: every offset and size read from one is checked
+//! before use, and unpacking stops at a fixed size.
 
 mod boot;
 mod bzimage;

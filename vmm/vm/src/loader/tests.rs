@@ -1,4 +1,4 @@
-//! The loader against images made up here, sound and unsound.
+//! The loader on images made up here, valid and invalid.
 
 use std::io::Write;
 use std::path::Path;
@@ -17,7 +17,7 @@ const ENTRY: u64 = 0x100_0000;
 /// A segment of a made-up kernel: physical address, bytes, size in memory.
 type Load<'a> = (u64, &'a [u8], u64);
 
-/// An ELF executable for x86-64 with these segments.
+/// Returns an ELF executable for x86-64 with these segments.
 fn elf(entry: u64, loads: &[Load<'_>]) -> Vec<u8> {
     let mut file = b"\x7fELF\x02\x01\x01".to_vec();
     file.resize(16, 0);
@@ -54,7 +54,7 @@ fn elf(entry: u64, loads: &[Load<'_>]) -> Vec<u8> {
     file
 }
 
-/// A small kernel that compresses neither to nothing nor not at all.
+/// Returns a small kernel that compresses, but not to nothing.
 fn kernel() -> Vec<u8> {
     let text: Vec<u8> = (0u32..50_000)
         .flat_map(|n| (n.wrapping_mul(2_654_435_761) >> 12).to_le_bytes())
@@ -68,7 +68,7 @@ fn kernel() -> Vec<u8> {
     )
 }
 
-/// A bzImage around a payload.
+/// Returns a bzImage around a payload.
 fn bzimage(payload: &[u8]) -> Vec<u8> {
     const SECTORS: u8 = 3;
     let mut file = vec![0; (usize::from(SECTORS) + 1) * 512];
@@ -87,7 +87,7 @@ fn bzimage(payload: &[u8]) -> Vec<u8> {
     file
 }
 
-/// The size word the kernel's build appends to streams that do not end in one.
+/// Returns the stream with the size word that the kernel's build appends to streams that do not end in one.
 fn with_size(mut stream: Vec<u8>, kernel: &[u8]) -> Vec<u8> {
     stream.extend(u32::try_from(kernel.len()).unwrap().to_le_bytes());
     stream
@@ -309,8 +309,8 @@ fn damaged_bzimages_are_refused_with_the_reason() {
     );
 }
 
-/// An xz stream of one block, with a dictionary of that size as its header has it, that promises so
-/// many records of the index, which follow.
+/// Returns an xz stream of one block with this dictionary size in its header, followed by an index that begins
+/// with `records`: the number of records, then the records.
 fn xz_asking(dictionary: u8, records: &[u8]) -> Vec<u8> {
     let crc = |bytes: &[u8]| {
         let mut crc = flate2::Crc::new();
@@ -321,7 +321,7 @@ fn xz_asking(dictionary: u8, records: &[u8]) -> Vec<u8> {
         &b"\xfd7zXZ\0"[..],
         &crc(&[0, 1]),
         &crc(&[2, 0, 0x21, 1, dictionary, 0, 0, 0]),
-        // One byte as it is, the end, and its CRC32.
+        // One uncompressed byte, the end, and its CRC32.
         &[1, 0, 0, b'x', 0, 0, 0, 0, 0x83, 0x16, 0xdc, 0x8c],
         &[0],
         records,
@@ -351,7 +351,7 @@ fn memory_that_an_xz_stream_asks_for_is_bounded() {
             cannot unpack the kernel's xz payload
               its index promises 1099511627775 records for 1 blocks"#]],
     );
-    // What Linux packs with is given.
+    // The largest dictionary that Linux uses is accepted.
     refused(
         &xz_asking(30, &[1, 0]),
         expect![[r#"
@@ -444,10 +444,10 @@ fn a_loaded_kernel_finds_itself_its_command_line_and_its_initramfs() {
     assert_eq!(word(&ram, params + 0x21c), 20);
 }
 
-/// The memory map in the boot parameters of a machine of `mib` MiB.
+/// Checks the memory map in the boot parameters of a machine of `mib` MiB.
 fn check_map(mib: u64, expected: Expect) {
     let kernel = Kernel::parse(kernel()).unwrap();
-    // Whatever the host has: nothing of it is touched.
+    // Independent of the host's memory: none of it is touched.
     let ram = GuestRam::with_limits(mib << 20, 0, u64::MAX, 46).unwrap();
     let entry = load(&kernel, &ram, &[], "", Gpa(0xe_0000)).unwrap();
     let params = entry.boot_params.wrapping_add(0);

@@ -1,9 +1,9 @@
-//! Unpacking the payload of a `bzImage`, never to more than [`MAX_KERNEL`] bytes.
+//! Unpacks the payload of a `bzImage`, to at most [`MAX_KERNEL`] bytes.
 //!
-//! The payload is one stream in the format its first bytes tell, followed by the unpacked size as a
-//! little-endian 32-bit word (for gzip, the stream's own). That word only sizes the buffer: the
-//! stream decides. Besides what they unpack to, streams get a window of at most 128 MiB, whatever they
-//! ask for.
+//! The payload is one stream, whose first bytes identify the format, followed by the unpacked size as a
+//! little-endian 32-bit word (for gzip, the stream's own). That word only sizes the buffer; the stream itself
+//! determines the length. Besides its output, a stream gets a window of at most 128 MiB, however much it
+//! requests.
 
 use std::error::Error;
 use std::io::{self, Read};
@@ -19,21 +19,21 @@ use ruzstd::decoding::StreamingDecoder;
 use super::error::{LoadError, MAX_KERNEL};
 use super::{elf, xz};
 
-/// The largest window a zstd stream may ask for; Linux packs with at most 128 MiB.
+/// Largest window that a zstd stream may request. Linux packs with at most 128 MiB.
 const MAX_ZSTD_WINDOW: u64 = 128 << 20;
 
-/// What a legacy lz4 stream cuts its input into (lz4_Frame_format.md, "Legacy frame").
+/// Size of the blocks of input of a legacy lz4 stream (lz4_Frame_format.md, "Legacy frame").
 const LZ4_BLOCK: usize = 8 << 20;
 const LZ4_MAGIC: [u8; 4] = [0x02, 0x21, 0x4c, 0x18];
 
-/// Formats a kernel can be packed with that are not unpacked here, by their first bytes.
+/// Formats of packed kernels that are not supported, by their first bytes.
 const UNSUPPORTED: [(&[u8], &str); 3] = [
     (b"BZh", "bzip2"),
     (&[0x5d, 0, 0], "lzma"),
     (&[0x89, b'L', b'Z', b'O', 0], "lzo"),
 ];
 
-/// The kernel packed in `payload`.
+/// Returns the kernel packed in `payload`.
 pub(super) fn unpack(payload: &[u8]) -> Result<Vec<u8>, LoadError> {
     if payload.starts_with(elf::MAGIC) {
         return Ok(payload.to_vec());
@@ -60,10 +60,10 @@ pub(super) fn unpack(payload: &[u8]) -> Result<Vec<u8>, LoadError> {
     }
 }
 
-/// About the size of the kernel in `payload`, in bytes.
+/// Estimates the size of the kernel in `payload`, in bytes.
 fn expected_size(payload: &[u8]) -> usize {
-    // Packed kernels are a third to a sixth of the unpacked one. A size that claims much more is
-    // not believed before the stream has shown it.
+    // Packed kernels have a third to a sixth of the unpacked size. A claim of much more is not trusted before
+    // the stream has produced it.
     let believable = (payload.len() as u64).saturating_mul(16).min(MAX_KERNEL);
     let promised = payload
         .last_chunk()
@@ -72,7 +72,7 @@ fn expected_size(payload: &[u8]) -> usize {
 }
 
 fn read(format: &'static str, stream: impl Read, size: usize) -> Result<Vec<u8>, LoadError> {
-    // The spare byte lets the reader see the end without growing.
+    // The spare byte lets the reader find the end without growing the buffer.
     let mut kernel = Vec::with_capacity(size + 1);
     stream
         .take(MAX_KERNEL + 1)
@@ -89,7 +89,7 @@ fn lz4(payload: &[u8]) -> Result<Vec<u8>, LoadError> {
     if (blocks.len() * LZ4_BLOCK) as u64 > MAX_KERNEL {
         return Err(LoadError::UnpackedTooLarge);
     }
-    // Zeroed at once, which costs nothing for fresh memory.
+    // Zeroed as a whole, which costs nothing for fresh memory.
     let mut kernel = vec![0; blocks.len() * LZ4_BLOCK];
     let lengths: Vec<OnceLock<usize>> = blocks.iter().map(|_| OnceLock::new()).collect();
     let work = Mutex::new(
@@ -98,7 +98,7 @@ fn lz4(payload: &[u8]) -> Result<Vec<u8>, LoadError> {
             .zip(kernel.chunks_mut(LZ4_BLOCK))
             .zip(&lengths),
     );
-    // Blocks stand for themselves, so every processor can have one.
+    // Blocks are independent of each other, so every processor can unpack one.
     let unpack_some = || {
         loop {
             let next = work.lock().unwrap_or_else(PoisonError::into_inner).next();
@@ -119,7 +119,7 @@ fn lz4(payload: &[u8]) -> Result<Vec<u8>, LoadError> {
             .try_for_each(|helper| helper.join().unwrap_or_else(|panic| resume_unwind(panic)));
         own.and(theirs)
     })?;
-    // All blocks but the last of a stream are full, so this moves bytes only between streams.
+    // All blocks but the last of a stream are full, so bytes move only where streams meet.
     let mut len = 0;
     for (n, unpacked) in lengths.iter().enumerate() {
         let unpacked = unpacked.get().copied().unwrap_or(0);
@@ -133,19 +133,19 @@ fn lz4(payload: &[u8]) -> Result<Vec<u8>, LoadError> {
     Ok(kernel)
 }
 
-/// Blocks, each after its packed size, until the payload or what can be a size ends: the closing
-/// size word is not marked as such.
+/// Returns the blocks, each of which follows its packed size. The payload's closing word, its unpacked size, is
+/// not marked as such; it is recognised by having no bytes after it.
 fn lz4_blocks(mut payload: &[u8]) -> Result<Vec<&[u8]>, LoadError> {
     let cut_short = || failed("lz4", io::Error::from(io::ErrorKind::UnexpectedEof));
     let mut blocks = Vec::new();
     while let Some((head, rest)) = payload.split_first_chunk() {
-        // Streams may be strung together.
+        // Streams may be concatenated.
         if *head == LZ4_MAGIC {
             payload = rest;
             continue;
         }
         if rest.is_empty() {
-            // Not a block but the closing word.
+            // This is the closing word, not a block.
             payload = rest;
             break;
         }

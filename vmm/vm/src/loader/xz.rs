@@ -1,22 +1,20 @@
-//! What an xz stream asks for, before anything unpacks it.
+//! Checks how much memory an xz stream requests, before anything unpacks it.
 //!
-//! The decoder takes memory for a block's dictionary and for the index as soon as it has read how
-//! large they say they are. So the stream's structure is followed first (xz-file-format.txt, and
-//! "LZMA2" in the sources of XZ Utils): each block's filters, and the sizes of its chunks, down to the
-//! number of the index's records, which has to be that of the blocks. What else is wrong with the
-//! stream is for the decoder to say.
+//! The decoder allocates memory for a block's dictionary and for the index as soon as it has read their sizes.
+//! So the stream's structure is parsed first (xz-file-format.txt, and "LZMA2" in the sources of XZ Utils): each
+//! block's filters, the sizes of its chunks, and the number of the index's records, which must equal the number
+//! of blocks. The decoder reports any other error of the stream.
 
 use std::io::{self, Read};
 
-/// The largest dictionary a block may ask for, in bytes. Linux packs with at most 128 MiB
-/// (scripts/xz_wrap.sh).
+/// Largest dictionary of a block, in bytes. Linux packs with at most 128 MiB (scripts/xz_wrap.sh).
 const MAX_DICTIONARY: u64 = 128 << 20;
 
-/// Bytes of a stream's header: magic, flags and their CRC32.
+/// Length of a stream header: magic, flags and their CRC32.
 const STREAM_HEADER: usize = 12;
 const LZMA2: u64 = 0x21;
 
-/// Why a stream is not unpacked.
+/// Reason to refuse a stream.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum XzError {
     #[error("a block asks for a dictionary of {0} bytes; at most {MAX_DICTIONARY} are given")]
@@ -29,7 +27,7 @@ pub(super) enum XzError {
     CutShort(#[from] io::Error),
 }
 
-/// Whether `stream` asks for memory that it is not given. One that is cut short does not.
+/// Refuses a `stream` that requests too much memory. One that is cut short is left to the decoder.
 pub(super) fn check(stream: &[u8]) -> Result<(), XzError> {
     match follow(stream) {
         Err(XzError::CutShort(_)) => Ok(()),
@@ -51,7 +49,7 @@ fn follow(stream: &[u8]) -> Result<(), XzError> {
             break;
         }
         blocks += 1;
-        // The size counts itself.
+        // The size includes its own byte.
         follow_filters(take(&mut rest, size * 4 + 3)?)?;
         let before = rest.len();
         follow_chunks(&mut rest)?;
@@ -64,7 +62,7 @@ fn follow(stream: &[u8]) -> Result<(), XzError> {
     }
 }
 
-/// The header of a block, from its flags on.
+/// Checks a block header, from its flags on.
 fn follow_filters(mut header: &[u8]) -> Result<(), XzError> {
     let flags = byte(&mut header)?;
     for size in [0x40, 0x80] {
@@ -89,7 +87,7 @@ fn follow_filters(mut header: &[u8]) -> Result<(), XzError> {
     Ok(())
 }
 
-/// A block's chunks. LZMA2 is what its last filter reads, whatever the others are.
+/// Skips a block's chunks. A block's last filter always reads LZMA2, whatever the others are.
 fn follow_chunks(rest: &mut &[u8]) -> Result<(), XzError> {
     loop {
         let control = byte(rest)?;
@@ -98,7 +96,7 @@ fn follow_chunks(rest: &mut &[u8]) -> Result<(), XzError> {
             1 | 2 => usize::from(big_endian(rest)?) + 1,
             3..=0x7f => return Err(XzError::Damaged("a chunk is of no known kind")),
             _ => {
-                // The low half of what it unpacks to.
+                // Low half of the unpacked size.
                 big_endian(rest)?;
                 let packed = usize::from(big_endian(rest)?) + 1;
                 packed + usize::from(control >= 0xc0)
@@ -130,7 +128,7 @@ fn big_endian(rest: &mut &[u8]) -> Result<u16, XzError> {
     bytes(rest).map(u16::from_be_bytes)
 }
 
-/// A number in 1 to 9 bytes of 7 bits each, the lowest first.
+/// Reads a number of 1 to 9 bytes with 7 bits each, the lowest first.
 fn number(rest: &mut &[u8]) -> Result<u64, XzError> {
     let mut number = 0;
     for shift in (0..63).step_by(7) {

@@ -1,4 +1,4 @@
-//! Memory of guests.
+//! Guest memory.
 
 mod ram;
 mod slot;

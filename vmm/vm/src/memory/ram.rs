@@ -1,11 +1,9 @@
-//! Guest memory: RAM as the guest's memory map shows it, and a hidden region beside it if one is asked
-//! for.
+//! Guest memory: the RAM that the guest's memory map shows, and an optional hidden region.
 //!
-//! What holds: RAM fills [0, 3 GiB) and continues at 4 GiB, leaving the last GiB below 4 GiB to the
-//! interrupt controllers. The hidden region lies above all RAM, at 4 GiB or higher, on a 1 GiB
-//! boundary, and appears in no memory map the guest is given. A host mapping goes away only after
-//! KVM has been told to forget it, so a virtual CPU that outlives this value finds no memory, never
-//! somebody else's.
+//! Invariants: RAM fills [0, 3 GiB) and continues at 4 GiB; the last GiB below 4 GiB belongs to the interrupt
+//! controllers. The hidden region lies above all RAM, at 4 GiB or higher, on a 1 GiB boundary, and appears in
+//! no memory map that the guest gets. A host mapping is released only after KVM has removed its slot, so a vCPU
+//! that outlives this value finds no memory, never memory that belongs to something else.
 //!
 //! Reads and writes take no lock and allocate nothing; they are on the hit path.
 
@@ -25,15 +23,15 @@ use vmm_sys_util::ioctl_iow_nr;
 use super::slot::{HUGE_PAGE, MIN_RAM, MemoryError, Slot};
 use super::touched::touched;
 
-/// Where RAM stops below 4 GiB: what follows belongs to the I/O APIC and the local APICs.
+/// End of RAM below 4 GiB. The I/O APIC and the local APICs follow it.
 const HOLE_START: u64 = 3 << 30;
 
-/// Where RAM continues.
+/// Start of RAM above 4 GiB.
 pub(crate) const HOLE_END: u64 = 4 << 30;
 
 const GIB: u64 = 1 << 30;
 
-// The request as the KVM API has it.
+// Request number from the KVM API.
 ioctl_iow_nr!(
     KVM_SET_USER_MEMORY_REGION,
     KVMIO,
@@ -41,31 +39,31 @@ ioctl_iow_nr!(
     kvm_userspace_memory_region
 );
 
-/// The memory of one machine.
+/// Memory of one machine.
 #[derive(Debug)]
 pub struct GuestRam {
-    /// In ascending order: RAM, then the hidden region if there is one.
+    /// Slots in ascending order: RAM, then the hidden region if there is one.
     slots: Vec<Slot>,
-    /// How many of them are RAM.
+    /// Number of slots that are RAM.
     ram: usize,
-    /// Where the hidden region begins, and its size in bytes.
+    /// Start of the hidden region, and its size in bytes.
     hidden: (Gpa, u64),
-    /// The machine whose memory this is.
+    /// The VM that the memory is registered with.
     pub(super) vm: OnceLock<OwnedFd>,
 }
 
 impl GuestRam {
-    /// Reserves `bytes` of RAM, rounded up to 2 MiB. Nothing is committed: the host gives pages as
-    /// the guest touches them.
+    /// Reserves `bytes` of RAM, rounded up to 2 MiB. Commits nothing: the host allocates pages when the guest
+    /// touches them.
     ///
     /// # Errors
-    /// When the size is below [`MIN_RAM`], beyond what the host has or its processor can address,
-    /// or the host refuses the mapping.
+    /// When the size is below [`MIN_RAM`], more than the host's memory or beyond its processor's physical
+    /// addresses, or when the host refuses the mapping.
     pub fn new(bytes: u64) -> Result<Self, MemoryError> {
         Self::with_hidden(bytes, 0)
     }
 
-    /// [`GuestRam::new`] with a hidden region of `hidden` bytes, a multiple of 4096, beside it.
+    /// Like [`GuestRam::new`], and adds a hidden region of `hidden` bytes, a multiple of 4096.
     ///
     /// # Errors
     /// As [`GuestRam::new`].
@@ -73,7 +71,8 @@ impl GuestRam {
         Self::with_limits(bytes, hidden, host_memory(), host_address_bits())
     }
 
-    /// [`GuestRam::with_hidden`] on a host with this much memory and such addresses.
+    /// Like [`GuestRam::with_hidden`], for a host with `host_memory` bytes and physical addresses of
+    /// `host_address_bits` bits.
     pub(crate) fn with_limits(
         bytes: u64,
         hidden_size: u64,
@@ -97,8 +96,8 @@ impl GuestRam {
             .ok_or_else(addressable)?;
         let low = bytes.min(HOLE_START);
         let high = bytes - low;
-        // At least 1 GiB of nothing before the hidden region: whatever rounding a guest does to its
-        // memory map does not reach it.
+        // Leaves at least 1 GiB free before the hidden region, so that a guest that rounds its memory map up
+        // does not reach it.
         let hidden = HOLE_END
             .checked_add(high)
             .and_then(|end| end.checked_add(GIB))
@@ -125,41 +124,40 @@ impl GuestRam {
         })
     }
 
-    /// The amount of RAM in bytes, without the hidden region.
+    /// Returns the size of RAM in bytes, without the hidden region.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.regions().map(|(_, len)| len).sum()
     }
 
-    /// The address after the last byte of RAM.
+    /// Returns the address after the last byte of RAM.
     #[must_use]
     pub fn ram_end(&self) -> Gpa {
         let end = self.regions().map(|(start, len)| start.0 + len).max();
         Gpa(end.unwrap_or_default())
     }
 
-    /// The address after the last byte of RAM below 4 GiB.
+    /// Returns the address after the last byte of RAM below 4 GiB.
     #[must_use]
     pub fn low_end(&self) -> Gpa {
         Gpa(self.ram_end().0.min(HOLE_START))
     }
 
-    /// The ranges of RAM, in ascending order: where each begins and its length in bytes. The hidden
-    /// region is not among them.
+    /// Returns the ranges of RAM in ascending order, as start and length in bytes, without the hidden region.
     pub fn regions(&self) -> impl Iterator<Item = (Gpa, u64)> {
         self.ram().map(|(_, slot)| (Gpa(slot.start), slot.len()))
     }
 
-    /// Where the hidden region begins, and its size in bytes: 0 if there is none.
+    /// Returns the start of the hidden region and its size in bytes: 0 if there is none.
     #[must_use]
     pub fn hidden(&self) -> (Gpa, u64) {
         self.hidden
     }
 
-    /// Gives this memory to `vm`, as its slots 0, 1, ...
+    /// Registers this memory with `vm`, as slots 0, 1, ...
     ///
     /// # Errors
-    /// When KVM refuses a slot, or the memory was given to a machine before.
+    /// When KVM refuses a slot, or the memory is registered already.
     pub fn register(&self, vm: &VmFd) -> Result<(), MemoryError> {
         // SAFETY: the descriptor is open for as long as `vm` is borrowed, and is only duplicated.
         let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(vm.as_raw_fd()) };
@@ -177,7 +175,7 @@ impl GuestRam {
         Ok(())
     }
 
-    /// The slots that are RAM, by KVM's numbers.
+    /// Returns the RAM slots with KVM's slot numbers.
     pub(super) fn ram(&self) -> impl Iterator<Item = (u32, &Slot)> {
         (0..).zip(self.slots.iter().take(self.ram))
     }
@@ -203,18 +201,18 @@ impl GuestRam {
             memory_size: len,
             userspace_addr: slot.map.as_ptr() as u64,
         };
-        // SAFETY: the request takes exactly this structure and only reads it. The memory it names
-        // is `slot`'s mapping, which is unmapped only after `drop` has taken the slot back.
+        // SAFETY: the request takes exactly this structure and only reads it. The memory it names is `slot`'s
+        // mapping, which is unmapped only after `drop` has removed the slot from KVM.
         done(unsafe { ioctl_with_ref(&vm.as_fd(), KVM_SET_USER_MEMORY_REGION(), &region) })
     }
 
-    /// The word at `at`, if it is at a multiple of 8.
+    /// Returns the word at `at`, if `at` is a multiple of 8.
     #[inline]
     fn word(&self, at: Gpa) -> Option<&AtomicU64> {
         self.slots.iter().find_map(|slot| slot.word(at))
     }
 
-    /// A word that is not in the first slot, or not at a multiple of 8.
+    /// Reads a word that is not in the first slot or not at a multiple of 8.
     #[inline(never)]
     fn read_elsewhere(&self, at: Gpa) -> Result<u64, OutOfRange> {
         if let Some(word) = self.word(at) {
@@ -238,7 +236,7 @@ impl Drop for GuestRam {
     fn drop(&mut self) {
         for (number, slot) in (0u32..).zip(&self.slots) {
             if let Err(error) = self.set_slot(number, slot, 0) {
-                // A machine that still runs would go on using this memory, so it must stay.
+                // A machine that still runs would keep using this memory, so it must stay mapped.
                 tracing::error!(%error, slot = number, "kvm keeps guest memory, so it is leaked");
                 std::mem::take(&mut self.slots)
                     .into_iter()
@@ -279,11 +277,11 @@ impl PhysMemory for GuestRam {
     }
 
     fn touched(&self) -> Vec<(Gpa, u64)> {
-        // Where the host does not tell, anything may be.
+        // If the host does not report touched pages, all of RAM may be touched.
         touched(self.ram().map(|(_, slot)| slot)).unwrap_or_else(|_| self.ranges())
     }
 
-    /// One store, never torn, when `at` is a multiple of 8.
+    /// Stores the word at once, never torn, if `at` is a multiple of 8.
     #[inline]
     fn write_u64(&self, at: Gpa, value: u64) -> Result<(), OutOfRange> {
         match self.word(at) {
@@ -307,10 +305,11 @@ impl PhysMemory for GuestRam {
         Ok(exchanged.is_ok())
     }
 
-    /// One load, never torn, when `at` is a multiple of 8.
+    /// Loads the word at once, never torn, if `at` is a multiple of 8.
     #[inline]
     fn read_u64(&self, at: Gpa) -> Result<u64, OutOfRange> {
-        // Most of what a hit reads is there, below 4 GiB: few instructions, and few registers.
+        // Most reads of a hit are in the first slot, below 4 GiB. This path takes few instructions and
+        // registers.
         match self.slots.first().and_then(|slot| slot.word(at)) {
             Some(word) => Ok(u64::from_le(word.load(Ordering::Relaxed))),
             None => self.read_elsewhere(at),
@@ -318,7 +317,7 @@ impl PhysMemory for GuestRam {
     }
 }
 
-/// What an ioctl that returned `ret` came to.
+/// Converts an ioctl's return value to a result.
 pub(super) fn done(ret: libc::c_int) -> io::Result<()> {
     match ret {
         0 => Ok(()),
@@ -326,7 +325,7 @@ pub(super) fn done(ret: libc::c_int) -> io::Result<()> {
     }
 }
 
-/// All memory of the host in bytes.
+/// Returns the size of the host's memory in bytes.
 fn host_memory() -> u64 {
     // SAFETY: `sysconf` reads no memory of ours.
     let (pages, page) = unsafe {
@@ -342,7 +341,7 @@ fn host_memory() -> u64 {
     }
 }
 
-/// The width of a physical address, by CPUID 0x8000_0008 EAX\[7:0\] (SDM vol. 2, CPUID).
+/// Returns the width of a physical address in bits, from CPUID 0x8000_0008 EAX\[7:0\] (SDM vol. 2, CPUID).
 fn host_address_bits() -> u32 {
     use std::arch::x86_64::__cpuid;
     if __cpuid(0x8000_0000).eax >= 0x8000_0008 {

@@ -1,7 +1,7 @@
-//! One mapping of the host, and why there may be none.
+//! A host mapping that backs guest memory, and the errors of setting memory up.
 //!
-//! What holds: a mapping lives as long as its [`Slot`]. [`GuestRam`](super::GuestRam) drops none before
-//! KVM has forgotten it.
+//! Invariant: a mapping lives as long as its [`Slot`]. [`GuestRam`](super::GuestRam) drops no slot before KVM
+//! has removed it.
 
 use std::sync::atomic::AtomicU64;
 use std::{io, ptr};
@@ -9,12 +9,12 @@ use std::{io, ptr};
 use hvprobe_arch::Gpa;
 use vm_memory::MmapRegion;
 
-/// The least RAM a machine can have.
+/// Smallest RAM size of a machine, in bytes.
 pub const MIN_RAM: u64 = 16 << 20;
 
 pub(super) const HUGE_PAGE: u64 = 2 << 20;
 
-/// Why a machine's memory could not be set up.
+/// Error of setting up a machine's memory.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
     /// Less than any guest can use.
@@ -28,32 +28,32 @@ pub enum MemoryError {
     TooLarge {
         /// The size asked for, in MiB.
         mib: u64,
-        /// The limit it breaks, in words.
+        /// The limit that the size exceeds, in words.
         limit: String,
     },
-    /// The host would not give the address space.
+    /// The host refused the mapping.
     #[error("the host refused to map {mib} MiB of memory for the guest")]
     Map {
         /// The size of the mapping, in MiB.
         mib: u64,
-        /// Why.
+        /// The error of `mmap`.
         source: io::Error,
     },
     /// KVM refused a memory slot.
     #[error("kvm refused the memory slot at {at}")]
     Slot {
-        /// Where the slot begins.
+        /// Start of the slot.
         at: Gpa,
-        /// Why.
+        /// KVM's error.
         source: io::Error,
     },
-    /// [`GuestRam::register`](super::GuestRam::register) came twice.
+    /// [`GuestRam::register`](super::GuestRam::register) was called twice.
     #[error("this memory already belongs to a virtual machine")]
     Registered,
 }
 
-/// A mapping of the host that backs guest memory: 2 MiB aligned, so that the host can back it with
-/// huge pages and KVM can map them as such.
+/// A host mapping that backs guest memory. It is aligned to 2 MiB, so that the host can back it with huge pages
+/// and KVM can map them as such.
 #[derive(Debug)]
 pub(super) struct Slot {
     pub(super) start: u64,
@@ -74,8 +74,7 @@ impl Slot {
             .ok_or_else(|| refused(io::ErrorKind::OutOfMemory.into()))?;
         let prot = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: an anonymous mapping at an address of the kernel's choice touches nothing that
-        // exists.
+        // SAFETY: an anonymous mapping at an address of the kernel's choice affects no existing memory.
         let base = unsafe { libc::mmap(ptr::null_mut(), whole, prot, flags, -1, 0) };
         if base == libc::MAP_FAILED {
             return Err(refused(io::Error::last_os_error()));
@@ -83,9 +82,8 @@ impl Slot {
         let base: *mut u8 = base.cast();
         let head = base.align_offset(slack);
         let tail = slack - head;
-        // SAFETY: `head < slack`, so `head + size + tail = whole` and all three pieces lie in the
-        // mapping made above. Nobody else knows of it; the outer two pieces are given back and
-        // never used again.
+        // SAFETY: `head < slack`, so `head + size + tail = whole` and all three pieces lie in the mapping made
+        // above. Nothing else refers to it; the outer two pieces are unmapped and never used again.
         let aligned = unsafe {
             let aligned = base.add(head);
             if head > 0 {
@@ -94,12 +92,12 @@ impl Slot {
             if tail > 0 {
                 libc::munmap(aligned.add(size).cast(), tail);
             }
-            // Only advice: without huge pages the guest is slower, not wrong.
+            // Only a hint: without huge pages the guest is slower, not wrong.
             libc::madvise(aligned.cast(), size, libc::MADV_HUGEPAGE);
             aligned
         };
-        // SAFETY: `aligned` begins a private mapping of `size` bytes which lives until `drop`
-        // below unmaps it, after the last use of the region.
+        // SAFETY: `aligned` begins a private mapping of `size` bytes, which lives until `drop` below unmaps it,
+        // after the last use of the region.
         let map = unsafe { MmapRegion::build_raw(aligned, size, prot, flags) }
             .map_err(|e| refused(io::Error::other(e)))?;
         Ok(Self { start, map })
@@ -109,14 +107,14 @@ impl Slot {
         self.map.size() as u64
     }
 
-    /// The offset of an access, if all of it lies in this slot.
+    /// Returns the offset of an access, if all of it lies in this slot.
     #[inline]
     pub(super) fn offset(&self, at: Gpa, len: usize) -> Option<usize> {
         let offset = usize::try_from(at.0.checked_sub(self.start)?).ok()?;
         (offset <= self.map.size().checked_sub(len)?).then_some(offset)
     }
 
-    /// The word at `at`, if it is in this slot and at a multiple of 8.
+    /// Returns the word at `at`, if it lies in this slot and `at` is a multiple of 8.
     #[inline]
     pub(super) fn word(&self, at: Gpa) -> Option<&AtomicU64> {
         let offset = at.0.wrapping_sub(self.start);
@@ -128,17 +126,17 @@ impl Slot {
             .map
             .as_ptr()
             .wrapping_add(usize::try_from(offset).ok()?);
-        // SAFETY: the eight bytes lie in the mapping, which lives as long as this value and begins at
-        // a multiple of 2 MiB, so they are aligned. The others who write to them, the guest among
-        // them, are beyond what the language knows of.
+        // SAFETY: the eight bytes lie in the mapping, which lives as long as this value and begins at a
+        // multiple of 2 MiB, so they are aligned. Other writers, such as the guest, are outside the language's
+        // memory model.
         Some(unsafe { AtomicU64::from_ptr(word.cast()) })
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made by `new` for this value alone, no slice of it outlives the
-        // borrow it was taken with, and `GuestRam` has made KVM forget it before its slots drop.
+        // SAFETY: `new` made the mapping for this value alone, no slice of it outlives the borrow it was taken
+        // with, and `GuestRam` has removed the slot from KVM before it drops its slots.
         unsafe { libc::munmap(self.map.as_ptr().cast(), self.map.size()) };
     }
 }

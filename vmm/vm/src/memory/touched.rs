@@ -1,6 +1,6 @@
-//! Which pages of RAM anybody has ever touched: those that the host has given, in memory or swapped out.
+//! Pages of RAM that were ever touched: those that the host has allocated, in memory or swapped out.
 //!
-//! Invariant: what is left out has read as zero until it was asked.
+//! Invariant: a page that is not returned has read as zero up to the call.
 
 use std::fs::File;
 use std::io;
@@ -10,25 +10,25 @@ use hvprobe_arch::Gpa;
 
 use super::slot::Slot;
 
-/// What the host's kernel tells of each page of this process (Documentation/admin-guide/mm/pagemap.rst): a word, of
-/// which bit 63 says that the page is in memory and bit 62 that it is swapped out.
+/// The host kernel's word for each page of this process (Documentation/admin-guide/mm/pagemap.rst). Bit 63 is
+/// set if the page is in memory, bit 62 if it is swapped out.
 const PAGEMAP: &str = "/proc/self/pagemap";
 const PAGE: u64 = 4096;
 const WORD: usize = 8;
 const GIVEN: u64 = 3 << 62;
-/// How many words are read at a time.
+/// Number of words per read.
 const AT_ONCE: usize = 8192;
 
-/// The pages of `slots` that were touched, as addresses and lengths in bytes.
+/// Returns the touched pages of `slots`, as guest physical addresses and lengths in bytes.
 ///
 /// # Errors
-/// When the host does not tell.
+/// When pagemap cannot be read.
 pub(super) fn touched<'a>(slots: impl Iterator<Item = &'a Slot>) -> io::Result<Vec<(Gpa, u64)>> {
     let pagemap = File::open(PAGEMAP)?;
     let mut bytes = vec![0; AT_ONCE * WORD];
     let mut found: Vec<(Gpa, u64)> = Vec::new();
     for slot in slots {
-        // An address in this process, of a page.
+        // Page number of the slot's first byte in this process.
         let first = slot.map.as_ptr().addr() as u64 / PAGE;
         let pages = slot.len() / PAGE;
         for number in (0..pages).step_by(AT_ONCE) {
@@ -61,7 +61,7 @@ mod tests {
     #[test]
     fn pages_are_told_from_when_they_are_touched() {
         const GIB: u64 = 1 << 30;
-        // On both sides of the hole below 4 GiB.
+        // RAM on both sides of the hole below 4 GiB.
         let ram = GuestRam::with_limits(4 * GIB, 1 << 20, 8 * GIB, 48).unwrap();
         assert_eq!(ram.touched(), []);
         let all: u64 = ram.ranges().iter().map(|(_, len)| len).sum();
@@ -74,7 +74,7 @@ mod tests {
             let is_in = |(start, len): &(Gpa, u64)| (start.0..start.0 + len).contains(&at.0);
             assert!(touched.iter().any(is_in), "{at}: {touched:?}");
         }
-        // The host may give more at a time than was asked for.
+        // The host may allocate more at a time than was touched.
         let sum: u64 = touched.iter().map(|(_, len)| len).sum();
         assert!(sum <= 3 * (2 << 20) && sum < all, "{touched:?}");
     }

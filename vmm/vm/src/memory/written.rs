@@ -1,11 +1,11 @@
-//! Which pages of RAM the guest writes: KVM's dirty log.
+//! KVM's dirty log: the pages of RAM that the guest writes.
 //!
 //! ```text
 //!   not noted ──note_writes(true)──► noted ──written──► noted from now on
 //!       ▲                              │
 //!       └─────note_writes(false)───────┘
 //! ```
-//! Writes of the host through [`GuestRam`] are not noted. While it is noted, the first write to each
+//! The log does not contain the host's writes through [`GuestRam`]. While it is on, the first write to each
 //! page costs the guest an exit that KVM handles.
 
 use std::io;
@@ -19,21 +19,21 @@ use vmm_sys_util::ioctl_iow_nr;
 use super::ram::{GuestRam, done};
 
 const PAGE: u64 = 4096;
-// The request as the KVM API has it.
+// Request number from the KVM API.
 ioctl_iow_nr!(KVM_GET_DIRTY_LOG, KVMIO, 0x42, kvm_dirty_log);
 
 impl GuestRam {
-    /// Begins to note which pages of RAM the guest writes, or ends that: KVM's dirty log. Writes of
-    /// the host through this value are not noted.
+    /// Turns KVM's dirty log of RAM on or off. The log contains the guest's writes, not the host's writes
+    /// through this value.
     ///
     /// # Errors
-    /// When KVM refuses; nothing is noted then.
+    /// When KVM refuses; the log is off then.
     pub fn note_writes(&self, on: bool) -> io::Result<()> {
         let flags = if on { KVM_MEM_LOG_DIRTY_PAGES } else { 0 };
         for (number, slot) in self.ram() {
             if let Err(error) = self.change_slot(number, slot, slot.len(), flags) {
                 if on {
-                    // What was begun is ended; a slot that refuses that too only costs time.
+                    // Turn the log off again where it is on already. A slot that refuses that only costs time.
                     let _ = self.note_writes(false);
                 }
                 return Err(error);
@@ -42,14 +42,14 @@ impl GuestRam {
         Ok(())
     }
 
-    /// The pages of RAM that the guest has written since this was last asked, or since noting began.
+    /// Returns the pages of RAM that the guest has written since the last call, or since the log was turned on.
     ///
     /// # Errors
-    /// When they are not noted.
+    /// When the log is off.
     pub fn written(&self) -> io::Result<Vec<Gpa>> {
         let mut pages = Vec::new();
         for (number, slot) in self.ram() {
-            // The bitmap is as long as KVM makes it: a bit for each page, in whole words.
+            // KVM's bitmap has a bit for each page, in whole words.
             let words = slot.len().div_ceil(PAGE * 64);
             let mut bits = vec![0_u64; usize::try_from(words).unwrap_or(0)];
             self.dirty_log(number, &mut bits)?;
@@ -74,8 +74,8 @@ impl GuestRam {
                 dirty_bitmap: bits.as_mut_ptr().cast(),
             },
         };
-        // SAFETY: the request takes exactly this structure, and writes a bit for each page of the
-        // slot, in whole words (KVM API, KVM_GET_DIRTY_LOG): as many as `bits` was made for.
+        // SAFETY: the request takes exactly this structure, and writes a bit for each page of the slot, in
+        // whole words (KVM API, KVM_GET_DIRTY_LOG); `bits` was made for that length.
         done(unsafe { ioctl_with_ref(&vm.as_fd(), KVM_GET_DIRTY_LOG(), &log) })
     }
 }

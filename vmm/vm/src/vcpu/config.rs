@@ -1,7 +1,7 @@
-//! The virtual machine's processors as the guest finds them at entry.
+//! State of the vCPUs at kernel entry.
 //!
-//! What holds: APIC id = vCPU index = ACPI processor uid, and CPUID describes one package of cores
-//! without hyper-threads. The boot processor starts in 64-bit mode on the tables that
+//! Invariants: APIC id = vCPU index = ACPI processor uid, and CPUID describes one package of cores without
+//! hyper-threads. The boot processor starts in 64-bit mode on the tables that
 //! [`write_tables`](crate::entry::write_tables) left in memory; the others wait for the guest's INIT and SIPI.
 
 use hvprobe_arch::Gpa;
@@ -16,7 +16,7 @@ use crate::entry::{CODE, DATA, Entry, GDT_BYTES};
 use crate::layout;
 use crate::vm::{CpuError, kvm_error};
 
-/// Prepares vCPU `index` of `count` to start, or be started by, the kernel at `entry`.
+/// Prepares vCPU `index` of `count` to start at `entry`, or to be started by the kernel there.
 ///
 /// # Errors
 /// When KVM refuses a step.
@@ -37,21 +37,22 @@ pub fn configure(
     Ok(())
 }
 
-/// What KVM supports, with this machine's topology and what the guest needs to find its clock.
+/// Returns the CPUID leaves that KVM supports, with this machine's topology and the bits by which the guest
+/// finds its clock.
 pub(crate) fn cpuid(kvm: &Kvm, index: u32, count: u32) -> Result<CpuId, CpuError> {
     let supported = kvm
         .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
         .map_err(kvm_error("list the supported CPUID leaves"))?;
     let deadline = kvm.check_extension(Cap::TscDeadlineTimer);
     let entries = filter(supported.as_slice(), index, count, deadline);
-    // Never more than fit: at most one entry is added to what fitted with room to spare.
+    // Cannot fail: at most one entry is added to a list that fitted with room to spare.
     CpuId::from_entries(&entries).map_err(|_| CpuError::Kvm {
         what: "hold all CPUID leaves",
         source: kvm_ioctls::Error::new(libc::E2BIG),
     })
 }
 
-/// SDM vol. 2, CPUID; APM vol. 3, appendix E.
+/// Rewrites the leaves that describe topology and clocks (SDM vol. 2, CPUID; APM vol. 3, appendix E).
 fn filter(
     supported: &[kvm_cpuid_entry2],
     index: u32,
@@ -70,7 +71,7 @@ fn filter(
         matches!(name.as_flattened(), b"AuthenticAMD" | b"HygonGenuine")
     });
     let has_topology = leaf0.is_some_and(|leaf| leaf.eax >= TOPOLOGY);
-    // How many bits of the APIC id tell the cores of the package apart.
+    // Number of APIC id bits that distinguish the cores of the package.
     let core_bits = count.next_power_of_two().trailing_zeros();
 
     let mut entries = Vec::with_capacity(supported.len() + 3);
@@ -87,7 +88,7 @@ fn filter(
                 set_bits(&mut entry.edx, HTT, count > 1);
             }
             4 | 0x8000_001d if entry.eax & 0x1f != 0 => {
-                // The caches of levels 1 and 2 are the core's own, others the package's.
+                // Caches of levels 1 and 2 belong to one core, all others to the package.
                 let sharing = if entry.eax >> 5 & 7 < 3 { 1 } else { count };
                 entry.eax = entry.eax & 0x3fff | (sharing - 1) << 14;
                 if entry.function == 4 {
@@ -134,8 +135,7 @@ fn set_bits(word: &mut u32, bits: u32, on: bool) {
     *word = if on { *word | bits } else { *word & !bits };
 }
 
-/// What firmware leaves set: fast string operations, and write-back memory wherever the MTRRs name
-/// nothing else.
+/// Sets what firmware leaves set: fast string operations, and write-back as the default MTRR memory type.
 fn set_msrs(vcpu: &VcpuFd) -> Result<(), CpuError> {
     const IA32_MISC_ENABLE: u32 = 0x1a0;
     const FAST_STRINGS: u64 = 1;
@@ -150,7 +150,6 @@ fn set_msrs(vcpu: &VcpuFd) -> Result<(), CpuError> {
     )
 }
 
-/// Sets model-specific registers to values.
 pub(crate) fn write_msrs(vcpu: &VcpuFd, values: &[(u32, u64)]) -> Result<(), CpuError> {
     let entries: Vec<_> = values
         .iter()
@@ -172,8 +171,8 @@ pub(crate) fn write_msrs(vcpu: &VcpuFd, values: &[(u32, u64)]) -> Result<(), Cpu
     }
 }
 
-/// Lets the legacy interrupt controller through at LINT0 and NMIs at LINT1, as firmware does (MP
-/// specification 1.4, 3.6.2.1).
+/// Connects the legacy interrupt controller to LINT0 and NMIs to LINT1, as firmware does (MP specification 1.4,
+/// 3.6.2.1).
 fn set_lapic(vcpu: &VcpuFd) -> Result<(), CpuError> {
     const LVT_LINT0: usize = 0x350;
     const LVT_LINT1: usize = 0x360;
@@ -186,14 +185,14 @@ fn set_lapic(vcpu: &VcpuFd) -> Result<(), CpuError> {
         .map_err(kvm_error("set up the local APIC"))
 }
 
-/// Bits 10:8 of a local vector table entry (SDM vol. 3, 11.5.1).
+/// Sets bits 10:8 of a local vector table entry (SDM vol. 3, 11.5.1).
 fn set_delivery_mode(lapic: &mut kvm_lapic_state, entry: usize, mode: u8) {
     let byte = &mut lapic.regs[entry + 1];
     *byte = (byte.cast_unsigned() & !7 | mode).cast_signed();
 }
 
-/// Puts the vCPU into 64-bit mode at `rip`, interrupts off, on the tables of
-/// [`write_tables`](crate::entry::write_tables), with `rsi` in RSI.
+/// Puts the vCPU into 64-bit mode at `rip` with interrupts off, on the tables of
+/// [`write_tables`](crate::entry::write_tables), and sets RSI to `rsi`.
 pub(crate) fn set_entry(vcpu: &VcpuFd, rip: Gpa, rsi: Gpa) -> Result<(), CpuError> {
     let mut sregs = vcpu
         .get_sregs()
@@ -245,7 +244,7 @@ fn set_long_mode(sregs: &mut kvm_sregs) {
     sregs.ss = data;
 }
 
-/// A flat segment of privilege level 0.
+/// Returns a flat segment of privilege level 0.
 fn segment(selector: u16, kind: u8, code: bool) -> kvm_segment {
     kvm_segment {
         base: 0,

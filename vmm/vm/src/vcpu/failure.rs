@@ -1,4 +1,4 @@
-//! What KVM tells when it cannot go on.
+//! Data that KVM returns with an internal error.
 
 use kvm_ioctls::VcpuFd;
 
@@ -7,17 +7,17 @@ pub(crate) const EMULATION: u32 = 1;
 /// `KVM_INTERNAL_ERROR_EMULATION_FLAG_INSTRUCTION_BYTES` (include/uapi/linux/kvm.h).
 const INSTRUCTION_BYTES: u64 = 1;
 
-/// `KVM_EXIT_INTERNAL_ERROR`.
+/// Data of a `KVM_EXIT_INTERNAL_ERROR`.
 pub(crate) struct InternalError {
     /// KVM's reason.
     pub(crate) suberror: u32,
-    /// Of an instruction that could not be emulated, its bytes and how many of them are valid, if KVM
-    /// tells them.
+    /// Bytes of the instruction that could not be emulated, and how many of them are valid; `None` if KVM does
+    /// not report them.
     pub(crate) bytes: Option<([u8; 15], u8)>,
 }
 
 impl InternalError {
-    /// That of the last exit of `fd`, which must be one.
+    /// Returns the data of the last exit of `fd`, which must be an internal error.
     pub(crate) fn of(fd: &mut VcpuFd) -> Self {
         // SAFETY: all members of the union are plain integers, so any bytes are valid; KVM filled
         // `internal` if the exit is of this kind.

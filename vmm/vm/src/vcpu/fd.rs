@@ -1,11 +1,12 @@
-//! One virtual CPU's file descriptor, with every ioctl counted.
+//! The file descriptor of one vCPU, with every ioctl counted.
 //!
-//! General registers travel in the shared `kvm_run` page (`KVM_CAP_SYNC_REGS`, KVM API 8.x
-//! "sync_regs"), so reading them after an exit and changing them before the next entry cost no ioctl;
-//! so do system registers, and exceptions, interrupts and NMIs on their way, but only while they are
-//! wanted at each exit. Invariants: what is not in the
-//! page is fetched before anybody sees it; a register change is either marked dirty in that page or written by
-//! `KVM_SET_REGS`, never both.
+//! General registers travel in the shared `kvm_run` page (`KVM_CAP_SYNC_REGS`, KVM API 8.x "sync_regs"), so
+//! reading them after an exit and changing them before the next entry takes no ioctl. The page also holds
+//! system registers and vCPU events (exceptions, interrupts and NMIs that are pending or injected), but only
+//! while they are requested for each exit.
+//!
+//! Invariants: state that the page does not hold is fetched before anyone reads it. A register change is either
+//! marked dirty in the page or written by `KVM_SET_REGS`, never both.
 
 use std::cell::Cell;
 use std::mem::offset_of;
@@ -28,7 +29,7 @@ use crate::catch_mode::CatchMode;
 const MSR_TSC: u32 = 0x10;
 /// `MSR_KVM_SYSTEM_TIME_NEW` (arch/x86/include/uapi/asm/kvm_para.h).
 const MSR_KVMCLOCK: u32 = 0x4b56_4d01;
-/// Interrupts are held off for one instruction because of `sti`.
+/// Interrupt shadow of `sti`: interrupts are held off for one instruction.
 const SHADOW_INT_STI: u8 = KVM_X86_SHADOW_INT_STI.to_le_bytes()[0];
 
 /// Type of an available 64-bit TSS (SDM vol. 3, table 3-2).
@@ -37,61 +38,62 @@ const GATE: u16 = GATE_PORT as u16;
 const DOORBELL: u16 = DOORBELL_PORT as u16;
 const ROOM: u16 = ROOM_PORT as u16;
 
-/// How often the kernel was called for one virtual CPU.
+/// Number of ioctls made for one vCPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ioctls {
     /// `KVM_RUN`.
     pub run: u64,
-    /// Every other.
+    /// All other ioctls.
     pub other: u64,
 }
 
-/// What a virtual CPU's own ioctls tell of its clocks.
+/// Clock state of a vCPU, read by its own ioctls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// The guest's TSC.
     pub tsc: u64,
-    /// `MSR_KVM_SYSTEM_TIME_NEW`: where KVM tells the guest of its clock.
+    /// `MSR_KVM_SYSTEM_TIME_NEW`: guest physical address at which KVM publishes the clock, and in bit 0 whether
+    /// it does.
     pub kvmclock: u64,
 }
 
-/// Why the guest stopped, as far as the loop cares.
+/// Exit of the guest, as far as the run loop distinguishes them.
 #[derive(Debug)]
 pub enum Exit {
-    /// A device was accessed, or nothing needs doing; go on.
+    /// A device access that is complete, or an exit that needs no work.
     Handled,
     /// A device ended the machine.
     Device(DeviceEvent),
-    /// A byte was written to the port of our patches; RIP tells whether by one of them.
+    /// An `out` to the port of our patches. RIP shows whether one of them executed it.
     Gate,
-    /// A byte was written to the port that detours write to when the ring fills up.
+    /// An `out` to the port by which a detour reports that the ring fills up.
     Doorbell,
-    /// A byte was written to the port that detours ask for room at.
+    /// An `out` to the port by which a detour asks for room in the ring.
     Room,
-    /// `KVM_EXIT_DEBUG` with this exception number.
+    /// `KVM_EXIT_DEBUG`.
     Debug {
-        /// Its number.
+        /// Exception number.
         exception: u32,
     },
-    /// KVM could not go on; for a failed emulation the bytes at RIP.
+    /// `KVM_EXIT_INTERNAL_ERROR`: KVM could not continue.
     InternalError {
         /// KVM's reason.
         suberror: u32,
-        /// The bytes, and how many of them are valid.
+        /// Bytes of the instruction that could not be emulated, and how many of them are valid.
         bytes: Option<([u8; 15], u8)>,
     },
     /// A triple fault.
     Shutdown,
-    /// The entry failed, with the processor's reason.
+    /// The entry failed, with the hardware's reason.
     FailEntry(u64),
-    /// A signal.
+    /// A signal interrupted `KVM_RUN`.
     Interrupted,
-    /// Nothing we know.
+    /// Any other exit.
     Unknown(String),
 }
 
-/// Where the guest went on, the last times: all that is left of it where KVM resets the processor
-/// after a triple fault.
+/// RIP at the last entries. Where KVM resets the processor after a triple fault, nothing else remains of the
+/// guest's position.
 #[derive(Debug, Default)]
 struct Trail {
     rips: [u64; 16],
@@ -112,7 +114,7 @@ impl Trail {
     }
 }
 
-/// A virtual CPU of KVM.
+/// A KVM vCPU.
 #[derive(Debug)]
 pub struct CpuFd {
     fd: VcpuFd,
@@ -120,16 +122,17 @@ pub struct CpuFd {
     ioctls: Ioctls,
     /// Whether KVM puts the system registers into the page at each exit.
     shares_sregs: bool,
-    /// Whether the page has those of the last exit.
+    /// Whether the page holds the system registers of the last exit.
     knows_sregs: bool,
-    /// Likewise for what is on its way to the guest.
+    /// Whether KVM puts the vCPU events into the page at each exit. `knows_events`: whether the page holds
+    /// those of the last exit.
     shares_events: bool,
     knows_events: bool,
     trail: Trail,
 }
 
 impl CpuFd {
-    /// Takes over a configured virtual CPU whose int3s are to be caught in `mode`.
+    /// Takes over a configured vCPU whose int3s are caught in `mode`.
     ///
     /// # Errors
     /// When KVM refuses.
@@ -137,7 +140,7 @@ impl CpuFd {
         fd.set_sync_valid_reg(SyncReg::Register);
         fd.set_sync_valid_reg(SyncReg::SystemRegister);
         let debug = match mode {
-            // On `emulation-exit` hosts the request changes nothing, but tells KVM what we do.
+            // On `emulation-exit` hosts the request has no effect, but declares our use of int3 to KVM.
             CatchMode::DebugExit | CatchMode::EmulationExit => {
                 KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_SW_BP
             }
@@ -157,20 +160,20 @@ impl CpuFd {
         Ok(cpu)
     }
 
-    /// The descriptor itself, for what is not counted.
+    /// Returns the descriptor itself, for ioctls that are not counted.
     #[inline]
     pub fn fd_mut(&mut self) -> &mut VcpuFd {
         &mut self.fd
     }
 
-    /// How often the kernel was called so far.
+    /// Returns the number of ioctls so far.
     #[inline]
     #[must_use]
     pub fn ioctls(&self) -> Ioctls {
         self.ioctls
     }
 
-    /// Runs the guest until it exits. Accesses to devices are carried out here.
+    /// Runs the guest until it exits, and carries out its device accesses.
     #[inline]
     pub fn run(&mut self, devices: &Ports) -> Exit {
         self.ioctls.run += 1;
@@ -189,7 +192,7 @@ impl CpuFd {
                 devices.read(port, data);
                 Exit::Handled
             }
-            // No device has memory of its own; the bus answers with all ones.
+            // No device has MMIO; reads return all ones.
             Ok(VcpuExit::MmioRead(_, data)) => {
                 data.fill(0xff);
                 Exit::Handled
@@ -212,30 +215,30 @@ impl CpuFd {
         }
     }
 
-    /// Where the guest went on, the last times it was entered, newest first.
+    /// Returns RIP at the last entries, newest first.
     pub fn trail(&self) -> impl Iterator<Item = u64> {
         self.trail.newest_first()
     }
 
-    /// The general registers at the last exit.
+    /// Returns the general registers at the last exit.
     #[inline]
     pub fn regs(&mut self) -> Regs {
         *self.regs_mut()
     }
 
-    /// The general registers at the last exit, where the guest gets them from at its next entry once
-    /// [`CpuFd::give_regs`] says so.
+    /// Returns the general registers at the last exit for changing. The guest gets the changes at its next
+    /// entry if [`CpuFd::give_regs`] is called.
     #[inline]
     pub fn regs_mut(&mut self) -> &mut Regs {
         let regs: *mut kvm_regs = &raw mut self.fd.sync_regs_mut().regs;
-        // SAFETY: both are eighteen integers of 64 bits in the same order, as is asserted below, and
-        // the borrow is that of the page.
+        // SAFETY: both are eighteen 64-bit integers in the same order, as asserted below, and the borrow is
+        // that of the page.
         unsafe { &mut *regs.cast() }
     }
 
-    /// Whether KVM is to put the system registers into the page at each exit from now on. It costs
-    /// each exit: KVM collects eight segments, on VMX by four reads of the VMCS each (`__get_sregs` in
-    /// arch/x86/kvm/x86.c). Without, [`CpuFd::sregs`] takes an ioctl.
+    /// Sets whether KVM puts the system registers into the page at each exit from now on. That makes each exit
+    /// slower: KVM collects eight segments, on VMX by four reads of the VMCS each (`__get_sregs` in
+    /// arch/x86/kvm/x86.c). Without it, [`CpuFd::sregs`] takes an ioctl.
     #[inline]
     pub fn share_sregs(&mut self, share: bool) {
         self.shares_sregs = share;
@@ -246,13 +249,13 @@ impl CpuFd {
         }
     }
 
-    /// Whether [`CpuFd::sregs`] takes no ioctl now.
+    /// Returns whether [`CpuFd::sregs`] takes no ioctl now.
     #[inline]
     pub fn knows_sregs(&self) -> bool {
         self.knows_sregs
     }
 
-    /// The system registers at the last exit.
+    /// Returns the system registers at the last exit.
     #[inline]
     pub fn sregs(&mut self) -> &kvm_sregs {
         if !self.knows_sregs {
@@ -267,7 +270,8 @@ impl CpuFd {
         &self.fd.sync_regs_mut().sregs
     }
 
-    /// Calls `act` with what tells CR3 at the last exit: an ioctl, unless the page has it.
+    /// Calls `act` with a function that returns CR3 at the last exit. That function takes an ioctl unless the
+    /// page holds the system registers.
     #[inline]
     pub fn telling_cr3<T>(&mut self, act: impl FnOnce(&dyn Fn() -> Option<u64>) -> T) -> T {
         let known = self.knows_sregs.then(|| self.fd.sync_regs_mut().sregs.cr3);
@@ -281,33 +285,33 @@ impl CpuFd {
         result
     }
 
-    /// Whether the last exit was from kernel mode.
+    /// Returns whether the last exit was from kernel mode.
     #[inline]
     pub fn in_kernel(&mut self) -> bool {
         if self.knows_sregs {
             // CPL is the DPL of SS (SDM vol. 3, 5.5).
             self.sregs().ss.dpl == 0
         } else {
-            // The kernel's pages are closed to user mode, which could not have come to an int3 or
-            // an `out` there (SDM vol. 3, 4.6.1).
+            // User mode cannot execute the kernel's pages, so it cannot have executed an int3 or `out` there
+            // (SDM vol. 3, 4.6.1).
             in_kernel_half(self.fd.sync_regs_mut().regs.rip)
         }
     }
 
-    /// Gives the guest these registers at its next entry. No ioctl.
+    /// Sets the guest's registers for its next entry. No ioctl.
     #[inline]
     pub fn set_regs(&mut self, regs: &Regs) {
         *self.regs_mut() = *regs;
         self.give_regs();
     }
 
-    /// Gives the guest at its next entry what [`CpuFd::regs_mut`] has been made. No ioctl.
+    /// Applies the changes made through [`CpuFd::regs_mut`] at the next entry. No ioctl.
     #[inline]
     pub fn give_regs(&mut self) {
         self.fd.set_sync_dirty_reg(SyncReg::Register);
     }
 
-    /// Gives the guest these registers now, for ioctls that look at them.
+    /// Sets the guest's registers now, for ioctls that read them.
     ///
     /// # Errors
     /// When KVM refuses.
@@ -341,8 +345,8 @@ impl CpuFd {
         })
     }
 
-    /// Whether KVM is to put what is on its way to the guest into the page at each exit from now on.
-    /// Without, what changes it takes an ioctl.
+    /// Sets whether KVM puts the vCPU events into the page at each exit from now on. Without it, changing them
+    /// takes an ioctl.
     #[inline]
     pub fn share_events(&mut self, share: bool) {
         if self.shares_events == share {
@@ -356,8 +360,8 @@ impl CpuFd {
         }
     }
 
-    /// Changes what is on its way to the guest, as it was at the last exit, at the next entry. An NMI
-    /// may have come meanwhile: what is pending is left alone.
+    /// Changes the vCPU events of the last exit; takes effect at the next entry. Leaves pending NMIs alone, as
+    /// one may have arrived meanwhile.
     #[inline]
     fn change_events(
         &mut self,
@@ -371,13 +375,13 @@ impl CpuFd {
         let events = &mut self.fd.sync_regs_mut().events;
         events.flags &= !KVM_VCPUEVENT_VALID_NMI_PENDING;
         change(events);
-        // After the registers, if these are given too (`sync_regs` in arch/x86/kvm/x86.c).
+        // KVM applies them after the registers, if both are dirty (`sync_regs` in arch/x86/kvm/x86.c).
         self.fd.set_sync_dirty_reg(SyncReg::VcpuEvents);
         Ok(())
     }
 
-    /// Has the guest take an NMI as soon as it can. A virtual CPU that the guest has not started takes
-    /// none; and as long as one waits for it, `KVM_RUN` would return at once (`kvm_vcpu_has_events` in
+    /// Injects an NMI, which the guest takes as soon as it can. Skips a vCPU that the guest has not started: it
+    /// takes no NMI, and `KVM_RUN` would return at once as long as one is pending (`kvm_vcpu_has_events` in
     /// arch/x86/kvm/x86.c).
     ///
     /// # Errors
@@ -404,8 +408,8 @@ impl CpuFd {
         self.fd.set_sregs(&sregs)
     }
 
-    /// Points IDTR at another table from the next entry on; returns where the one of the last exit
-    /// is. Its limit stays. No ioctl. All other system registers are as at the last exit.
+    /// Points IDTR at another table from the next entry on, and returns the base at the last exit. The limit
+    /// and all other system registers stay as at the last exit. No ioctl.
     #[inline]
     pub fn set_idt_base(&mut self, base: u64) -> u64 {
         let own = std::mem::replace(&mut self.sregs_to_set().idt.base, base);
@@ -413,28 +417,28 @@ impl CpuFd {
         own
     }
 
-    /// The system registers of the last exit as they have to be for KVM to take them back unchanged.
+    /// Returns the system registers of the last exit, adjusted so that KVM takes them back without side
+    /// effects.
     #[inline]
     fn sregs_to_set(&mut self) -> &mut kvm_sregs {
         self.sregs();
         let mode = self.mode;
         let sregs = &mut self.fd.sync_regs_mut().sregs;
-        // KVM sets a bit here at an exit with an interrupt on its way, clears none in this page
-        // (`__get_sregs` in arch/x86/kvm/x86.c since 5.14), and would raise that interrupt again.
-        // It still knows of one that is on its way.
+        // At an exit with an interrupt in flight KVM sets a bit here, and clears none in this page
+        // (`__get_sregs` in arch/x86/kvm/x86.c since 5.14). Given back, the bit would raise that interrupt
+        // again. KVM itself still keeps an interrupt that is in flight.
         sregs.interrupt_bitmap = [0; 4];
-        // KVM reports every TSS as busy on SVM. QEMU, whose SVM is the one without exits for int3,
-        // lets user mode access ports only under an available one, which is what `ltr` left in its
-        // register (`helper_check_io` in target/i386/tcg).
+        // KVM reports every TSS as busy on SVM. QEMU, whose SVM is the one without exits for int3, lets user
+        // mode access ports only under an available TSS, which is what `ltr` left in its register
+        // (`helper_check_io` in target/i386/tcg).
         if mode == CatchMode::IdtGate {
             sregs.tr.type_ = TSS_AVAILABLE;
         }
         sregs
     }
 
-    /// Holds maskable interrupts off until the next instruction is over, as `sti` does. Valid only
-    /// with RFLAGS.IF set at the next entry, as a processor may refuse to enter otherwise (SDM vol.
-    /// 3, 26.3.1.5).
+    /// Holds off maskable interrupts until the next instruction is over, as `sti` does. Valid only with
+    /// RFLAGS.IF set at the next entry: without it a processor may refuse the entry (SDM vol. 3, 26.3.1.5).
     ///
     /// # Errors
     /// When KVM refuses.
@@ -443,7 +447,7 @@ impl CpuFd {
         self.set_shadow(SHADOW_INT_STI)
     }
 
-    /// Ends what [`CpuFd::hold_off_interrupts_once`] or the guest's own `sti` began.
+    /// Ends the interrupt shadow of [`CpuFd::hold_off_interrupts_once`] or of the guest's own `sti`.
     ///
     /// # Errors
     /// When KVM refuses.
@@ -460,8 +464,8 @@ impl CpuFd {
         })
     }
 
-    /// Lets KVM finish the port access of the last exit without running the guest, so that RIP is
-    /// after the instruction on every host.
+    /// Lets KVM finish the port access of the last exit without running the guest, so that RIP is after the
+    /// instruction on every host.
     pub fn complete_io(&mut self) {
         self.fd.set_kvm_immediate_exit(1);
         self.ioctls.run += 1;
@@ -470,8 +474,8 @@ impl CpuFd {
         self.fd.set_kvm_immediate_exit(0);
     }
 
-    /// Lets the guest know, when it goes on, that it stood still: its watchdogs begin anew then
-    /// (`pvclock_touch_watchdogs` in arch/x86/kernel/pvclock.c). One without kvmclock cannot be told.
+    /// Marks the guest as having been paused, so that its watchdogs restart when it continues
+    /// (`pvclock_touch_watchdogs` in arch/x86/kernel/pvclock.c). Has no effect on a guest without kvmclock.
     pub fn tell_stopped(&mut self) {
         self.ioctls.other += 1;
         match self.fd.kvmclock_ctrl() {
@@ -481,7 +485,7 @@ impl CpuFd {
         }
     }
 
-    /// The guest's time-stamp counter, and where KVM tells the guest of its clock. One ioctl.
+    /// Returns the guest's TSC and the address of its kvmclock page. One ioctl.
     pub fn counters(&mut self) -> Option<Counters> {
         self.ioctls.other += 1;
         let entry = |index| kvm_msr_entry {
@@ -498,13 +502,13 @@ impl CpuFd {
     }
 }
 
-/// Whether `at` is in the half of the addresses that is the kernel's.
+/// Returns whether `at` is in the kernel half of the address space.
 #[inline]
 fn in_kernel_half(at: u64) -> bool {
     at >> 63 == 1
 }
 
-/// That [`Regs`] lies in memory as `kvm_regs` does.
+/// Asserts that [`Regs`] has the memory layout of `kvm_regs`.
 const _: () = {
     assert!(size_of::<Regs>() == size_of::<kvm_regs>());
     assert!(align_of::<Regs>() == align_of::<kvm_regs>());

@@ -1,8 +1,8 @@
-//! Which features a guest is shown.
+//! CPUID features shown to the guest.
 //!
-//! Invariants: a feature is shown only with everything it needs, whatever KVM says it supports; what
-//! would run code of the guest past the hypervisor's eyes is not shown, so KVM lets the guest turn on
-//! none of it.
+//! Invariants: a feature is shown only with all features it needs, whatever KVM reports as supported. Features
+//! that would let guest code run unseen by the hypervisor are not shown, so KVM does not let the guest turn
+//! them on.
 
 use kvm_bindings::kvm_cpuid_entry2;
 
@@ -16,7 +16,7 @@ enum Register {
 }
 use Register::{Eax, Ebx, Ecx, Edx};
 
-/// One feature: leaf, subleaf, register, number of the bit.
+/// One feature: leaf, subleaf, register, bit number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Feature(u32, u32, Register, u32);
 
@@ -45,14 +45,13 @@ impl Feature {
     }
 }
 
-/// Guests of the guest would share our probepoints' addresses with it, and their int3s exit as the
-/// guest's own do.
+/// A nested guest would share our probepoints' addresses, and its int3s would exit as the guest's own do.
 const VMX: Feature = Feature(1, 0, Ecx, 5);
 const SVM: Feature = Feature(0x8000_0001, 0, Ecx, 2);
-/// With it exceptions do not go through the IDT, which the exception window puts its own in place of.
+/// With FRED, exceptions do not go through the IDT, which the exception window replaces with its own.
 const FRED: Feature = Feature(7, 1, Eax, 17);
 const HIDDEN: [Feature; 3] = [VMX, SVM, FRED];
-/// The leaf that tells more of SVM.
+/// Leaf with details of SVM.
 const SVM_LEAF: u32 = 0x8000_000a;
 
 const FXSR: Feature = Feature(1, 0, Edx, 24);
@@ -65,16 +64,16 @@ const AVX512BW: Feature = Feature(7, 0, Ebx, 30);
 const AVX512VL: Feature = Feature(7, 0, Ebx, 31);
 const AMX_TILE: Feature = Feature(7, 0, Edx, 24);
 const XSAVES: Feature = Feature(XSAVE_LEAF, 1, Eax, 3);
-/// The leaf that tells what XSAVE saves: subleaf 0 has a bit for each part of the state.
+/// Leaf with the state that XSAVE saves: subleaf 0 has a bit for each state component.
 const XSAVE_LEAF: u32 = 0xd;
 const fn state(part: u32) -> Feature {
     Feature(XSAVE_LEAF, 0, Eax, part)
 }
 
-/// What needs what: on the left a feature, on the right one without which there is none (SDM vol. 1,
-/// chapters 12 to 18; the kernel's own list is arch/x86/kernel/cpu/cpuid-deps.c).
+/// Pairs of a feature and a feature it requires (SDM vol. 1, chapters 12 to 18; the kernel's own list is
+/// arch/x86/kernel/cpu/cpuid-deps.c).
 const NEEDS: [(Feature, Feature); 72] = [
-    // SSE, and what works on its registers.
+    // SSE, and instructions on SSE registers.
     (SSE, FXSR),
     (SSE2, SSE),
     (Feature(1, 0, Ecx, 0), SSE2),           // SSE3
@@ -86,7 +85,7 @@ const NEEDS: [(Feature, Feature); 72] = [
     (Feature(7, 0, Ebx, 29), SSE2),          // SHA
     (Feature(7, 0, Ecx, 8), SSE2),           // GFNI
     (Feature(0x8000_0001, 0, Ecx, 6), SSE2), // SSE4A
-    // XSAVE, its variants, and state that nothing else saves.
+    // XSAVE, its variants, and features whose state only XSAVE saves.
     (XSAVE, FXSR),
     (Feature(1, 0, Ecx, 27), XSAVE),         // OSXSAVE
     (Feature(XSAVE_LEAF, 1, Eax, 0), XSAVE), // XSAVEOPT
@@ -153,7 +152,7 @@ const NEEDS: [(Feature, Feature); 72] = [
     (Feature(7, 0, Edx, 25), AMX_TILE), // AMX-INT8
 ];
 
-/// Hides what a guest is not to be shown, and what needs anything that is not there.
+/// Hides all features in [`HIDDEN`], and every feature that requires one that is not there.
 pub(super) fn mend(entries: &mut [kvm_cpuid_entry2]) {
     for feature in HIDDEN {
         feature.hide(entries);
@@ -192,7 +191,7 @@ mod tests {
         (SVM_LEAF, 0),
     ];
 
-    /// Every leaf, with these words in each.
+    /// Returns every leaf, with these words in each.
     fn filled(words: [u32; 4]) -> Vec<kvm_cpuid_entry2> {
         let [eax, ebx, ecx, edx] = words;
         let entry = |(function, index)| kvm_cpuid_entry2 {
@@ -212,7 +211,7 @@ mod tests {
         entries
     }
 
-    /// How many bits of leaf `function`, subleaf `index`, are set.
+    /// Returns the number of bits set in leaf `function`, subleaf `index`.
     fn bits(entries: &[kvm_cpuid_entry2], function: u32, index: u32) -> u32 {
         let of = entries
             .iter()
@@ -228,7 +227,7 @@ mod tests {
         let after = mended(before.clone());
         let lost = |function, index| bits(&before, function, index) - bits(&after, function, index);
         let counts = LEAVES.map(|(function, index)| lost(function, index));
-        // VMX; FRED; SVM, and all that its leaf tells of it.
+        // VMX; FRED; SVM and its whole leaf.
         assert_eq!(counts, [1, 0, 1, 0, 0, 1, 128]);
         let mut after = after;
         assert!(HIDDEN.iter().all(|feature| !feature.is_in(&mut after)));

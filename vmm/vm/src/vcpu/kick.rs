@@ -1,10 +1,10 @@
-//! Getting a virtual CPU's thread out of `KVM_RUN`, or out of waiting for a decision.
+//! Kicks: getting a vCPU's thread out of `KVM_RUN`, or out of waiting for a decision.
 //!
-//! A kick is a signal to the thread. Its handler, which runs on that very thread, sets
-//! `immediate_exit` in the thread's own `kvm_run`, so `KVM_RUN` returns at once even when the
-//! signal arrived just before it was entered (KVM API, 5: `immediate_exit`). A thread that waits in
-//! [`std::thread::park_timeout`] is woken too.
-//! Invariant: the pointer the handler writes through is set only while the thread owns the mapping.
+//! A kick is a signal to the thread. The signal handler runs on that thread and sets `immediate_exit` in the
+//! thread's own `kvm_run`, so `KVM_RUN` returns at once even when the signal arrives just before the call (KVM
+//! API, 5: `immediate_exit`). A kick also wakes a thread that waits in [`std::thread::park_timeout`].
+//!
+//! Invariant: the pointer that the handler writes through is set only while the thread owns the mapping.
 
 use std::cell::Cell;
 use std::ptr;
@@ -40,7 +40,7 @@ pub struct Kickable {
 }
 
 impl Kickable {
-    /// The calling thread, which never blocks in `KVM_RUN` and needs no signal.
+    /// Returns a handle to the calling thread, which never blocks in `KVM_RUN` and needs no signal.
     #[must_use]
     pub fn without_signal() -> Self {
         Self {
@@ -49,9 +49,9 @@ impl Kickable {
         }
     }
 
-    /// Makes the thread leave `KVM_RUN`, or not enter it, and ends its wait for a decision. Does
-    /// nothing to the calling thread, which is in neither. The caller must know the thread to be
-    /// alive.
+    /// Makes the thread leave `KVM_RUN`, or return from it at once, and ends its wait for a decision. Does
+    /// nothing if called on the thread itself, which is neither in `KVM_RUN` nor waiting then. The caller must
+    /// know that the thread is alive.
     pub fn kick(&self) {
         if self.thread.id() == thread::current().id() {
             return;
@@ -65,14 +65,14 @@ impl Kickable {
     }
 }
 
-/// Makes the calling thread kickable while it lives.
+/// Keeps the calling thread kickable until it is dropped.
 #[derive(Debug)]
 pub struct Guard {
     flag: *mut u8,
 }
 
 impl Guard {
-    /// Makes the calling thread, which runs `vcpu`, kickable. `vcpu` must outlive the guard.
+    /// Makes the calling thread kickable. The thread runs `vcpu`, which must outlive the guard.
     pub fn new(vcpu: &mut VcpuFd) -> Self {
         static HANDLER: Once = Once::new();
         HANDLER.call_once(|| {
@@ -85,17 +85,18 @@ impl Guard {
         Self { flag }
     }
 
-    /// The handle others kick this thread by.
+    /// Returns the handle by which other threads kick this one.
     #[must_use]
     pub fn kickable(&self) -> Kickable {
         Kickable {
-            // SAFETY: has no preconditions.
+            // SAFETY: `pthread_self` has no preconditions.
             signalled: Some(unsafe { libc::pthread_self() }),
             thread: thread::current(),
         }
     }
 
-    /// Forgets kicks that have done their work. Look for what they were about afterwards.
+    /// Clears `immediate_exit`. Check the reasons for kicks afterwards, not before: a kick in between would be
+    /// lost.
     #[inline]
     pub fn clear(&self) {
         // SAFETY: points into the `kvm_run` mapping of the `VcpuFd` that outlives the guard.

@@ -1,4 +1,4 @@
-//! Virtual CPUs of KVM: set up, run, and taken out of it.
+//! KVM vCPUs: setup, running, and kicks.
 
 pub(crate) mod config;
 pub(crate) mod failure;

@@ -1,4 +1,4 @@
-//! The self-check on the host the tests run on, if it has KVM.
+//! The self-check on the host that runs the tests, if it has KVM.
 
 use super::*;
 
