@@ -1,10 +1,9 @@
-//! ACPI tables: how a guest finds its processors, its interrupt controller, its serial port and the
-//! way to switch itself off.
+//! ACPI tables, by which a guest finds its processors, its interrupt controller, its serial port and the way to
+//! power itself off.
 //!
-//! The platform is "hardware-reduced" (ACPI 6.5, 4.1): no legacy interrupt controller, timer or
-//! power management block to probe, which also makes the guest's boot shorter. Sleep and reset are
-//! single writes to ports (`SLEEP_CONTROL`, `RESET`). The tables never reach beyond the place they
-//! are given.
+//! The platform is "hardware-reduced" (ACPI 6.5, 4.1): it has no legacy interrupt controller, timer or power
+//! management block to probe, which also shortens the guest's boot. Sleep and reset are single port writes
+//! (`SLEEP_CONTROL`, `RESET`). The tables never reach beyond the range given.
 
 use std::ops::Range;
 
@@ -20,21 +19,21 @@ use hvprobe_arch::mem::PhysMemory;
 
 use super::serial::{COM1, COM1_GSI};
 
-/// The port of the sleep control register.
+/// Port of the sleep control register.
 pub(crate) const SLEEP_CONTROL: u16 = 0x600;
-/// The port of the sleep status register.
+/// Port of the sleep status register.
 pub(crate) const SLEEP_STATUS: u16 = 0x601;
-/// The bit in the sleep control register that enters the state in bits 4:2 (ACPI 6.5, 4.8.3.7).
+/// Bit of the sleep control register that enters the state in bits 4:2 (ACPI 6.5, 4.8.3.7).
 pub(crate) const SLEEP_ENABLE: u8 = 1 << 5;
 /// Bits 4:2 of the sleep control register for S5, "soft off".
 pub(crate) const S5: u8 = 5;
-/// The port whose value [`RESET_VALUE`] resets the machine: the keyboard controller's, which
-/// programs that know nothing of ACPI use too.
+/// Port at which [`RESET_VALUE`] resets the machine: the keyboard controller's, which programs without ACPI use
+/// too.
 pub const RESET: u16 = 0x64;
 /// The keyboard controller's command to pulse the reset line.
 pub const RESET_VALUE: u8 = 0xfe;
 
-/// Where KVM has the interrupt controllers.
+/// Addresses of KVM's interrupt controllers.
 const LOCAL_APIC: u32 = 0xfee0_0000;
 const IO_APIC: u32 = 0xfec0_0000;
 
@@ -42,24 +41,25 @@ const OEM: [u8; 6] = *b"HVPROB";
 const TABLE: [u8; 8] = *b"HVPROBEM";
 const REVISION: u32 = 1;
 
-/// The tables did not fit the place they have.
+/// The tables do not fit the range given.
 #[derive(Debug, thiserror::Error)]
 #[error("the ACPI tables for {cpus} vCPUs do not fit below 1 MiB")]
 pub struct AcpiError {
-    /// For how many vCPUs they are.
+    /// Number of vCPUs in the tables.
     pub cpus: u32,
 }
 
-/// Writes the tables for `cpus` vCPUs, APIC ids from 0 on, to `place`, where kernels look for the
-/// RSDP. Returns where that lies.
+/// Writes the tables for `cpus` vCPUs, with APIC ids from 0 on, to `place`, where kernels look for the RSDP.
+/// Returns the address of the RSDP.
 ///
 /// # Errors
-/// When they do not fit.
+/// When the tables do not fit.
 pub fn write(ram: &impl PhysMemory, place: Range<Gpa>, cpus: u32) -> Result<Gpa, AcpiError> {
     let full = |_| AcpiError { cpus };
     let mut at = place.start.wrapping_add(Rsdp::len() as u64);
     let mut put = |table: &[u8]| -> Result<Gpa, AcpiError> {
-        // Tables begin on a paragraph, which the search for the RSDP needs and others do not mind.
+        // Every table begins at a multiple of 16. The search for the RSDP requires that of the RSDP; it does no
+        // harm to the others.
         let start = Gpa(at.0.next_multiple_of(16));
         at = start.wrapping_add(table.len() as u64);
         if at > place.end {
@@ -87,7 +87,7 @@ fn bytes(table: &dyn Aml) -> Vec<u8> {
 }
 
 fn fadt(dsdt: Gpa) -> acpi_tables::fadt::FADT {
-    /// IAPC_BOOT_ARCH (ACPI 6.5, table 5.10): what not to look for.
+    /// IAPC_BOOT_ARCH (ACPI 6.5, table 5.10): hardware that is absent.
     const VGA_NOT_PRESENT: u16 = 1 << 2;
     const MSI_NOT_SUPPORTED: u16 = 1 << 3;
     const CMOS_RTC_NOT_PRESENT: u16 = 1 << 5;
@@ -140,7 +140,7 @@ fn dsdt(cpus: u32) -> Sdt {
     dsdt
 }
 
-/// The serial port, so that its driver learns of the interrupt.
+/// The serial port's device object, from which its driver learns the interrupt.
 struct SerialPort;
 
 impl Aml for SerialPort {
@@ -160,7 +160,7 @@ impl Aml for SerialPort {
     }
 }
 
-/// The device object of a processor, by which newer kernels register it.
+/// A processor's device object. Newer kernels register processors by it.
 struct Processor(u32);
 
 impl Aml for Processor {
@@ -190,9 +190,9 @@ mod tests {
 
     use super::*;
 
-    /// As a machine has it.
+    /// The range that machines use.
     const PLACE: Range<Gpa> = Gpa(0xe_0000)..Gpa(0xf_fff0);
-    /// As many as there are 8-bit APIC ids, but for that of all.
+    /// Number of 8-bit APIC ids, except the broadcast id.
     const MAX_CPUS: u32 = 254;
 
     /// Memory from 0 to 1 MiB.
@@ -236,7 +236,7 @@ mod tests {
         bytes.iter().fold(0, |sum, byte| sum.wrapping_add(*byte))
     }
 
-    /// The table at `at`, its signature and checksum verified.
+    /// Returns the table at `at` after checking its signature and checksum.
     fn table(ram: &Low, at: u64, signature: &[u8; 4]) -> Vec<u8> {
         let header = read(ram, at, 36);
         assert_eq!(&header[..4], signature);

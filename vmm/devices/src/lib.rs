@@ -1,7 +1,7 @@
-//! What a guest finds on its bus of I/O ports, and the tables that tell it so.
+//! Devices on a guest's I/O port bus, and the ACPI tables that describe them.
 //!
-//! Invariant: a device knows neither KVM nor the machine it is in. What it needs of them, such as an
-//! interrupt line or a place in memory, it is given.
+//! Invariant: a device knows neither KVM nor the machine it is in. Its creator passes what it needs of them,
+//! such as an interrupt line or a range of memory.
 
 pub mod acpi;
 mod bus;

@@ -1,14 +1,14 @@
 //! The serial console: a 16550A from `vm-superio`, its interrupt, and a queue for input.
 //!
-//! What holds: input is delivered in order and none is lost once accepted. Bytes wait in a bounded
-//! queue and move on when the UART's FIFO has room and the guest has switched receive interrupts on,
-//! in the UART and on the way out of it: what arrives earlier, drivers throw away while they probe
-//! the UART and set it up. So a guest that polls gets no input.
+//! Invariant: input is delivered in order, and no accepted byte is lost. Bytes wait in a bounded queue, and
+//! move on when the UART's FIFO has room and the guest has enabled receive interrupts, both in the UART and at
+//! its OUT2 output. Drivers discard input that arrives earlier, while they probe and set up the UART. So a
+//! guest that polls gets no input.
 //!
-//! The interrupt is raised by the thread that makes it due, most often the virtual CPU's own, which
-//! then finds it pending when it goes on. An irqfd would have a worker of the host's kernel do it, at
-//! a time of its own and by an interrupt to the processor that the guest is back on: for each byte
-//! that the guest prints.
+//! The thread whose access makes the interrupt due also raises it. That is mostly the vCPU's own thread, so the
+//! vCPU finds the interrupt pending when it continues. With an irqfd, a worker of the host kernel would raise
+//! it, at a time of its own and by an IPI to the processor that runs the guest again: once for each byte that
+//! the guest prints.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -18,12 +18,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use vm_superio::serial::NoEvents;
 use vm_superio::{Serial, Trigger};
 
-/// The first port of the serial console.
+/// First port of the serial console.
 pub(crate) const COM1: u16 = 0x3f8;
-/// The interrupt of the serial console.
+/// Interrupt of the serial console.
 pub const COM1_GSI: u32 = 4;
 
-/// How much input waits for a guest that does not read, in bytes.
+/// Maximum input that waits for a guest that does not read, in bytes.
 const MAX_PENDING: usize = 64 << 10;
 
 /// Registers of the UART, by offset (National Semiconductor PC16550D).
@@ -34,22 +34,22 @@ const LINE_CONTROL: u16 = 3;
 const MODEM_CONTROL: u16 = 4;
 const LINE_STATUS: u8 = 5;
 
-/// Interrupt enable: data has been received.
+/// Interrupt enable: received data.
 const RECEIVED: u8 = 1;
-/// Interrupt identification: which interrupt is pending, none, and that data has been received.
+/// Interrupt identification: mask of the pending interrupt, no interrupt, received data.
 const IDENTIFICATION: u8 = 0x0f;
 const NO_INTERRUPT: u8 = 0x01;
 const DATA_RECEIVED: u8 = 0x04;
-/// Line status: there is data in the FIFO.
+/// Line status: the FIFO has data.
 const DATA_READY: u8 = 1;
-/// Modem control: the output that connects the interrupt line in a PC.
+/// Modem control: the output that gates the interrupt line in a PC.
 const OUT2: u8 = 1 << 3;
-/// Line control: the first two registers are the baud rate's divisor.
+/// Line control: the first two registers are the baud rate divisor.
 const DIVISOR_LATCH: u8 = 1 << 7;
 
-/// What takes the guest's output.
+/// Receiver of the guest's output.
 pub(super) type Output = Box<dyn FnMut(&[u8]) + Send>;
-/// What sends an edge down the interrupt line.
+/// Sender of an edge on the interrupt line.
 pub(super) type Edge = Box<dyn Fn() -> io::Result<()> + Send>;
 
 /// The console of one machine.
@@ -64,7 +64,7 @@ impl fmt::Debug for Console {
 struct State {
     uart: Serial<Interrupt, NoEvents, Sink>,
     pending: VecDeque<u8>,
-    /// The guest sees the divisor in the first two registers.
+    /// The first two registers are the baud rate divisor now.
     divisor: bool,
     /// The interrupt enable register.
     enabled: u8,
@@ -83,7 +83,7 @@ impl Console {
         }))
     }
 
-    /// A panic of the sink leaves the UART's registers as they were, so a poisoned lock is usable.
+    /// A panic in the sink leaves the UART's registers as they were, so a poisoned lock is usable.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -128,8 +128,9 @@ impl Console {
 }
 
 impl State {
-    /// Adds what `vm-superio` leaves out of the interrupt identification: data in the FIFO stays an interrupt
-    /// until all of it is read. Linux' driver takes 256 bytes at most, then looks here whether there is more.
+    /// Adds an interrupt that `vm-superio` leaves out of the interrupt identification: received data stays an
+    /// interrupt until the FIFO is empty. Linux' driver reads at most 256 bytes, then checks here whether there
+    /// is more.
     fn identify(&mut self, found: u8) -> u8 {
         let is_idle = found & IDENTIFICATION == NO_INTERRUPT;
         let has_data = self.uart.read(LINE_STATUS) & DATA_READY != 0;
@@ -139,13 +140,13 @@ impl State {
         }
     }
 
-    /// Moves input into the UART as far as it has room.
+    /// Moves input into the UART while its FIFO has room.
     fn feed(&mut self) {
         let receiving = self.enabled & RECEIVED != 0 && self.modem & OUT2 != 0;
         while receiving && self.uart.fifo_capacity() > 0 && !self.pending.is_empty() {
             let (bytes, _) = self.pending.as_slices();
             match self.uart.enqueue_raw_bytes(bytes) {
-                // Loopback mode takes nothing from outside.
+                // In loopback mode the UART accepts no input.
                 Ok(0) => return,
                 Ok(taken) => drop(self.pending.drain(..taken)),
                 Err(error) => {
@@ -168,7 +169,7 @@ impl Trigger for Interrupt {
     }
 }
 
-/// Where the guest's output goes.
+/// Adapter from [`Output`] to [`Write`].
 struct Sink(Output);
 
 impl Write for Sink {

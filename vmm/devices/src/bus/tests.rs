@@ -1,4 +1,4 @@
-//! The ports without a virtual machine: the console's interrupts are counted.
+//! The ports without a virtual machine; the console's interrupts are counted.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
@@ -48,18 +48,18 @@ impl Machine {
         byte[0]
     }
 
-    /// As a driver does when the console is opened.
+    /// Sets up the UART as a driver does when the console is opened.
     fn open(&self) {
         self.out(MODEM_CONTROL, 0x0b);
         self.out(INTERRUPT_ENABLE, 0x05);
     }
 
-    /// How many interrupts there were since this was asked last.
+    /// Returns the number of interrupts since the last call.
     fn interrupts(&self) -> u64 {
         self.interrupts.swap(0, Ordering::Relaxed)
     }
 
-    /// Everything the guest can read now.
+    /// Reads everything that the guest can read now.
     fn drain(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         while self.inb(LINE_STATUS) & 1 != 0 {
@@ -94,7 +94,7 @@ fn a_writing_driver_gets_its_interrupt() {
 fn input_typed_before_the_driver_is_ready_waits_for_it() {
     let machine = machine();
     assert_eq!(machine.ports.console_input(b"early"), 5);
-    // A driver probing for the UART's type switches every interrupt on, and off again.
+    // A driver that probes the UART's type enables every interrupt, and disables them again.
     machine.out(INTERRUPT_ENABLE, 0x0f);
     machine.out(INTERRUPT_ENABLE, 0x00);
     assert_eq!(machine.drain(), b"");
@@ -184,7 +184,7 @@ fn empty_ports_read_as_ones() {
     machine.ports.read(0xcfc, &mut data);
     assert_eq!(data, [0xff; 4]);
     assert_eq!(machine.ports.write(0xcf8, &[0, 0, 0, 0x80]), None);
-    // The clock is never about to update, the keyboard controller always ready.
+    // The CMOS clock is never about to update, and the keyboard controller is always ready.
     assert_eq!(machine.inb(0x71), 0);
     assert_eq!(machine.inb(0x64), 0);
 }
