@@ -1,11 +1,11 @@
 //! Histograms of a machine's events.
 //!
-//! Invariants: nothing that the collector has handed on is left out, so that a histogram is as exact as the
-//! counts of what was dropped before; who reads one does not stop the guest; one that nobody holds any more
-//! is gone with the next event; all of a machine together take no more memory than [`AGGREGATION_BYTES`].
+//! Invariants: a histogram misses no event that the collector has handed on, so it is as exact as the counts of
+//! events dropped before. Reading one does not stop the guest. A histogram that has no holder any more is
+//! removed with the next event. All histograms of a machine together use at most [`AGGREGATION_BYTES`].
 //!
-//! Of a probe whose module is to tell what it shows, nobody knows before what a histogram is of its events: that
-//! is found out before the first of them is counted.
+//! The fields of a probe's events may depend on a module that is not loaded yet (an *awaited* probe). Then the
+//! histogram's quantities are unknown; they are resolved before the first of the probe's events is counted.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -25,66 +25,67 @@ use crate::events::notice::ThrottleNotice;
 use crate::events::subscription::Listen;
 use crate::machine::Machine;
 
-/// The most histograms of one machine, as each is filled by the one thread that collects events.
+/// Maximum number of histograms of one machine. The one thread that collects events fills them all.
 pub const AGGREGATIONS_MAX: usize = 64;
-/// Bytes of all of them together.
+/// Maximum memory of a machine's histograms together, in bytes.
 pub const AGGREGATION_BYTES: usize = 256 << 20;
-/// How long reading waits for what has happened.
+/// Maximum time that reading waits for events that have happened.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Why there is no such histogram.
+/// Error of creating or reading a histogram.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AggregateError {
-    /// The machine has as many as it may.
+    /// The machine has the maximum number of histograms.
     #[error("the machine has {AGGREGATIONS_MAX} histograms already")]
     TooMany,
-    /// They have no room for what is to be known of a probe.
+    /// The histograms have too little memory left for the data of a probe.
     #[error(
         "the machine's histograms have {left} bytes left of {AGGREGATION_BYTES}, too few for as many probes \
          (index {index}): count fewer, or end another histogram"
     )]
     NoRoom {
-        /// Its position in what was asked for.
+        /// Position of the probe in the request.
         index: usize,
-        /// Bytes that are left.
+        /// Bytes left.
         left: usize,
     },
     /// No probe has that id.
     #[error("there is no probe {} (index {index})", id.0)]
     NoSuchProbe {
-        /// Its position in what was asked for.
+        /// Position of the probe in the request.
         index: usize,
-        /// What was asked for.
+        /// The id in the request.
         id: ProbeId,
     },
-    /// The events of a probe do not have what is asked for.
+    /// The events of a probe lack a field of the histogram.
     #[error("of probe `{name}`")]
     Field {
-        /// The probe's position in what was asked for.
+        /// Position of the probe in the request.
         index: usize,
         /// The name of its events.
         name: String,
-        /// What, and where in the histogram.
+        /// The field, and its position in the histogram.
         source: ParseError,
     },
 }
 
-/// A histogram that counts for as long as somebody holds it. When the machine has ended it stays as it is.
+/// A histogram, which counts while it has a holder. It keeps its content when the machine has ended.
 #[derive(Clone, Debug)]
 pub struct Aggregation {
     counted: Arc<Mutex<Counted>>,
-    /// Counts those that there are.
+    /// Reference that counts the machine's histograms.
     _one: Arc<()>,
 }
 
 impl Aggregation {
-    /// What it counts.
+    /// Returns the definition of the histogram.
     #[must_use]
     pub fn histogram(&self) -> Histogram {
         self.counted().table.histogram().clone()
     }
 
-    /// What it counts, as it is of the first of its probes of which that is known.
+    /// Returns the quantities that the histogram counts, as resolved for the first of its probes for which they
+    /// are known.
     ///
     /// # Errors
     /// See [`Aggregation::read`].
@@ -94,25 +95,26 @@ impl Aggregation {
         Ok(counted.table.what().cloned())
     }
 
-    /// What was counted of what was handed on; see [`Machine::flush_events`].
+    /// Returns the counts of all events handed on so far; see [`Machine::flush_events`].
     ///
     /// # Errors
-    /// When the events of a probe whose module has come do not have what is asked for. It stays so.
+    /// When the module of an awaited probe has been loaded, and the probe's events lack a field of the
+    /// histogram. The error is permanent.
     pub fn read(&self) -> Result<Snapshot, AggregateError> {
         let counted = self.counted();
         counted.checked()?;
-        // The collector waits for no more than the copy.
+        // The collector waits only for the copy.
         let copied = counted.table.copy();
         drop(counted);
         Ok(copied.snapshot())
     }
 
-    /// Stops counting, or goes on with it.
+    /// Stops counting, or continues.
     pub fn pause(&self, paused: bool) {
         self.counted().table.pause(paused);
     }
 
-    /// Begins anew.
+    /// Discards all counts.
     pub fn clear(&self) {
         self.counted().table.clear();
     }
@@ -128,17 +130,17 @@ fn lock(counted: &Mutex<Counted>) -> MutexGuard<'_, Counted> {
     counted.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A table, and what is not known yet of what it is to count.
+/// A table, and its awaited probes.
 #[derive(Debug)]
 struct Counted {
     table: Table,
     awaited: Waiting,
-    /// What the first of them that was told of does not have.
+    /// Error of the first awaited probe whose events lack a field.
     refused: Option<AggregateError>,
 }
 
 impl Counted {
-    /// Looks whether modules have told.
+    /// Resolves awaited probes whose modules have been loaded.
     fn know_more(&mut self) {
         let Self {
             table,
@@ -148,8 +150,9 @@ impl Counted {
         awaited.retain(|_, (index, probe)| !learn(table, *index, probe, refused));
     }
 
-    /// Counts `events`, before which so many were lost. What was awaited of a probe is told before its first event,
-    /// so the others are not looked at: the collector's time is everybody's.
+    /// Counts `events`, before which `dropped` events were lost. An awaited probe's module is loaded before its
+    /// first event, so only the probes of `events` are checked: the collector serves everyone and has no time
+    /// for more.
     fn hear(&mut self, events: &[Event], dropped: u64) {
         let Self {
             table,
@@ -174,8 +177,9 @@ impl Counted {
     }
 }
 
-/// Has `table` count the events of `probe`, which waits for its module, if that has told; whether it has. There is no
-/// room, if another's histograms have it: then its hits are dropped, as there is nobody whose fault that is.
+/// Makes `table` count the events of `probe`, if its module has been loaded; returns whether it has. If there
+/// is no room, because other histograms have taken it, the probe's hits are dropped without an error, as none
+/// of the requests was wrong.
 fn learn(
     table: &mut Table,
     index: usize,
@@ -195,7 +199,7 @@ fn learn(
     true
 }
 
-/// What `table` is to count of the events of `probe`, which is the one at `index` of those asked for.
+/// Returns the quantities that `table` counts of the events of `probe`, which is at `index` in the request.
 fn aggregate(table: &Table, index: usize, probe: &ProbeInfo) -> Result<Aggregate, AggregateError> {
     let what = probe.aggregate(table.histogram());
     what.map_err(|source| AggregateError::Field {
@@ -205,21 +209,21 @@ fn aggregate(table: &Table, index: usize, probe: &ProbeInfo) -> Result<Aggregate
     })
 }
 
-/// Has `table` count the events of `probe`, which is the one at `index` of those asked for.
+/// Makes `table` count the events of `probe`, which is at `index` in the request.
 fn count(table: &mut Table, index: usize, probe: &ProbeInfo) -> Result<(), AggregateError> {
     let what = aggregate(table, index, probe)?;
     let counted = table.count(probe.id, Arc::clone(&probe.actions), what);
     counted.map_err(|NoRoom { left }| AggregateError::NoRoom { index, left })
 }
 
-/// Probes whose modules are to tell, and their positions in what was asked for.
+/// Awaited probes, with their positions in the request.
 type Waiting = BTreeMap<ProbeId, (usize, ProbeInfo)>;
 
-/// What is kept of a probe that waits for its module, about.
+/// Approximate memory of an awaited probe, in bytes.
 const AWAITED: usize = 2 * size_of::<(ProbeId, (usize, ProbeInfo))>() + 512;
 
-/// A table of what `histogram` says of those of `known` that `ids` names, each counted once however often it is
-/// named, and those of which that is told by their modules.
+/// Creates a table for `histogram` and the probes `ids`, which must be among `known`. A probe that is named
+/// several times is counted once. Returns the awaited probes as well.
 fn table(
     known: Vec<ProbeInfo>,
     ids: &[ProbeId],
@@ -236,7 +240,7 @@ fn table(
         let Some(probe) = by_id.get_mut(&id) else {
             return Err(AggregateError::NoSuchProbe { index, id });
         };
-        // Named before.
+        // The probe was named before.
         let Some(probe) = probe.take() else {
             continue;
         };
@@ -244,7 +248,7 @@ fn table(
         if probe.awaited.is_none() {
             counted?;
         } else {
-            // What it shows may be another thing of the same name, or what it does not show yet.
+            // Without its module, its fields may be missing, or different ones of the same name.
             let reserved = table.reserve(AWAITED);
             reserved.map_err(|NoRoom { left }| AggregateError::NoRoom { index, left })?;
             awaited.insert(id, (index, probe));
@@ -253,7 +257,7 @@ fn table(
     Ok((table, awaited))
 }
 
-/// What fills a table.
+/// Listener that fills a table. Holds it weakly, so that it is removed with its last holder.
 #[derive(Debug)]
 struct Filler(Weak<Mutex<Counted>>);
 
@@ -270,18 +274,18 @@ impl Listen for Filler {
 }
 
 impl Machine {
-    /// Counts the events of `probes` from now on, as `histogram` says.
+    /// Counts the events of `probes` from now on, by `histogram`.
     ///
     /// # Errors
-    /// When there is no such probe, or its events do not have what is asked for, unless its module is not
+    /// When there is no such probe, or its events lack a field of the histogram, unless its module is not
     /// loaded and may have it.
     pub fn aggregate(
         &self,
         probes: &[ProbeId],
         histogram: Histogram,
     ) -> Result<Aggregation, AggregateError> {
-        // Taken before it is counted, so that of several at a time none is one too many; one is held by the
-        // machine itself.
+        // Taken before the count is checked, so that of several calls at a time none exceeds the maximum. The
+        // machine itself holds one reference.
         let one = Arc::clone(&self.aggregations);
         if Arc::strong_count(&one) > AGGREGATIONS_MAX + 1 {
             return Err(AggregateError::TooMany);
@@ -296,8 +300,8 @@ impl Machine {
         Ok(Aggregation { counted, _one: one })
     }
 
-    /// Returns when all events of what has happened are handed on, which is at once unless the host keeps a
-    /// virtual CPU from going on; after five seconds at the latest. Says whether they are.
+    /// Waits until all events that have happened are handed on, at most five seconds; returns whether they are.
+    /// Takes no time unless the host keeps a vCPU from running.
     pub fn flush_events(&self) -> bool {
         self.shared.detours.catch_up();
         let is_whole = self.flush.wait(PATIENCE);
@@ -347,7 +351,7 @@ mod tests {
         read_histogram("keys=common_pid").expect("a histogram")
     }
 
-    /// As many as a machine has at most, and as many as are named at once.
+    /// Maximum number of probes of a machine, and of a request.
     const PROBES: u32 = 65_536;
     const NAMED: u32 = 16_384;
 
@@ -363,7 +367,7 @@ mod tests {
             let took = begun.elapsed();
             eprintln!("{} named of {PROBES} in {took:?}", ids.len());
             assert!(awaited.is_empty());
-            // Each with each would be a thousand million steps.
+            // Comparing each with each would take a thousand million steps.
             assert!(took < Duration::from_secs(1), "{took:?}");
         }
         let unknown = table(known, &[ProbeId(3), ProbeId(PROBES)], by_pid(), &room);
@@ -425,7 +429,7 @@ mod tests {
         let mut other = Table::new(by_pid(), Arc::clone(&room));
         other.reserve(room.left()).expect("all that is left");
         let mut refused = None;
-        // As it is once its module has come.
+        // The probe as it is once its module is loaded.
         assert!(learn(&mut table, 1, &probe(2, false), &mut refused));
         assert_eq!(refused, None);
         table.hear(&[event(1), event(2)], 0);

@@ -1,7 +1,6 @@
-//! From a configuration to a running machine.
+//! Boots a machine from its configuration.
 //!
-//! Everything that can be refused is looked at before a thread starts: a failed boot leaves nothing
-//! behind.
+//! Everything that can be refused is checked before a thread starts. A failed boot leaves nothing behind.
 
 use std::error::Error;
 use std::io::Read as _;
@@ -47,13 +46,13 @@ use crate::vcpu::catch::Catcher;
 use crate::vcpu::run::Vcpu;
 use crate::vcpu::shared::Shared;
 
-/// Events that may wait in the ring of one virtual CPU.
+/// Number of events that fit into the ring of one vCPU.
 const RING: usize = 8192;
 
-/// No initramfs is larger: it has to lie below the hole under 4 GiB.
+/// Maximum size of an initramfs, which has to lie below the hole under 4 GiB.
 const MAX_INITRD: u64 = 3 << 30;
 
-/// Why a machine was not booted. Nothing of it is left.
+/// Error of booting a machine. Nothing of the machine is left.
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {
     /// The kernel, command line or initramfs cannot be loaded.
@@ -64,38 +63,38 @@ pub enum BootError {
     Initrd {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The I/O error.
         #[source]
         source: std::io::Error,
     },
     /// The kernel's symbols cannot be found.
     #[error("the kernel image cannot be probed")]
     Image(#[from] ImageError),
-    /// The image has no place from which boot can report that text is final.
+    /// The image has no place for a tripwire, which reports that the kernel's text is final.
     #[error(transparent)]
     NoTripwire(#[from] NoTripwire),
     /// A probe of the configuration was refused.
     #[error(transparent)]
     Probe(#[from] RegisterError),
-    /// The memory cannot be had.
+    /// The memory cannot be allocated.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// The host cannot run it.
+    /// The host cannot run the machine.
     #[error(transparent)]
     Host(#[from] SelfCheckError),
-    /// The host runs guests but its breakpoints cannot be caught.
+    /// The host runs guests, but its KVM does not let int3s be caught.
     #[error("breakpoints cannot be caught on this host: `hvprobe doctor` tells more")]
     NoCatchMode,
-    /// KVM refused.
+    /// KVM refused a request.
     #[error("KVM cannot {what}")]
     Kvm {
-        /// What was asked for.
+        /// The request.
         what: &'static str,
-        /// Its answer.
+        /// KVM's error.
         #[source]
         source: kvm_ioctls::Error,
     },
-    /// The virtual CPUs cannot be set up.
+    /// The vCPUs cannot be set up.
     #[error(transparent)]
     Cpu(#[from] CpuError),
     /// The firmware tables cannot be built.
@@ -107,7 +106,7 @@ pub enum BootError {
 }
 
 impl BootError {
-    /// Whether the host had no descriptor, process or memory left for it, and may have them again (errno(3)).
+    /// Returns whether the host ran out of descriptors, processes or memory, which is temporary (errno(3)).
     #[must_use]
     pub fn is_exhausted(&self) -> bool {
         let mut cause: Option<&(dyn Error + 'static)> = Some(self);
@@ -130,7 +129,7 @@ fn kvm(what: &'static str) -> impl Fn(kvm_ioctls::Error) -> BootError {
     move |source| BootError::Kvm { what, source }
 }
 
-/// How int3s are caught here: found out once per process.
+/// Returns how this host catches int3s. Checked once per process.
 fn catch_mode() -> Result<CatchMode, BootError> {
     static FOUND: OnceLock<Option<CatchMode>> = OnceLock::new();
     let found = match FOUND.get() {
@@ -144,14 +143,14 @@ fn catch_mode() -> Result<CatchMode, BootError> {
 }
 
 impl Machine {
-    /// Boots a machine. It runs when this returns; probes of the configuration are pending until
-    /// the kernel's text is final.
+    /// Boots a machine. It runs when this returns; probes of the configuration are pending until the kernel's
+    /// text is final.
     ///
     /// # Errors
-    /// When anything about the configuration, its files, its probes or the host does not allow it.
+    /// When the configuration, its files, its probes or the host do not allow it.
     pub fn boot(config: MachineConfig) -> Result<Arc<Self>, BootError> {
-        // The self-check runs a guest of its own; meanwhile the files are read and unpacked, and then
-        // the kernel is loaded while its symbols are.
+        // The self-check runs a guest of its own. Meanwhile the files are read and unpacked, and then the
+        // kernel is loaded while its symbols are read.
         thread::scope(|scope| {
             let mode = scope.spawn(catch_mode);
             let files = Files::read(&config)?;
@@ -170,7 +169,7 @@ impl Machine {
     }
 }
 
-/// What is read from files, before any resource of the host is taken.
+/// Files of the configuration, read before any resource of the host is taken.
 struct Files {
     kernel: Arc<Kernel>,
     initrd: Vec<Vec<u8>>,
@@ -187,7 +186,7 @@ impl Files {
                 path: path.clone(),
                 source,
             };
-            // One byte more than could fit is enough for the loader to refuse it.
+            // One byte more than can fit is enough for the loader to refuse it.
             let limit = config.memory.min(MAX_INITRD) + 1;
             let mut archive = Vec::new();
             loader::open_file(path)
@@ -206,7 +205,7 @@ impl Files {
     }
 }
 
-/// A virtual machine with everything in its memory, but no virtual CPUs yet.
+/// A virtual machine with its memory loaded, but without vCPUs.
 struct Loaded {
     host: Kvm,
     vm: VmFd,
@@ -360,7 +359,7 @@ fn create_cpu(
     CpuFd::new(fd, mode).map_err(kvm("prepare a virtual CPU for debugging"))
 }
 
-/// Starts the threads.
+/// Starts the threads of the machine.
 fn run(
     machine: &Arc<Machine>,
     vm: Arc<VmFd>,
@@ -387,13 +386,13 @@ fn run(
     let supervised = Arc::clone(machine);
     spawn(machine, "supervisor".to_owned(), move || {
         supervised.supervise(&inbox, threads, collector);
-        // The VM goes after its virtual CPUs.
+        // The VM is dropped after its vCPUs.
         drop(vm);
     })?;
     Ok(())
 }
 
-/// Starts a thread; if that fails, those that were started before end.
+/// Starts a thread. If that fails, the threads started before are made to end.
 fn spawn(
     machine: &Machine,
     name: String,

@@ -1,47 +1,47 @@
-//! What of a machine belongs to whom: its probes, and what keeps it paused.
+//! Owners of a machine's probes, and of its pauses.
 //!
 //! ```text
-//!   a pause, for somebody or for nobody ──┐
+//!   a pause, with or without an owner ────┐
 //!                                         ├──► paused ──► resumed: everything above is over
-//!   a hit of a probe that stops ──────────┘          └──► let go, by whose it is: resumed if nothing else is left
+//!   a hit of a probe that stops ──────────┘          └──► owners release theirs: resumed if nothing else is left
 //! ```
-//! Invariants: the machine is paused exactly while something here pauses it, so both change under one
-//! lock; what a probe has paused is its owner's, also when the probe has been taken out since. The lock is
-//! held for moments only, never while waiting; it comes after that of the registry, and before that of
-//! `Control`. What is asked of an owner costs what that one has, not what all have.
+//! Invariants: the machine is paused exactly while something here pauses it, so both change under one lock. A
+//! pause by a probe's hit belongs to the probe's owner, also after the probe has been unregistered. The lock is
+//! held only briefly, never while waiting. Lock order: the registry's, then this, then that of `Control`. Work
+//! for one owner costs in proportion to what that owner has, not to what all have.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use hvprobe_spec::ProbeId;
 
-/// Somebody whom probes and pauses of machines can belong to.
+/// Owner of probes and pauses of machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Owner(pub u64);
 
-/// What was let go of one machine.
+/// Result of releasing owners' probes and pauses on one machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LetGo {
-    /// How many probes were taken out, of whom.
+    /// Number of probes that were unregistered, by owner.
     pub probes: BTreeMap<Owner, usize>,
-    /// The machine goes on, which had been paused.
+    /// The machine had been paused and was resumed.
     pub resumed: bool,
 }
 
-/// Who has what of a machine.
+/// Owners of a machine's probes and pauses.
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
-    /// The probes that belong to somebody.
+    /// Owner of each probe that has one.
     probes: BTreeMap<ProbeId, Owner>,
-    /// The same by whose they are; who has none is not in it.
+    /// Probes of each owner. An owner without probes is not in it.
     owned: BTreeMap<Owner, BTreeSet<ProbeId>>,
-    /// For whom the machine is paused; `None` for nobody in particular, until it is resumed.
+    /// Pauses in force, by owner. `None` is a pause without an owner, which lasts until the machine is resumed.
     pauses: BTreeSet<Option<Owner>>,
-    /// The hits that pause it, of each virtual CPU one at most; the last one comes last.
+    /// Hits that pause the machine, at most one of each vCPU, the last one last.
     hits: Vec<(ProbeId, usize)>,
 }
 
 impl Claims {
-    /// `ids` are probes of `owner` from now on.
+    /// Makes `owner` the owner of the probes `ids`.
     pub(crate) fn take(&mut self, ids: impl IntoIterator<Item = ProbeId>, owner: Owner) {
         for id in ids {
             if let Some(before) = self.probes.insert(id, owner) {
@@ -51,7 +51,7 @@ impl Claims {
         }
     }
 
-    /// `id` is not of `owner` any more.
+    /// Removes `id` from the probes of `owner`.
     fn disown(&mut self, owner: Owner, id: ProbeId) {
         if let Some(all) = self.owned.get_mut(&owner) {
             all.remove(&id);
@@ -61,12 +61,12 @@ impl Claims {
         }
     }
 
-    /// The probes that belong to somebody, and to whom.
+    /// Returns the probes that have an owner, with their owners.
     pub(crate) fn probes(&self) -> &BTreeMap<ProbeId, Owner> {
         &self.probes
     }
 
-    /// The probes of `owners`, and whose each is.
+    /// Returns the probes of `owners`, each with its owner.
     pub(crate) fn of(&self, owners: &[Owner]) -> Vec<(ProbeId, Owner)> {
         let owners: BTreeSet<Owner> = owners.iter().copied().collect();
         let theirs = owners.into_iter().flat_map(|owner| {
@@ -76,12 +76,12 @@ impl Claims {
         theirs.collect()
     }
 
-    /// Whether `owner` has anything.
+    /// Returns whether `owner` has a probe or a pause.
     pub(crate) fn has(&self, owner: Owner) -> bool {
         self.pauses.contains(&Some(owner)) || self.owned.contains_key(&owner)
     }
 
-    /// The probes `ids` have left. What they have paused stays so, for their owner.
+    /// Forgets the unregistered probes `ids`. Their pauses stay, as pauses of their owners.
     pub(crate) fn forget(&mut self, ids: &[ProbeId]) {
         for id in ids {
             let Some(owner) = self.probes.remove(id) else {
@@ -95,33 +95,33 @@ impl Claims {
         }
     }
 
-    /// The machine is paused for `owner`; whether it was not before.
+    /// Adds a pause of `owner`; returns whether there was none.
     pub(crate) fn pause(&mut self, owner: Option<Owner>) -> bool {
         self.pauses.insert(owner)
     }
 
-    /// It is not paused for `owner` any more; whether it goes on.
+    /// Ends the pause of `owner`; returns whether the machine can be resumed.
     pub(crate) fn unpause(&mut self, owner: Option<Owner>) -> bool {
         self.pauses.remove(&owner) && !self.is_paused()
     }
 
-    /// A hit of `probe` on `vcpu` pauses it.
+    /// Adds a pause by a hit of `probe` on `vcpu`.
     pub(crate) fn stop(&mut self, probe: ProbeId, vcpu: usize) {
         self.hits.push((probe, vcpu));
     }
 
-    /// Nothing pauses it any more.
+    /// Ends all pauses.
     pub(crate) fn resume(&mut self) {
         self.pauses.clear();
         self.hits.clear();
     }
 
-    /// The hit that paused it last.
+    /// Returns the hit that paused the machine last.
     pub(crate) fn stopped_at(&self) -> Option<(ProbeId, usize)> {
         self.hits.last().copied()
     }
 
-    /// For whom it is paused, if for anybody in particular.
+    /// Returns the owners of the pauses in force, including pauses by hits of their probes.
     pub(crate) fn paused_by(&self) -> Vec<Owner> {
         let hits = self.hits.iter().filter_map(|(id, _)| self.probes.get(id));
         let pauses = self.pauses.iter().flatten();
@@ -129,7 +129,7 @@ impl Claims {
         all.into_iter().collect()
     }
 
-    /// Nothing is of `owners` any more; whether the machine goes on for that.
+    /// Removes all probes and pauses of `owners`; returns whether the machine can be resumed because of that.
     pub(crate) fn release(&mut self, owners: &[Owner]) -> bool {
         let was_paused = self.is_paused();
         let all: BTreeSet<Owner> = owners.iter().copied().collect();
@@ -200,7 +200,7 @@ mod tests {
     }
 
     proptest! {
-        /// Each claim is `(owner, probe)`; a probe stops if its number is odd.
+        /// Each claim is `(owner, probe)`; a probe pauses if its number is odd.
         #[test]
         fn whoever_leaves_last_leaves_nothing(
             claimed in prop::collection::vec((0..4_u64, 0..20_u32), 0..30),

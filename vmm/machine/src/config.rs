@@ -1,4 +1,4 @@
-//! What a machine is asked to be, how it fares and how it ended.
+//! Configuration, state and end of a machine.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -7,46 +7,46 @@ use hvprobe_engine::{PROBES_MAX, Refusals};
 use hvprobe_spec::{ProbeId, ProbeSpec};
 use hvprobe_vm::CatchMode;
 
-/// The kernel command line of a machine that is not given one: console on the serial port, no
-/// search for a PCI bus, which is not there; reboot and panic end the machine.
+/// Kernel command line of a machine whose configuration has none: console on the serial port, no search for a
+/// PCI bus, as there is none; reboot and panic end the machine.
 pub const DEFAULT_CMDLINE: &str = "console=ttyS0 quiet reboot=k panic=-1 pci=off";
 
-/// A machine to boot.
+/// Configuration of a machine to boot.
 #[derive(Clone, Debug)]
 pub struct MachineConfig {
-    /// What users call it.
+    /// Name of the machine, for users.
     pub name: String,
-    /// `bzImage` or ELF `vmlinux`.
+    /// Kernel image: `bzImage` or ELF `vmlinux`.
     pub kernel: PathBuf,
     /// Initial RAM file system, if any.
     pub initrd: Option<PathBuf>,
     /// The whole kernel command line; [`DEFAULT_CMDLINE`] when empty.
     pub cmdline: String,
-    /// Number of virtual CPUs.
+    /// Number of vCPUs.
     pub cpus: u32,
     /// RAM in bytes.
     pub memory: u64,
-    /// A command for the guest, handed over as `/hvprobe/command`; none when empty.
+    /// Command for the guest, passed as `/hvprobe/command`; none when empty.
     pub command: Vec<String>,
     /// Probes to plant as soon as the kernel's text is final.
     pub probes: Vec<ProbeSpec>,
-    /// What becomes of them when one is refused before the boot.
+    /// Whether a probe that is refused before the boot fails it or is left out.
     pub refusals: Refusals,
-    /// Start paused: nothing runs before [`Machine::resume`](crate::Machine::resume).
+    /// Start paused: the guest does not run before [`Machine::resume`](crate::Machine::resume).
     pub paused: bool,
-    /// Use jumps instead of breakpoints where probes can do without exits;
+    /// Use jumps instead of breakpoints for probes that need no exit.
     /// [`Machine::set_optimization`](crate::Machine::set_optimization) changes it.
     pub optimize: bool,
-    /// What it may have.
+    /// Limits on host resources.
     pub bounds: Bounds,
 }
 
-/// What one machine may have of the host, beside its guest's memory.
+/// Limits on the host resources of one machine, besides its guest's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// Probes registered at a time; never more than [`PROBES_MAX`].
+    /// Maximum number of registered probes; at most [`PROBES_MAX`].
     pub probes: usize,
-    /// Bytes of what it printed last on its console.
+    /// Bytes of console output to keep, the newest ones.
     pub console: usize,
 }
 
@@ -59,16 +59,16 @@ impl Default for Bounds {
     }
 }
 
-/// What a machine is doing.
+/// State of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
     /// The kernel's text is not final yet; probes are pending.
     Booting,
     /// Probes can be planted and fire.
     Running,
-    /// All virtual CPUs are stopped until they are resumed.
+    /// All vCPUs are stopped until they are resumed.
     Paused,
-    /// It has ended.
+    /// The machine has ended.
     Stopped(Ending),
 }
 
@@ -83,41 +83,41 @@ impl fmt::Display for State {
     }
 }
 
-/// A machine at one moment.
+/// Status of a machine at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// What it is doing.
+    /// Its state.
     pub state: State,
-    /// How int3s are caught on this host.
+    /// How this host catches int3s.
     pub catch_mode: CatchMode,
-    /// When a hit paused it: of which probe, on which virtual CPU.
+    /// The hit that paused the machine, if one did: its probe and vCPU.
     pub stopped_at: Option<(ProbeId, usize)>,
-    /// The guest has left the kernel it was booted with for another (kexec, or a crash kernel): all
-    /// probes are gone, and none can be planted any more.
+    /// The guest has left the kernel it was booted with for another (kexec, or a crash kernel). All probes are
+    /// gone, and no probe can be planted any more.
     pub kernel_replaced: bool,
 }
 
-/// How a machine ended.
+/// End of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ending {
-    /// What ended it.
+    /// Cause of the end.
     pub reason: EndReason,
-    /// The exit status the guest reported, if it did.
+    /// Exit status that the guest reported, if it did.
     pub guest_status: Option<u8>,
 }
 
-/// What ended a machine.
+/// Cause of a machine's end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EndReason {
     /// The guest powered off.
     Shutdown,
     /// The guest rebooted.
     Reset,
-    /// It was told to stop.
+    /// A client or the server stopped it.
     Stopped,
-    /// The guest triple-faulted; with registers and code.
+    /// The guest triple-faulted. Contains registers and code.
     TripleFault(String),
-    /// The guest could not go on; with registers and code.
+    /// The guest could not continue. Contains registers and code.
     Crash(String),
 }
 

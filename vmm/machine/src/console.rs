@@ -1,44 +1,44 @@
-//! The console's way out: what the guest printed, for whoever wants it, whenever they come.
+//! Console output: the bytes that the guest has printed, for any number of listeners.
 //!
-//! Invariants: the guest never waits for a listener; as many of the newest bytes as it may keep are always
-//! there, for a new listener too, and one that falls further behind is told how many it lost. A byte that
-//! is printed allocates nothing, however many listen.
+//! Invariants: the guest never waits for a listener. The newest bytes, up to a limit, are always available,
+//! also to a new listener; a listener that falls further behind gets the number of bytes it lost. Printing a
+//! byte allocates nothing, however many listeners there are.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
-/// The most that a listener is given at once, in bytes.
+/// Maximum size of a piece of output, in bytes.
 const PIECE: usize = 64 << 10;
 
 #[derive(Debug, Default)]
 struct State {
     kept: VecDeque<u8>,
-    /// How many bytes were printed so far.
+    /// Number of bytes printed so far.
     printed: u64,
-    /// Told that there is something new, each at most once until it has looked.
+    /// Wakeups for the listeners; each has at most one pending until it has looked.
     listeners: Vec<Sender<()>>,
     closed: bool,
 }
 
 impl State {
-    /// The position of the oldest byte that is kept.
+    /// Returns the position of the oldest byte that is kept.
     fn oldest(&self) -> u64 {
         self.printed - self.kept.len() as u64
     }
 }
 
-/// The output of one machine's console.
+/// Console output of one machine.
 #[derive(Debug)]
 pub(crate) struct ConsoleOutput {
-    /// How much of the newest output is kept, in bytes.
+    /// Number of the newest bytes to keep.
     room: usize,
     state: Mutex<State>,
 }
 
 impl ConsoleOutput {
-    /// One that nothing was printed on, and that keeps so many bytes.
+    /// Returns an empty console output that keeps `room` bytes.
     pub(crate) fn new(room: usize) -> Self {
         Self {
             room,
@@ -46,25 +46,25 @@ impl ConsoleOutput {
         }
     }
 
-    /// The guest printed `bytes`.
+    /// Appends `bytes`, which the guest has printed.
     pub(crate) fn print(&self, bytes: &[u8]) {
         let mut state = self.state();
         state.kept.extend(bytes);
         state.printed += bytes.len() as u64;
         let excess = state.kept.len().saturating_sub(self.room);
         state.kept.drain(..excess);
-        // One that has not looked since it was told needs no more; one that is gone is forgotten.
+        // A listener that has a wakeup pending needs no other. A closed one is removed.
         state
             .listeners
             .retain(|listener| listener.try_send(()).is_ok() || !listener.is_closed());
     }
 
-    /// What is kept.
+    /// Returns the output that is kept.
     pub(crate) fn kept(&self) -> Vec<u8> {
         self.state().kept.iter().copied().collect()
     }
 
-    /// What is kept, and what follows.
+    /// Returns a listener, which gets the output that is kept and all that follows.
     pub(crate) fn follow(self: &Arc<Self>) -> Console {
         let (news, told) = channel(1);
         let mut state = self.state();
@@ -78,7 +78,7 @@ impl ConsoleOutput {
         }
     }
 
-    /// The machine has ended: nothing follows.
+    /// Ends the output, as the machine has ended.
     pub(crate) fn close(&self) {
         let mut state = self.state();
         state.closed = true;
@@ -93,9 +93,9 @@ impl ConsoleOutput {
 /// A piece of a console's output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Printed {
-    /// As the guest sent them: not necessarily text, and cut anywhere.
+    /// The bytes as the guest sent them: not necessarily text, and cut at any position.
     pub bytes: Vec<u8>,
-    /// How many before these the listener has lost, as it was too slow.
+    /// Number of bytes before these that the listener has lost, as it was too slow.
     pub lost: u64,
 }
 
@@ -103,13 +103,13 @@ pub struct Printed {
 #[derive(Debug)]
 pub struct Console {
     output: Arc<ConsoleOutput>,
-    /// How many bytes it has got or lost.
+    /// Number of bytes that it has received or lost.
     at: u64,
     told: Receiver<()>,
 }
 
 impl Console {
-    /// The next piece; `None` when the machine has ended and there is no more.
+    /// Returns the next piece; `None` when the machine has ended and there is no more output.
     pub async fn next(&mut self) -> Option<Printed> {
         loop {
             if let Some(printed) = self.take() {
@@ -121,8 +121,8 @@ impl Console {
         }
     }
 
-    /// As [`Console::next`], blocking the calling thread, which must not be one of an asynchronous
-    /// runtime.
+    /// Like [`Console::next`], but blocks the calling thread, which must not belong to an
+    /// asynchronous runtime.
     pub fn blocking_next(&mut self) -> Option<Printed> {
         loop {
             if let Some(printed) = self.take() {
@@ -134,7 +134,7 @@ impl Console {
         }
     }
 
-    /// What there is, if there is something.
+    /// Returns the output that has not been read yet, if there is any.
     fn take(&mut self) -> Option<Printed> {
         let state = self.output.state();
         let from = self.at.max(state.oldest());

@@ -1,4 +1,4 @@
-//! What is said about a guest that cannot go on: registers, and the bytes at RIP.
+//! Report about a guest that cannot continue: registers, and the bytes at RIP.
 
 use std::fmt::Write;
 
@@ -10,13 +10,13 @@ use hvprobe_vm::vcpu::CpuFd;
 
 /// CR4.LA57 (SDM vol. 3, 2.5).
 const CR4_LA57: u64 = 1 << 12;
-/// Where a processor begins after a reset (SDM vol. 3, 10.1.4).
+/// Address of a processor's first instruction after a reset (SDM vol. 3, 10.1.4).
 const RESET_RIP: u64 = 0xfff0;
 const RESET_CS: u16 = 0xf000;
 /// The address bits of CR3 (SDM vol. 3, table 4-12).
 const CR3_ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
-/// The page tables a virtual CPU with these control registers uses.
+/// Returns the page tables of a vCPU with these control registers.
 pub(crate) fn tables(cr3: u64, cr4: u64) -> PageTables {
     PageTables {
         root: Gpa(cr3 & CR3_ADDRESS),
@@ -28,13 +28,13 @@ pub(crate) fn tables(cr3: u64, cr4: u64) -> PageTables {
     }
 }
 
-/// Several lines: what happened on virtual CPU `index`, its registers, the code at RIP.
+/// Returns a report of several lines: what happened on vCPU `index`, its registers, the code at RIP.
 pub(crate) fn report(what: &str, index: usize, cpu: &mut CpuFd, ram: &GuestRam) -> String {
     let regs = cpu.regs();
     let sregs = *cpu.sregs();
     let mut text = format!("{what}\nvCPU {index}\n");
     if regs.rip == RESET_RIP && sregs.cs.selector == RESET_CS {
-        // kvm_amd does so after a triple fault, when the processor leaves its state undefined.
+        // kvm_amd resets the processor after a triple fault, when the hardware leaves its state undefined.
         text.push_str("KVM has reset the processor: its registers are lost on this host\n");
         text.push_str(&trail(cpu));
         return text;
@@ -66,8 +66,7 @@ pub(crate) fn report(what: &str, index: usize, cpu: &mut CpuFd, ram: &GuestRam) 
     text
 }
 
-/// Where the guest went on after its last exits, which tells what it did then and what was done to
-/// it.
+/// Returns RIP at the last entries, which shows what the guest did at each exit and how it was resumed.
 fn trail(cpu: &CpuFd) -> String {
     let trail = cpu.trail().take_while(|rip| *rip != 0);
     let words: Vec<String> = trail.map(|rip| format!("{rip:x}")).collect();
@@ -92,7 +91,7 @@ fn code_at(rip: Gva, sregs: &kvm_bindings::kvm_sregs, ram: &GuestRam) -> String 
     }
 }
 
-/// `bytes` as two digits each, with blanks between.
+/// Returns `bytes` as two digits each, separated by blanks.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     let words: Vec<String> = bytes.iter().map(|b| format!("{b:02x}")).collect();
     words.join(" ")

@@ -1,4 +1,4 @@
-//! Questions that virtual CPUs put to clients at hits, and the answers.
+//! Questions that vCPUs ask clients at hits, and the answers.
 //!
 //! ```text
 //!          ask                     answer, in time
@@ -7,17 +7,17 @@
 //!    │ nobody      │ goes, or the machine ends
 //!    └─────────────┴─────────────────────────────────► unanswered: the probe's default
 //! ```
-//! A question is put to one client, which has until its deadline. The virtual CPU that asks waits
-//! in its own thread; when the machine wants its attention meanwhile it parks and then waits on: the
-//! question stays open, and the deadline stays where it is.
+//! A question goes to one client, which has until its deadline. The vCPU that asks waits in its own thread. If
+//! the machine requests its attention meanwhile, it parks and then waits again: the question stays open, and
+//! the deadline does not change.
 //!
-//! A client that misses [`MISSES`] deadlines one after another is asked no more: it is frozen, or gone
-//! without a word, and each question to it costs the guest a deadline. Questions that were open at the
-//! same time are one miss.
+//! A client that misses [`MISSES`] deadlines one after another is not asked any more: it is frozen, or gone
+//! without notice, and each question to it costs the guest a deadline. Questions that were open at the same
+//! time count as one miss.
 //!
-//! Invariants: a virtual CPU has at most one question open; each question gets one verdict; nobody
-//! waits for a client that has gone. The lock is taken alone, never while waiting, and not at all
-//! by hits that ask nothing.
+//! Invariants: a vCPU has at most one question open; each question gets one verdict; no vCPU waits for a client
+//! that has gone. The lock is never held together with another, nor while waiting, and hits that ask nothing do
+//! not take it.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,25 +28,25 @@ use hvprobe_hit::event::Event;
 use hvprobe_spec::{Decision, ProbeId, SpecError};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
-/// Names one question of a machine; never reused.
+/// Identifies a question of a machine; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Token(pub u64);
 
-/// A virtual CPU waits at a hit for what a client decides.
+/// A question: a vCPU waits at a hit for a client's decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Question {
-    /// To be given back with the answer.
+    /// Token that the answer must contain.
     pub token: Token,
     /// The hit.
     pub event: Event,
-    /// When it falls to the probe's default: nanoseconds of the host's `CLOCK_MONOTONIC`.
+    /// Deadline, in nanoseconds of the host's `CLOCK_MONOTONIC`. After it the probe's default applies.
     pub deadline_ns: u64,
 }
 
-/// Why an answer has no effect.
+/// Reason why an answer has no effect.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AnswerError {
-    /// There is no such question, or not any more, or it was put to another client.
+    /// There is no such question, it is closed, or it was put to another client.
     #[error("question {} is not open: its deadline has passed, or it was not put to this client", .0.0)]
     TooLate(Token),
     /// The decision exceeds a limit. The question stays open.
@@ -54,45 +54,45 @@ pub enum AnswerError {
     Invalid(#[from] SpecError),
 }
 
-/// What became of the questions of a machine.
+/// Counts of a machine's questions by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DecisionCounts {
     /// Answered in time.
     pub answered: u64,
     /// The deadline passed.
     pub expired: u64,
-    /// There was no client to put it to, or it went.
+    /// There was no client to ask, or the client has gone.
     pub unattended: u64,
 }
 
-/// What a virtual CPU got to its question.
+/// Result of a vCPU's wait for an answer.
 #[derive(Debug)]
 pub(crate) enum Reply<'a> {
     /// A client decided.
     Decided(Decision),
-    /// The probe's default is to be carried out.
+    /// The probe's default applies.
     Unanswered,
-    /// The machine wants attention: park, and then wait on.
+    /// The machine requests attention: the vCPU must park, and then wait again.
     Interrupted(Asked<'a>),
 }
 
-/// Brings questions to clients and answers back.
+/// Passes questions to clients and answers to vCPUs.
 #[derive(Debug, Default)]
 pub struct Decisions(Arc<Mutex<State>>);
 
-/// Deadlines that a client may miss, one after another, before it is dropped.
+/// Number of deadlines that a client may miss, one after another, before it is dropped.
 pub const MISSES: u32 = 3;
 
-/// How many questions wait for one client to take them. Each virtual CPU has one open; what is more
-/// than that has lost its deadline already.
+/// Maximum number of questions that wait for one client. Each vCPU has one open question; more than that have
+/// passed their deadlines already.
 const QUEUE: usize = 256;
 
 #[derive(Debug, Default)]
 struct State {
     closed: bool,
-    /// The one to be asked next comes first.
+    /// Clients, the next one to ask first.
     clients: Vec<Client>,
-    /// At most one of each virtual CPU.
+    /// Open questions, at most one of each vCPU.
     open: Vec<Open>,
     tokens: u64,
     names: u64,
@@ -104,16 +104,16 @@ struct Client {
     name: u64,
     probes: HashSet<ProbeId>,
     queue: Sender<Question>,
-    /// Deadlines it has missed since it answered.
+    /// Deadlines missed since the last answer.
     missed: u32,
-    /// The first question that is not of the time of the last one it missed.
+    /// The first question that was not open at the last miss, so that it counts as another miss.
     next_miss: u64,
 }
 
 #[derive(Debug)]
 struct Open {
     token: Token,
-    /// Name of the client it was put to.
+    /// Name of the client that was asked.
     client: u64,
     deadline: Instant,
     thread: Thread,
@@ -127,7 +127,7 @@ enum Verdict {
 }
 
 impl Open {
-    /// Gives the waiting virtual CPU its verdict. It has none yet.
+    /// Gives the waiting vCPU its verdict. There must be none yet.
     fn settle(&mut self, verdict: Verdict) {
         self.verdict = Some(verdict);
         self.thread.unpark();
@@ -154,7 +154,7 @@ impl State {
         Ok(())
     }
 
-    /// The client called `name` has let the deadline of the question `token` pass.
+    /// Counts a missed deadline of client `name`, whose question was `token`. Drops the client at [`MISSES`].
     fn missed(&mut self, name: u64, token: Token) {
         let Some(at) = self.clients.iter().position(|client| client.name == name) else {
             return;
@@ -166,7 +166,7 @@ impl State {
         client.next_miss = self.tokens;
         client.missed += 1;
         if client.missed >= MISSES {
-            // With its queue its stream ends.
+            // Dropping its queue ends its stream.
             self.clients.remove(at);
             self.abandon(|client| client == name);
         }
@@ -184,7 +184,7 @@ impl State {
         Some(name)
     }
 
-    /// Questions to clients that `gone` names fall to the default.
+    /// Leaves the open questions of clients for which `gone` is true to the default.
     fn abandon(&mut self, gone: impl Fn(u64) -> bool) {
         for open in &mut self.open {
             if open.verdict.is_none() && gone(open.client) {
@@ -197,12 +197,12 @@ impl State {
 
 impl Decisions {
     fn state(&self) -> MutexGuard<'_, State> {
-        // No step leaves the state half changed, so a panic elsewhere does not spoil it.
+        // No step leaves the state half changed, so a panic elsewhere does not corrupt it.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets a client decide at the hits of `probes`, or of all probes that ask when it is empty,
-    /// from now on. Questions it does not take wait for it; when there are too many, it is not asked.
+    /// Attaches a client that decides at hits of `probes`, from now on. If `probes` is empty, it decides for
+    /// all probes that ask. Questions wait until the client takes them; when too many wait, it is not asked.
     #[must_use]
     pub fn attach(&self, probes: impl IntoIterator<Item = ProbeId>) -> Asker {
         let probes = probes.into_iter().collect();
@@ -227,8 +227,8 @@ impl Decisions {
         }
     }
 
-    /// Called by the thread of a virtual CPU: asks what to do at the hit that `event` tells of, to
-    /// be answered `within` a time from its own. `None`, and counted, when there is nobody to ask.
+    /// Asks a client for a decision about the hit of `event`. The answer must come `within` this time of the
+    /// event's. Called by the vCPU's thread. Returns `None` when there is no client to ask, which is counted.
     pub(crate) fn ask(&self, event: Event, within: Duration) -> Option<Asked<'_>> {
         let deadline = Instant::now() + within;
         let nanos = u64::try_from(within.as_nanos()).unwrap_or(u64::MAX);
@@ -258,13 +258,13 @@ impl Decisions {
         })
     }
 
-    /// What became of the questions so far.
+    /// Returns the counts of questions so far.
     #[must_use]
     pub fn counts(&self) -> DecisionCounts {
         self.state().counts
     }
 
-    /// The machine has ended: streams of questions end, and none is put any more.
+    /// Ends the streams of questions, as the machine has ended. No question is put any more.
     pub(crate) fn close(&self) {
         let mut state = self.state();
         state.closed = true;
@@ -273,7 +273,7 @@ impl Decisions {
     }
 }
 
-/// A virtual CPU's open question, withdrawn when dropped.
+/// Open question of a vCPU; dropping it withdraws the question.
 #[derive(Debug)]
 pub(crate) struct Asked<'a> {
     decisions: &'a Decisions,
@@ -282,12 +282,12 @@ pub(crate) struct Asked<'a> {
 }
 
 impl<'a> Asked<'a> {
-    /// Waits for the answer, on the thread that asked. `wants_attention` is looked at whenever the
-    /// thread is unparked.
+    /// Waits for the answer, on the thread that asked. Checks `wants_attention` whenever the thread is
+    /// unparked.
     pub(crate) fn wait(self, wants_attention: impl Fn() -> bool) -> Reply<'a> {
         loop {
-            // Whoever has news for this thread unparks it afterwards: news that come between a look
-            // and the wait end the wait at once.
+            // Other threads unpark this one after they have changed something. So a change between a check and
+            // the wait ends the wait at once.
             let now = Instant::now();
             if let Some(verdict) = self.verdict(now) {
                 return match verdict {
@@ -302,7 +302,7 @@ impl<'a> Asked<'a> {
         }
     }
 
-    /// The verdict, if there is one by now; the question is closed then.
+    /// Returns the verdict if there is one by now, and closes the question.
     fn verdict(&self, now: Instant) -> Option<Verdict> {
         let mut state = self.decisions.state();
         let at = state
@@ -330,7 +330,7 @@ impl Drop for Asked<'_> {
     }
 }
 
-/// A client that decides. Questions it leaves open when it goes are unanswered at once.
+/// A client that decides. When it is dropped, its open questions are unanswered at once.
 #[derive(Debug)]
 pub struct Asker {
     decisions: Decisions,
@@ -339,28 +339,28 @@ pub struct Asker {
 }
 
 impl Asker {
-    /// The next question; `None` when the machine has ended, or this client [was
-    /// dropped](Asker::was_dropped). It may have lost its deadline while it
-    /// waited to be taken. Cancel safe: no question is lost.
+    /// Returns the next question; `None` when the machine has ended or this client [was
+    /// dropped](Asker::was_dropped). The question's deadline may have passed while it waited to be taken.
+    /// Cancel safe: no question is lost.
     pub async fn next(&mut self) -> Option<Question> {
         self.questions.recv().await
     }
 
-    /// As [`Asker::next`], blocking the calling thread, which must not be one of an asynchronous
-    /// runtime.
+    /// Like [`Asker::next`], but blocks the calling thread, which must not belong to an
+    /// asynchronous runtime.
     pub fn blocking_next(&mut self) -> Option<Question> {
         self.questions.blocking_recv()
     }
 
-    /// Whether it is asked no more although the machine has not ended, for it has missed [`MISSES`]
-    /// deadlines one after another.
+    /// Returns whether the client is not asked any more, although the machine has not ended, because it has
+    /// missed [`MISSES`] deadlines one after another.
     #[must_use]
     pub fn was_dropped(&self) -> bool {
         let state = self.decisions.state();
         !state.closed && state.clients.iter().all(|client| client.name != self.name)
     }
 
-    /// Answers a question, in any order.
+    /// Answers a question. Questions can be answered in any order.
     ///
     /// # Errors
     /// When the question is not open any more, or the decision exceeds a limit.

@@ -1,9 +1,8 @@
-//! What detours record, on its way to the machine's collector.
+//! The detours' records on their way to the machine's collector.
 //!
-//! The collector reads the ring at least every few milliseconds while anything records into it, and
-//! when a detour rings because much has come together. Whoever needs everything there is now has it
-//! read ahead ([`Detours::catch_up`]). Where a hit is to be lost no more than that, its virtual CPU waits here
-//! for the collector.
+//! The collector reads the ring at least every few milliseconds while anything records into it, and when a
+//! detour rings because a quarter of it is full. [`Detours::catch_up`] reads it at once, for callers that need
+//! every record made so far. A vCPU whose hit must not be lost waits here for the collector to make room.
 
 use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
@@ -16,7 +15,7 @@ use hvprobe_vm::memory::GuestRam;
 use crate::clock::relation::Timeline;
 use crate::waiting::Waiting;
 
-/// The host's side of the ring.
+/// Host side of the ring.
 #[derive(Clone, Debug)]
 pub(crate) struct Detours(Arc<Inner>);
 
@@ -26,7 +25,7 @@ struct Inner {
     timeline: Timeline,
     collector: OnceLock<Thread>,
     waiting: Waiting,
-    /// `None` where no detours can be made.
+    /// `None` if detours cannot be made.
     collection: Option<Collection>,
 }
 
@@ -45,21 +44,21 @@ impl Detours {
         }))
     }
 
-    /// Names the thread that is to be woken.
+    /// Sets the collector's thread, which [`Detours::wake`] wakes.
     pub(crate) fn set_collector(&self, thread: Thread) {
-        // There is one collector.
+        // Set once: there is one collector.
         let _ = self.0.collector.set(thread);
     }
 
-    /// Has the collector read the ring now, and ask again how long it may sleep.
+    /// Makes the collector read the ring now, and then determine anew how long it may sleep.
     pub(crate) fn wake(&self) {
         if let Some(collector) = self.0.collector.get() {
             collector.unpark();
         }
     }
 
-    /// Has the virtual CPU of the calling thread wait until there is room, or `is_called`, but not for long;
-    /// whether it is worth another try.
+    /// Makes the vCPU of the calling thread wait until there is room or `is_called` is true, for a limited
+    /// time; returns whether another attempt makes sense.
     pub(crate) fn wait_for_room(
         &self,
         room: impl Fn() -> Room,
@@ -68,13 +67,13 @@ impl Detours {
         self.0.waiting.wait(room, is_called, || self.wake())
     }
 
-    /// How much room detours find in the ring.
+    /// Returns how much room the ring has for detours.
     pub(crate) fn room(&self) -> Room {
         let collection = self.0.collection.as_ref();
         collection.map_or(Room::None, |collection| collection.room(&*self.0.ram))
     }
 
-    /// Reads and accounts for everything that was recorded up to now.
+    /// Reads and accounts for all records made so far.
     pub(crate) fn catch_up(&self) {
         if let Some(collection) = &self.0.collection {
             collection.catch_up(&*self.0.ram, self.0.timeline.now());
@@ -82,7 +81,7 @@ impl Detours {
         }
     }
 
-    /// The same when the guest will not run again.
+    /// Like [`Detours::catch_up`], for a guest that will not run again.
     pub(crate) fn end(&self) {
         if let Some(collection) = &self.0.collection {
             collection.end(&*self.0.ram, self.0.timeline.now());

@@ -1,4 +1,4 @@
-//! The #BP entry of the guest, where int3s are caught in `idt-gate`.
+//! The guest's #BP entry, at which int3s are caught in `idt-gate`.
 //!
 //! Invariant: undoing the push of an exception frame gives exactly the state at the int3.
 
@@ -9,10 +9,10 @@ use hvprobe_arch::trap::{GATE_SIZE, INT3, vector};
 use hvprobe_arch::{Gva, Regs};
 use kvm_bindings::kvm_sregs;
 
-/// Where the IDT has the gate of #BP.
+/// Offset of the #BP gate in the IDT.
 const BREAKPOINT_GATE: u64 = vector::BREAKPOINT as u64 * GATE_SIZE as u64;
 
-/// Why the guest's #BP entry cannot be used.
+/// Reason why the guest's #BP entry cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum GateMissing {
     #[error("the guest's interrupt descriptor table cannot be read")]
@@ -27,14 +27,14 @@ pub(crate) enum GateMissing {
     Head(#[from] GateError),
 }
 
-/// What the #BP entry of the guest's IDT looks like, for `idt-gate`.
+/// The guest's #BP entry, for `idt-gate`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gate {
     pub(crate) head: GateHead,
     pub(crate) tables: PageTables,
 }
 
-/// The exception frame the processor pushes in 64-bit mode (SDM vol. 3, 6.14.2).
+/// The exception frame that the processor pushes in 64-bit mode (SDM vol. 3, 6.14.2).
 struct Frame {
     rip: u64,
     cs: u64,
@@ -43,7 +43,8 @@ struct Frame {
 }
 
 impl Frame {
-    /// The frame that the stack pointer is at; `read` fills in what is at an address, if it can.
+    /// Reads the frame at the stack pointer `rsp`. `read` reads memory at an address and returns whether it
+    /// could.
     fn at(read: impl FnOnce(Gva, &mut [u8]) -> bool, rsp: u64) -> Option<Self> {
         let mut raw = [0; 40];
         if !read(Gva(rsp), &mut raw) {
@@ -64,7 +65,7 @@ impl Frame {
 }
 
 impl Gate {
-    /// The #BP entry of the guest, found through its IDT.
+    /// Finds the guest's #BP entry through its IDT.
     pub(crate) fn find(
         tables: PageTables,
         sregs: &kvm_sregs,
@@ -85,8 +86,8 @@ impl Gate {
         Ok(Self { head, tables })
     }
 
-    /// The registers before the processor delivered the #BP of a kernel-mode int3, with RIP at
-    /// the int3; `None` for a #BP from user mode, which is never ours.
+    /// Returns the registers before the processor delivered the #BP of a kernel-mode int3, with RIP at the
+    /// int3; `None` for a #BP from user mode, which is never ours.
     #[inline]
     pub(crate) fn before(read: impl FnOnce(Gva, &mut [u8]) -> bool, regs: &Regs) -> Option<Regs> {
         let frame = Frame::at(read, regs.rsp).filter(|frame| frame.cs & 3 == 0)?;
@@ -98,8 +99,8 @@ impl Gate {
         })
     }
 
-    /// As [`Self::before`], if the processor has delivered the #BP of an int3 that is still there, and
-    /// has not come to the gate yet: then nothing is lost if that had not happened.
+    /// Like [`Self::before`], but only if the processor has delivered the #BP of an int3 that is still there
+    /// and has not reached the gate yet. Then the delivery can be undone without losing anything.
     pub(crate) fn undone(
         &self,
         read: impl Fn(Gva, &mut [u8]) -> bool,
@@ -122,7 +123,7 @@ mod tests {
     const AT: u64 = 0xffff_ffff_8100_0104;
     const STACK: u64 = 0xffff_c900_0000_fda8;
 
-    /// The gate in an entry that begins with `code`.
+    /// Returns the gate of an entry that begins with `code`.
     fn gate(code: &[u8]) -> Gate {
         Gate {
             head: GateHead::analyse(code, Gva(ENTRY)).unwrap(),
@@ -133,7 +134,7 @@ mod tests {
         }
     }
 
-    /// What is left of a #BP at [`ENTRY`] + `n`, in code of segment `cs` whose first byte is `byte`.
+    /// Undoes a #BP at [`ENTRY`] + `n`, from code in segment `cs` whose first byte is `byte`.
     fn undone(gate: &Gate, n: u64, cs: u64, byte: u8) -> Option<Regs> {
         let frame = [AT + 1, cs, 0x246, STACK, 0x18];
         let raw: Vec<u8> = frame.into_iter().flat_map(u64::to_le_bytes).collect();
@@ -170,7 +171,7 @@ mod tests {
         for n in [2, 3, 4] {
             assert_eq!(undone(&plain, n, 0x10, 0xcc), None);
         }
-        // Before the `endbr64`, where exceptions arrive, and behind it.
+        // Before the `endbr64`, where exceptions arrive, and after it.
         let tracked = gate(&[0xf3, 0x0f, 0x1e, 0xfa, 0x0f, 0x01, 0xca, 0xfc]);
         for n in [0, 4] {
             assert_eq!(undone(&tracked, n, 0x10, 0xcc), Some(back), "{n}");

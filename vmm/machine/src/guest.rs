@@ -1,4 +1,4 @@
-//! A guest as the probe engine sees it: its memory, and how to stop it for a change of its text.
+//! The guest as the probe engine sees it: its memory, and how to stop it for a change of its text.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,7 +11,6 @@ use hvprobe_hit::table::ProbeTable;
 
 use crate::vcpu::shared::Shared;
 
-/// The machine as the probe engine sees it.
 pub(crate) struct Guest<'a>(pub(crate) &'a Shared);
 
 impl World for Guest<'_> {
@@ -24,7 +23,7 @@ impl World for Guest<'_> {
         let control = &self.0.control;
         let stopped_for =
             control.transact(|standings| -> Option<Arc<ProbeTable>> { change(ram, standings) })?;
-        // There may be detours where there were none.
+        // The change may have added the first detours.
         self.0.detours.wake();
         Ok(stopped_for)
     }

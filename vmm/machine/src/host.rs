@@ -1,3 +1,3 @@
-//! What this host can do, for those who have no machine yet: servers answer `hvprobe doctor` with it.
+//! Checks of this host, which need no machine. Servers answer `hvprobe doctor` with them.
 
 pub use hvprobe_vm::host::{Fact, Finding, HostReport, SelfCheckError, Verdict, check, facts};

@@ -1,8 +1,7 @@
-//! Machines: guests with probes in their kernels. The probe engine on a virtual machine of KVM.
+//! Machines: guests with probes in their kernels. Runs the probe engine on a KVM virtual machine.
 //!
-//! What servers need of the host before there is a machine, and the causes of a boot that failed,
-//! come from the crate below, which servers do not name: [`host`], [`Kernel`] and the errors of
-//! [`BootError`] are passed on from there, and nothing else.
+//! Servers do not name the crate `vm` below. This crate re-exports the parts they need: the checks of the host
+//! ([`host`]), [`Kernel`], and the causes of a failed boot ([`BootError`]).
 
 mod aggregate;
 mod boot;

@@ -1,5 +1,5 @@
-//! The moment the kernel's text is final: how to read the kernel from now on, and, for `idt-gate`,
-//! what its #BP entry looks like.
+//! The moment when the kernel's text is final: the view of the kernel from now on, and, for `idt-gate`, its #BP
+//! entry.
 
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::PageTables;
@@ -19,7 +19,7 @@ use crate::machine::Machine;
 use crate::tripwire::Tripwire;
 
 impl Machine {
-    /// Plants the pending probes and lets the held virtual CPU go on.
+    /// Plants the pending probes and releases the held vCPU.
     pub(crate) fn text_final(&self, vcpu: usize, sregs: &kvm_sregs) -> Result<(), String> {
         let Some(tripwire) = &self.shared.tripwire else {
             return Ok(());
@@ -48,7 +48,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Another kernel runs: nothing we know tells how to read it.
+    /// Forgets the view of the kernel, as the guest runs another one, which we cannot read.
     pub(crate) fn kernel_replaced(&self) {
         let before = std::mem::replace(&mut self.life().kernel_replaced, true);
         if !before {
@@ -61,7 +61,7 @@ impl Machine {
         }
     }
 
-    /// Tells of probes that turned out to be impossible once they could be planted.
+    /// Logs probes that turned out to be impossible when they were to be planted.
     pub(crate) fn report_refused(&self, refused: Vec<(ProbeId, Refused)>) {
         for (id, why) in refused {
             error!(machine = self.config.name, probe = %id, %why, "probe refused");
@@ -69,7 +69,7 @@ impl Machine {
     }
 }
 
-/// How to read the kernel, as virtual CPU `vcpu` shows it that reported.
+/// Returns the view of the kernel, by the registers of vCPU `vcpu`, which hit the tripwire.
 fn view(
     image: &KernelImage,
     tripwire: &Tripwire,
@@ -104,9 +104,9 @@ fn view(
     })
 }
 
-/// The kernel's own page tables, while a virtual CPU uses those at `current`: where the image tells if
-/// they map the tripwire where it was set, else `current`. An image without symbols of data has them
-/// somewhere: the kernel's half of a process's is a copy of theirs.
+/// Returns the kernel's own page tables, while a vCPU uses `current`. If the image has a symbol for them,
+/// returns those if they map the tripwire where it was set, else `current`. An image without data symbols has
+/// them at an unknown page: the kernel half of a process's tables is a copy of theirs.
 fn own_tables(
     image: &KernelImage,
     tripwire: &Tripwire,
@@ -141,7 +141,7 @@ fn own_tables(
     own.filter(right)
 }
 
-/// The entries of the top-level page table at `root` that map the kernel's half.
+/// Returns the entries of the top-level page table at `root` that map the kernel half.
 fn kernel_half(root: Gpa, mem: &dyn PhysMemory) -> Option<Vec<u64>> {
     const HALF: u64 = 2048;
     let words = (0..HALF).step_by(8).map(|at| {

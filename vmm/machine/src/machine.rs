@@ -1,4 +1,4 @@
-//! A machine: one guest, its virtual CPUs and its probes.
+//! A machine: one guest, its vCPUs and its probes.
 //!
 //! ```text
 //!   boot ──► booting ──(text final)──► running ◄──► paused
@@ -6,10 +6,9 @@
 //!                          ▼ guest ends, fails, or stop
 //!                       stopped
 //! ```
-//! One thread per virtual CPU, one that collects events, and a supervisor that takes notices from
-//! the virtual CPUs. Lock order: `registry`, then what `Control` holds; `life` is taken alone.
-//! Invariant: once a machine is stopped, no thread of it runs guest code and every stream of it has
-//! ended.
+//! One thread per vCPU, one that collects events, and a supervisor that handles notices from the vCPUs. Lock
+//! order: `registry`, then the locks of `Control`; `life` is never held together with another. Invariant: once
+//! a machine is stopped, none of its threads runs guest code and all its streams have ended.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,34 +34,34 @@ use crate::decide::Decisions;
 use crate::events::subscription::{Hub, Listen, Subscription};
 use crate::vcpu::shared::{IoctlTotals, Shared};
 
-/// Why a running machine could not be paused.
+/// Error of pausing a running machine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the machine cannot be paused")]
 pub struct PauseError(#[from] StopError);
 
-/// Why no NMI was sent.
+/// Error of sending an NMI.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NmiError {
-    /// Virtual CPUs are counted from 0.
+    /// The vCPU does not exist. They are numbered from 0.
     #[error("there is no virtual CPU {vcpu}, the machine has {vcpus}")]
     NoSuchVcpu {
-        /// Which one was asked for.
+        /// The number asked for.
         vcpu: u32,
-        /// How many there are.
+        /// The number of vCPUs.
         vcpus: u32,
     },
-    /// Nothing runs any more.
+    /// The machine has ended.
     #[error("no NMI can be sent")]
     Stop(#[from] StopError),
 }
 
-/// Why guest memory could not be read.
+/// Error of reading guest memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
-    /// The kernel's page tables are not known before its text is final, nor those of another kernel.
+    /// The kernel's page tables are not known before its text is final, nor are those of another kernel.
     #[error("the guest is still booting, or runs another kernel")]
     Booting,
-    /// Not mapped.
+    /// The address is not mapped.
     #[error("guest memory cannot be read")]
     Walk(#[from] WalkError),
 }
@@ -85,36 +84,36 @@ pub struct Machine {
     pub(crate) registry: Mutex<Registry>,
     /// Whether the global switch of `registry` is on.
     pub(crate) armed: AtomicBool,
-    /// Probes of the configuration that were refused before the boot, and left out.
+    /// Probes of the configuration that were refused before the boot and left out.
     pub(crate) skipped: Vec<Skipped>,
     pub(crate) console: Arc<ConsoleOutput>,
     pub(crate) hub: Arc<Hub>,
     pub(crate) flush: Flush,
-    /// Held once more by each histogram.
+    /// Cloned by each histogram: its reference count limits their number.
     pub(crate) aggregations: Arc<()>,
-    /// What all of them have together.
+    /// Memory that all histograms share.
     pub(crate) histograms: Arc<Room>,
     pub(crate) ioctls: Vec<Arc<IoctlTotals>>,
-    /// When it was last looked for hits that were throttled; after `registry`.
+    /// Time of the last check for throttled hits. Locked after `registry`.
     pub(crate) throttle_looked: Mutex<Instant>,
     pub(crate) life: Mutex<Life>,
     pub(crate) changed: Condvar,
 }
 
 impl Machine {
-    /// What it was booted from.
+    /// Returns the configuration that the machine was booted from.
     #[must_use]
     pub fn config(&self) -> &MachineConfig {
         &self.config
     }
 
-    /// What the kernel image says: symbols and where probes may go.
+    /// Returns the kernel image, with its symbols and forbidden places.
     #[must_use]
     pub fn image(&self) -> &Arc<KernelImage> {
         &self.image
     }
 
-    /// What it is doing.
+    /// Returns the current status.
     #[must_use]
     pub fn status(&self) -> Status {
         self.status_in(&self.life())
@@ -135,13 +134,13 @@ impl Machine {
         }
     }
 
-    /// Blocks until it is doing something else than `last` says; tells what.
+    /// Waits until the status differs from `last`, and returns it.
     #[must_use]
     pub fn wait_change(&self, last: &Status) -> Status {
         self.wait_for(|life| Some(self.status_in(life)).filter(|status| status != last))
     }
 
-    /// Blocks until `found` finds something.
+    /// Waits until `found` returns something.
     fn wait_for<T>(&self, found: impl Fn(&Life) -> Option<T>) -> T {
         let mut life = self.life();
         loop {
@@ -155,37 +154,37 @@ impl Machine {
         }
     }
 
-    /// Its status has changed in what is not guarded by `life`.
+    /// Wakes threads that wait for the status, after a change of a part that `life` does not guard.
     pub(crate) fn tell_change(&self) {
-        // Whoever looked at the status before now waits to be told.
+        // A thread that has read the status before waits by now, so the notification reaches it.
         drop(self.life());
         self.changed.notify_all();
     }
 
-    /// Blocks until the kernel's text is final and its pending probes are planted, or the machine
-    /// has ended; tells which by its status.
+    /// Waits until the kernel's text is final and the pending probes are planted, or until the machine has
+    /// ended; returns the status.
     #[must_use]
     pub fn wait_live(&self) -> Status {
         self.wait_for(|life| (life.live || life.ending.is_some()).then(|| self.status_in(life)))
     }
 
-    /// Blocks until the machine has ended.
+    /// Waits until the machine has ended.
     #[must_use]
     pub fn wait(&self) -> Ending {
         self.wait_for(|life| life.ending.clone())
     }
 
-    /// Stops all virtual CPUs until [`Machine::resume`]; they have stopped when this returns.
-    /// Pausing a paused machine changes nothing.
+    /// Stops all vCPUs until [`Machine::resume`]; they have stopped when this returns. Pausing a paused machine
+    /// changes nothing.
     ///
     /// # Errors
-    /// When the machine has ended or a virtual CPU does not stop.
+    /// When the machine has ended or a vCPU does not stop.
     pub fn pause(&self) -> Result<(), PauseError> {
         self.pause_for(None)
     }
 
-    /// As [`Machine::pause`], but it lasts no longer than `owner` is there. A machine that is paused for
-    /// several goes on when nobody is left.
+    /// Like [`Machine::pause`], but the pause ends when `owner` is released. A machine that several
+    /// owners have paused continues when all of them are released.
     ///
     /// # Errors
     /// As [`Machine::pause`].
@@ -206,19 +205,19 @@ impl Machine {
         Ok(())
     }
 
-    /// For whom it is paused, if for anybody in particular.
+    /// Returns the owners of the machine's pauses.
     #[must_use]
     pub fn paused_by(&self) -> Vec<Owner> {
         self.shared.claims().paused_by()
     }
 
-    /// Whether anything of it belongs to `owner`. Waits for nobody.
+    /// Returns whether `owner` has a probe or a pause of this machine. Does not block.
     #[must_use]
     pub fn belongs_to(&self, owner: Owner) -> bool {
         self.shared.claims().has(owner)
     }
 
-    /// Lets the virtual CPUs go on. Resuming a running machine changes nothing.
+    /// Lets the vCPUs continue. Resuming a running machine changes nothing.
     ///
     /// # Errors
     /// When the machine has ended.
@@ -234,13 +233,13 @@ impl Machine {
         Ok(())
     }
 
-    /// Sends an NMI to one virtual CPU, or to all, and does not wait for the guest to take it. As on
-    /// hardware, one that comes before the guest has taken the last is one with it, a virtual CPU that
-    /// the guest has not started takes none, and a guest whose kernel is not ready for it dies of it.
-    /// A paused machine's virtual CPUs take it when they go on.
+    /// Sends an NMI to one vCPU or to all, and does not wait for the guest to take it. As on hardware, an NMI
+    /// that arrives before the guest has taken the last is merged with it, a vCPU that the guest has not
+    /// started takes none, and a guest whose kernel is not ready for it dies of it. The vCPUs of a paused
+    /// machine take it when they continue.
     ///
     /// # Errors
-    /// When the machine has ended, or has no such virtual CPU.
+    /// When the machine has ended or has no such vCPU.
     pub fn inject_nmi(&self, vcpu: Option<u32>) -> Result<(), NmiError> {
         let vcpus = self.config.cpus;
         let range = match vcpu {
@@ -252,61 +251,61 @@ impl Machine {
         Ok(self.shared.control.send_nmi(indices)?)
     }
 
-    /// What is kept of the console's output, the newest of it.
+    /// Returns the newest console output, as much as is kept.
     #[must_use]
     pub fn console_kept(&self) -> Vec<u8> {
         self.console.kept()
     }
 
-    /// What is kept of the console's output, and what follows.
+    /// Returns a listener that gets the console output that is kept and all that follows.
     #[must_use]
     pub fn console(&self) -> Console {
         self.console.follow()
     }
 
-    /// Types `bytes` on the console; returns how many there was room for.
+    /// Types `bytes` on the console; returns how many of them fitted.
     pub fn console_input(&self, bytes: &[u8]) -> usize {
         self.shared.ports.console_input(bytes)
     }
 
-    /// The probes of the configuration that were refused before the boot, and left out.
+    /// Returns the probes of the configuration that were refused before the boot and left out.
     #[must_use]
     pub fn skipped(&self) -> &[Skipped] {
         &self.skipped
     }
 
-    /// The questions that hits put to clients.
+    /// Returns the questions that hits put to clients.
     #[must_use]
     pub fn decisions(&self) -> &Decisions {
         &self.shared.decisions
     }
 
-    /// Has `listener` hear of events from now on, unless the machine has ended.
+    /// Passes events to `listener` from now on, unless the machine has ended.
     pub fn listen(&self, listener: Box<dyn Listen>) {
         self.hub.listen(listener);
     }
 
-    /// A stream of the events of `filter`'s probes, or of all when it is empty, from now on. At
-    /// most `capacity` events wait; then they are dropped and counted.
+    /// Returns a stream of events from now on: those of `filter`'s probes, or of all if it is empty. At most
+    /// `capacity` events wait; more are dropped and counted.
     #[must_use]
     pub fn subscribe(&self, filter: Vec<ProbeId>, capacity: usize) -> Subscription {
         self.hub.subscribe(filter, capacity)
     }
 
-    /// Reads kernel memory as the guest has it now, our patches included.
+    /// Reads kernel memory as it is in the guest now, our patches included.
     ///
     /// # Errors
-    /// While booting, or when it is not mapped.
+    /// While the guest is booting, or when the memory is not mapped.
     pub fn read_kernel(&self, at: Gva, into: &mut [u8]) -> Result<(), ReadError> {
         let view = self.shared.control.view().ok_or(ReadError::Booting)?;
         Ok(view.tables.read(&*self.shared.ram, at, into)?)
     }
 
-    /// The types of modules, as the guest has them loaded now, by their names: those in `wanted`, each of which
-    /// stands at a position of what was asked for.
+    /// Returns the types of modules as they are loaded now, by module name. `wanted` has the names, each with
+    /// its position in the request.
     ///
     /// # Errors
-    /// The position of the first that is not loaded, or that nothing tells the types of, and why.
+    /// The position of the first module that is not loaded or whose types are unknown, and the reason.
     pub fn module_types(
         &self,
         wanted: &[(usize, String)],
@@ -314,25 +313,25 @@ impl Machine {
         self.registry().module_types(wanted, &*self.shared.ram)
     }
 
-    /// The module of the guest in whose memory `at` is now; `None` as well if that cannot be told.
+    /// Returns the module in whose memory `at` is now; `None` also if that cannot be found out.
     #[must_use]
     pub fn module_at(&self, at: Gva) -> Option<Module> {
         self.registry().module_at(at, &*self.shared.ram)
     }
 
-    /// The build id of `module`, as the guest has it loaded, if its kernel keeps that.
+    /// Returns the build id of `module` as it is loaded, if the guest's kernel keeps it.
     #[must_use]
     pub fn build_id(&self, module: &Module) -> Option<Vec<u8>> {
         self.registry().build_id(module, &*self.shared.ram)
     }
 
-    /// How often KVM was called for each virtual CPU. Up to date while paused or stopped.
+    /// Returns the number of ioctls of each vCPU. Up to date while the machine is paused or stopped.
     #[must_use]
     pub fn ioctls(&self) -> Vec<Ioctls> {
         self.ioctls.iter().map(|totals| totals.get()).collect()
     }
 
-    /// Host time, nanoseconds of `CLOCK_MONOTONIC`, at which the guest executed its first
+    /// Returns the host time, in nanoseconds of `CLOCK_MONOTONIC`, at which the guest executed its first
     /// instruction.
     #[must_use]
     pub fn first_entry_ns(&self) -> Option<u64> {
@@ -342,11 +341,10 @@ impl Machine {
         }
     }
 
-    /// Where each virtual CPU stands, which are stopped for that; those that have not been started
-    /// stand nowhere.
+    /// Stops the vCPUs, and returns their standings. A vCPU that has not been started has none.
     ///
     /// # Errors
-    /// When the machine has ended or a virtual CPU does not stop.
+    /// When the machine has ended or a vCPU does not stop.
     pub fn standings(&self) -> Result<Vec<Standing>, StopError> {
         let mut all = Vec::new();
         self.shared.control.transact(|standings| {
@@ -357,8 +355,8 @@ impl Machine {
     }
 
     pub(crate) fn registry(&self) -> MutexGuard<'_, Registry> {
-        // A panic inside a transaction leaves the registry at a step it can go on from: its
-        // fields are updated only after the text was.
+        // A panic inside a transaction leaves the registry in a state that it can continue from: its fields are
+        // updated only after the text.
         self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -1,7 +1,7 @@
-//! The probes of a machine, as its users register and change them.
+//! Registering and changing a machine's probes.
 //!
-//! Invariant: whatever takes a probe out of the guest, or turns it off, tells what was throttled of it
-//! until then.
+//! Invariant: every function that takes a probe out of the guest, or turns it off, also reports the hits that
+//! were throttled until then.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -18,19 +18,19 @@ use crate::guest::Guest;
 use crate::machine::Machine;
 
 impl Machine {
-    /// Registers a batch of probes, all or none, in one stop of the virtual CPUs.
+    /// Registers a batch of probes, all or none, in one stop of the vCPUs.
     ///
     /// # Errors
-    /// Names the first probe that was refused, and why.
+    /// The first probe that was refused, and why.
     pub fn register(&self, specs: &[ProbeSpec]) -> Result<Vec<ProbeId>, RegisterError> {
         Ok(self.register_batch(specs, Refusals::Fail)?.ids())
     }
 
-    /// Registers a batch of probes in one stop of the virtual CPUs; `refusals` says what becomes of
-    /// the rest when one is refused.
+    /// Registers a batch of probes in one stop of the vCPUs. `refusals` sets whether a refused probe fails the
+    /// batch or is left out.
     ///
     /// # Errors
-    /// As [`Machine::register`]; when refusals are skipped, only for what makes no sense anywhere.
+    /// As [`Machine::register`]. When refusals are skipped, only errors of the whole batch.
     pub fn register_batch(
         &self,
         specs: &[ProbeSpec],
@@ -39,7 +39,7 @@ impl Machine {
         self.register_for(None, specs, refusals)
     }
 
-    /// As [`Machine::register_batch`], but the probes are `owner`'s.
+    /// Like [`Machine::register_batch`], but makes `owner` the owner of the probes.
     ///
     /// # Errors
     /// As [`Machine::register_batch`].
@@ -68,7 +68,7 @@ impl Machine {
     /// Unregisters probes, all or none.
     ///
     /// # Errors
-    /// When one of them does not exist or the virtual CPUs do not stop.
+    /// When one of them does not exist or the vCPUs do not stop.
     pub fn unregister(&self, ids: &[ProbeId]) -> Result<(), ChangeError> {
         let mut registry = self.registry();
         let unregistered = registry.unregister(ids, &Guest(&self.shared));
@@ -80,14 +80,14 @@ impl Machine {
         unregistered
     }
 
-    /// Takes out all probes of `owners`, in one stop of the virtual CPUs; then lets the machine go on if
-    /// only they, or those probes, had paused it.
+    /// Unregisters all probes of `owners`, in one stop of the vCPUs. Then resumes the machine if only these
+    /// owners, or hits of those probes, had paused it.
     ///
     /// # Errors
-    /// When the virtual CPUs cannot be stopped. Then nothing has changed.
+    /// When the vCPUs cannot be stopped. Nothing has changed then.
     pub fn let_go(&self, owners: &[Owner]) -> Result<LetGo, ChangeError> {
         let mut registry = self.registry();
-        // Others come and go only with the registry.
+        // Claims on probes change only under the registry's lock.
         let theirs = self.shared.claims().of(owners);
         let ids: Vec<ProbeId> = theirs.iter().map(|(id, _)| *id).collect();
         if !ids.is_empty() {
@@ -111,7 +111,7 @@ impl Machine {
         Ok(LetGo { probes, resumed })
     }
 
-    /// The probes that belong to somebody, and to whom.
+    /// Returns the probes that have an owner, with their owners.
     #[must_use]
     pub fn owners(&self) -> BTreeMap<ProbeId, Owner> {
         self.shared.claims().probes().clone()
@@ -125,7 +125,7 @@ impl Machine {
         self.registry().set_enabled(ids, true, &Guest(&self.shared))
     }
 
-    /// Disables probes, all or none; they stay registered.
+    /// Disables probes, all or none. They stay registered.
     ///
     /// # Errors
     /// As [`Machine::unregister`].
@@ -137,8 +137,8 @@ impl Machine {
         disabled
     }
 
-    /// The global switch: takes every patch out of the guest, or arms every enabled probe again.
-    /// Each probe's own state stays as it is.
+    /// Sets the global switch: off takes every patch out of the guest, on arms every enabled probe again. Each
+    /// probe's own state stays as it is.
     ///
     /// # Errors
     /// As [`Machine::enable`].
@@ -149,13 +149,13 @@ impl Machine {
         switched
     }
 
-    /// Whether the global switch is on. Does not wait for a change that is under way.
+    /// Returns whether the global switch is on. Does not wait for a change in progress.
     #[must_use]
     pub fn armed(&self) -> bool {
         self.armed.load(Ordering::Relaxed)
     }
 
-    /// The global knob of optimization: jumps where they can be used, or int3s everywhere.
+    /// Turns optimization on or off for all probes: jumps where they can be used, or int3s everywhere.
     ///
     /// # Errors
     /// As [`Machine::enable`].
@@ -163,14 +163,14 @@ impl Machine {
         self.registry().set_optimization(on, &Guest(&self.shared))
     }
 
-    /// Every registered probe.
+    /// Returns all registered probes.
     #[must_use]
     pub fn probes(&self) -> Vec<ProbeInfo> {
         self.shared.detours.catch_up();
         self.registry().list(&*self.shared.ram)
     }
 
-    /// What probes, and what is left of former ones, take of what the engine hands out.
+    /// Returns how much of the engine's resources probes and ghosts use.
     #[must_use]
     pub fn usage(&self) -> Usage {
         self.registry().usage()

@@ -1,11 +1,10 @@
-//! The supervisor of a machine: a thread that virtual CPUs tell what is not theirs to do.
+//! The supervisor of a machine: a thread that handles the notices of vCPUs.
 //!
 //! ```text
-//!   notices ──► watch over ──► all virtual CPUs have ended, or it panicked ──► wind up ──► ended
+//!   notices ──► watch over ──► all vCPUs have ended, or it panicked ──► wind up ──► ended
 //! ```
-//! Invariants: whatever happens to it, to a virtual CPU or to the collector, the machine ends, and
-//! whoever waits for its end is told, with the reason; nothing that takes long is done on this thread, as virtual
-//! CPUs wait for it.
+//! Invariants: whatever happens to the supervisor, a vCPU or the collector, the machine ends, and all threads
+//! that wait for its end learn the reason. Nothing that takes long runs on this thread, as vCPUs wait for it.
 
 use hvprobe_hit::table::HookSet;
 use hvprobe_spec::Decision;
@@ -25,15 +24,15 @@ use crate::guest::Guest;
 use crate::machine::Machine;
 use crate::vcpu::run::{Notice, Why};
 
-/// How often text under probes is looked at, whether the guest has rewritten it, and their budgets,
-/// whether one was exceeded.
+/// Interval of the checks whether the guest has rewritten text under probes and whether probes have exceeded
+/// their budgets.
 const WATCH: Duration = Duration::from_secs(1);
 
-/// Why a machine ended.
+/// Reason for the end when the thread that looks through guest memory panics.
 const PANICKED: &str = "a look through the guest's memory panicked";
 
 impl Machine {
-    /// Takes notices until every virtual CPU has ended, then winds up.
+    /// Handles notices until every vCPU has ended, then winds the machine up.
     pub(crate) fn supervise(
         &self,
         notices: &Receiver<Notice>,
@@ -52,7 +51,7 @@ impl Machine {
             panicked |= thread.join().is_err();
         }
         let wound_up = catch_unwind(AssertUnwindSafe(|| {
-            // What detours only counted, or have begun, is told with the last events.
+            // Counts that detours have kept, and records they have begun, are delivered with the last events.
             self.shared.detours.end();
             collector.finish();
             self.tell_throttled();
@@ -80,7 +79,8 @@ impl Machine {
         self.changed.notify_all();
     }
 
-    /// Sees to the machine while any of its virtual CPUs is there; returns what ended the first.
+    /// Handles notices and the periodic checks until all vCPUs have ended; returns the first reason for the
+    /// machine's end.
     fn watch_over<'s>(
         &'s self,
         notices: &Receiver<Notice>,
@@ -92,7 +92,7 @@ impl Machine {
         let mut looking: Option<ScopedJoinHandle<'_, ()>> = None;
         let mut watched = Instant::now();
         while left > 0 {
-            // However many notices there are.
+            // The checks run at their interval however many notices arrive.
             if watched.elapsed() >= WATCH {
                 let mut registry = self.registry();
                 registry.check_text(&Guest(&self.shared));
@@ -143,7 +143,7 @@ impl Machine {
                     }
                     self.shared.control.end();
                 }
-                // All senders are gone: the threads ended without a word, so they panicked.
+                // All senders are gone: the threads ended without a notice, so they panicked.
                 Err(RecvTimeoutError::Disconnected) => break,
             }
         }
@@ -153,7 +153,7 @@ impl Machine {
         first
     }
 
-    /// Looks through the guest's memory on a thread of its own.
+    /// Looks through the guest's memory on a separate thread.
     fn look<'s>(
         &'s self,
         retry: Retry,
@@ -167,11 +167,11 @@ impl Machine {
         let started = thread::Builder::new()
             .name("look".to_owned())
             .spawn_scoped(scope, look);
-        // Without a thread it is for the next time.
+        // If no thread can be started, the next check tries again.
         started.ok()
     }
 
-    /// Has the engine see to what it is told of; how the guest goes on.
+    /// Passes the hooks that were hit to the engine; returns how the guest continues.
     fn told(&self, hooks: HookSet, argument: Gva) -> Decision {
         let mut registry = self.registry();
         let told = registry.told(hooks, argument, &Guest(&self.shared));

@@ -1,7 +1,7 @@
-//! Budgets of probes that were exceeded: turning probes off, and telling it.
+//! Probes that exceeded their budgets: turning them off, and reporting throttled hits.
 //!
-//! Invariant: every throttled hit is in exactly one notice, and every notice is logged and goes to
-//! all listeners of the machine that want to hear of its probe.
+//! Invariant: every throttled hit is in exactly one notice. Every notice is logged and goes to all listeners of
+//! the machine that want notices of its probe.
 
 use std::time::Instant;
 
@@ -13,12 +13,11 @@ use crate::guest::Guest;
 use crate::machine::Machine;
 
 impl Machine {
-    /// Turns off probes that exceeded their budgets, and tells what was throttled since the last
-    /// time.
+    /// Turns off probes that exceeded their budgets, and reports the hits throttled since the last call.
     pub(crate) fn tell_throttled(&self) {
         let mut registry = self.registry();
         let (throttled, turned_off) = registry.throttle(&Guest(&self.shared));
-        // Under the registry's lock, so that no two looks share a window.
+        // Under the registry's lock, so that no two calls share a window.
         let window = {
             let mut looked = self.throttle_looked();
             std::mem::replace(&mut *looked, Instant::now()).elapsed()

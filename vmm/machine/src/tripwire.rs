@@ -1,10 +1,9 @@
-//! How we learn that the kernel's text is final.
+//! The tripwire, which shows when the kernel's text is final.
 //!
-//! Until late in boot the kernel rewrites its own text (alternatives, ftrace, static calls) and
-//! cannot take our breakpoints. So before the guest starts we overwrite two bytes of a function
-//! that runs once, right before the first user process, with `out GATE_PORT, al`; the exit gives us
-//! the moment. States: `set → lifted`. Invariant: the original bytes are back before the guest
-//! executes past them.
+//! Until late in boot the kernel rewrites its own text (alternatives, ftrace, static calls) and does not
+//! tolerate our breakpoints. So before the guest starts, two bytes of a function that runs once, right before
+//! the first user process, are overwritten with `out GATE_PORT, al`. The exit shows the moment. States: `set →
+//! lifted`. Invariant: the original bytes are back before the guest executes past them.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,10 +18,10 @@ use hvprobe_vm::memory::GuestRam;
 /// Functions of `kernel_init` (init/main.c) that run once, after `mark_readonly`, the latest first.
 const CANDIDATES: [&str; 2] = ["rcu_end_inkernel_boot", "mark_rodata_ro"];
 
-/// The entry nop, or the `call __fentry__` it was: ftrace checks these bytes during boot.
+/// Length of the entry nop, formerly `call __fentry__`. ftrace checks these bytes during boot.
 const ENTRY_NOP_LEN: usize = 5;
 
-/// The image has no place for a tripwire: why each candidate is none.
+/// The image has no place for a tripwire. Contains the reason for each candidate.
 #[derive(Debug)]
 pub struct NoTripwire(Vec<(&'static str, Unfit)>);
 
@@ -38,7 +37,7 @@ impl fmt::Display for NoTripwire {
 
 impl std::error::Error for NoTripwire {}
 
-/// Why a function is no place for a tripwire.
+/// Reason why a function is no place for a tripwire.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 enum Unfit {
     #[error("no such function")]
@@ -100,12 +99,12 @@ impl Tripwire {
         self.gpa
     }
 
-    /// Whether `rip` is what a host shows at our `out`: its address or the one after it.
+    /// Returns whether `rip` is a possible RIP of an exit by our `out`: its address or the one after it.
     pub(crate) fn is_at(&self, rip: Gva) -> bool {
         rip == self.at || rip == self.at.wrapping_add(2)
     }
 
-    /// Puts the original bytes back; `false` if that has been done, or the guest was faster.
+    /// Restores the original bytes; returns `false` if that was done before, or if the guest has changed them.
     pub(crate) fn lift(&self, ram: &GuestRam) -> bool {
         if self.lifted.swap(true, Ordering::AcqRel) {
             return false;
@@ -117,7 +116,7 @@ impl Tripwire {
     }
 }
 
-/// The first instruction after the function's entry nop that may be overwritten.
+/// Returns the first instruction after the function's entry nop, if it may be overwritten.
 fn place(image: &KernelImage, name: &str) -> Result<Gva, Unfit> {
     let symbol = image.symbols().lookup(name).map_err(|_| Unfit::Missing)?;
     if image.is_init_text(symbol.addr) {

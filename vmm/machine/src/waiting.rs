@@ -1,15 +1,15 @@
-//! Virtual CPUs that wait for room, where hits would be lost otherwise.
+//! Makes vCPUs wait for room in a ring, so that no hits are lost.
 //!
 //! ```text
-//!   virtual CPU                       collector
-//!   ───────────                       ─────────
-//!   enters itself                     reads the ring
-//!   looks at the room ── plenty ──▶   strikes out who is entered, and unparks them
+//!   vCPU                              collector
+//!   ────                              ─────────
+//!   enters itself in the list         reads the ring
+//!   checks the room ── plenty ──▶     takes all entries from the list, and unparks them
 //!   parks ◀──────────────────────────────────┘
 //! ```
-//! So a virtual CPU that has looked too early finds itself unparked. What is kept true: nobody waits for
-//! longer than [`LONGEST`], and whoever is called to a stop goes there at once. It does not go on with the
-//! first free cell, or each hit would wait.
+//! So a vCPU that checks too early is unparked. Invariants: no vCPU waits longer than [`LONGEST`], and one that
+//! is called to a stop goes there at once. A vCPU does not continue with the first free cell, or each hit would
+//! wait.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
@@ -17,13 +17,13 @@ use std::time::{Duration, Instant};
 
 use hvprobe_hit::event::Room;
 
-/// The longest that a virtual CPU waits. A guest's watchdogs have twice the patience, at least
-/// (`watchdog_thresh` in kernel/watchdog.c).
+/// Maximum time that a vCPU waits. A guest's watchdogs wait at least twice as long (`watchdog_thresh` in
+/// kernel/watchdog.c).
 const LONGEST: Duration = Duration::from_secs(5);
-/// How long it waits for plenty of room, rather than for some.
+/// Time that a vCPU waits for plenty of room before it is content with some.
 const FOR_PLENTY: Duration = Duration::from_millis(20);
 
-/// Those that wait.
+/// The waiting vCPUs.
 #[derive(Debug)]
 pub(crate) struct Waiting {
     longest: Duration,
@@ -41,11 +41,12 @@ impl Default for Waiting {
 
 impl Waiting {
     fn threads(&self) -> MutexGuard<'_, Vec<Thread>> {
-        // Whole at every step, so a panic elsewhere does not spoil it.
+        // The list is valid after every step, so a panic elsewhere does not corrupt it.
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until there is `room`, or `is_called`; whether another try is worth it. `wake` has room made.
+    /// Waits until there is `room` or `is_called` is true; returns whether another attempt makes sense. `wake`
+    /// wakes the collector, which makes room.
     pub(crate) fn wait(
         &self,
         room: impl Fn() -> Room,
@@ -55,8 +56,8 @@ impl Waiting {
         let since = Instant::now();
         loop {
             self.enter();
-            // What there was a moment ago another virtual CPU may have taken; it is worth another try all
-            // the same, or its hit would be lost after as short a time as this.
+            // Room that was there a moment ago may have been taken by another vCPU. Another attempt makes sense
+            // all the same, or the hit would be lost after so short a time.
             let (longest, is_some) = match room() {
                 Room::Plenty => return true,
                 Room::Scant => (FOR_PLENTY, true),
@@ -73,7 +74,7 @@ impl Waiting {
         }
     }
 
-    /// The calling thread waits, or is about to.
+    /// Enters the calling thread in the list, once.
     fn enter(&self) {
         let mut threads = self.threads();
         let this = thread::current();
@@ -82,7 +83,7 @@ impl Waiting {
         }
     }
 
-    /// There may be room now.
+    /// Wakes all threads in the list, as there may be room now.
     pub(crate) fn look_again(&self) {
         let threads = std::mem::take(&mut *self.threads());
         for thread in threads {

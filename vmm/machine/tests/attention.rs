@@ -1,6 +1,6 @@
-//! Model check of how a virtual CPU is told that its attention is wanted: the same source that the
-//! machine uses, under `loom`, which tries every order of the threads' steps and every value the
-//! memory model allows them to read. `cargo test -p hvprobe-machine --test attention`
+//! Model check of requests for a vCPU's attention. Compiles the same source as the machine under `loom`, which
+//! tries every order of the threads' steps and every value that the memory model allows them to read.
+//! Run with `cargo test -p hvprobe-machine --test attention`.
 
 use std::cell::Cell;
 
@@ -13,13 +13,13 @@ mod attention;
 
 use attention::Attention;
 
-/// What others share with a virtual CPU's thread.
+/// Part of a vCPU that other threads share.
 struct Vcpu {
     attention: Attention,
-    /// A signal was sent and its handler has not run yet.
+    /// A signal was sent, and its handler has not run yet.
     signal: Mutex<bool>,
     sent: Condvar,
-    /// What attention is wanted for: written before it is asked for.
+    /// The reason for the request, written before it is made.
     request: AtomicU8,
 }
 
@@ -29,21 +29,21 @@ impl Vcpu {
     }
 }
 
-/// The thread itself, with what only it touches.
+/// Part of a vCPU that only its own thread uses.
 struct Itself<'a> {
     shared: &'a Vcpu,
     immediate_exit: Cell<bool>,
 }
 
 impl Itself<'_> {
-    /// The kernel may run the signal handler between any two steps.
+    /// Runs the signal handler, as the kernel may between any two steps.
     fn interrupt(&self) {
         if std::mem::take(&mut *self.shared.signal()) {
             self.immediate_exit.set(true);
         }
     }
 
-    /// Stays in the guest until a signal comes; it has no other reason to leave it.
+    /// Stays in the guest until a signal arrives, the only reason to leave it.
     fn kvm_run(&self) {
         let mut signal = self.shared.signal();
         while !std::mem::take(&mut *signal) && !self.immediate_exit.get() {
@@ -73,7 +73,7 @@ fn kick(vcpu: &Vcpu) {
     vcpu.sent.notify_one();
 }
 
-/// The loop of a virtual CPU until it has seen that its attention is wanted.
+/// Runs the loop of a vCPU until it has seen the request for its attention.
 fn run_until_asked(vcpu: &Vcpu) -> u8 {
     let itself = Itself {
         shared: vcpu,
@@ -85,7 +85,7 @@ fn run_until_asked(vcpu: &Vcpu) -> u8 {
     vcpu.request.load(Ordering::Relaxed)
 }
 
-// A wake-up that is lost leaves the virtual CPU in the guest, which loom reports as a deadlock.
+// A lost wakeup leaves the vCPU in the guest, which loom reports as a deadlock.
 
 #[test]
 fn a_running_vcpu_that_is_asked_looks() {

@@ -1,7 +1,8 @@
-//! The clocks read at a hit: no system call, no ioctl, whatever clock the host's kernel has chosen.
+//! Clocks for hits: reading them takes no system call and no ioctl, whatever clock the host's kernel has
+//! chosen.
 //!
-//! Host time is that of the line in [`Times`]. The guest's TSC is worked out from the host's too, as
-//! [`Relation`] has it. Invariant: what a virtual CPU is told never runs back.
+//! Host time comes from the line in [`Times`]. The guest's TSC is computed from the host's, by the
+//! [`Relation`]. Invariant: the times that one vCPU reads never run back.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use super::times::{Times, nanoseconds, rdtsc};
 struct Both {
     host: u64,
     guest: u64,
-    /// How far from that moment either may have been read.
+    /// Error bound of both, in ticks: the duration of the reading.
     apart: u64,
 }
 
@@ -26,7 +27,7 @@ impl Both {
         self.guest.wrapping_sub(self.host)
     }
 
-    /// Whether the guest's TSC did not go on between `then` and this.
+    /// Returns whether the guest's TSC stood still between `then` and this.
     fn stands_since(&self, then: &Self) -> bool {
         let [guest, host] =
             [(self.guest, then.guest), (self.host, then.host)].map(|(a, b)| a.wrapping_sub(b));
@@ -34,32 +35,32 @@ impl Both {
     }
 }
 
-/// Host time and the guest's time-stamp counter as one virtual CPU sees it.
+/// Host time and the guest's time-stamp counter, for one vCPU.
 #[derive(Debug)]
 pub(crate) struct HostClock {
     times: Arc<Times>,
     relation: Arc<Relation>,
     kvmclock: RefCell<Kvmclock>,
     stalls: bool,
-    /// Within how many ticks the relation's offset was right that was learned last.
+    /// Error bound of the offset that was learned last, in ticks.
     exact: Option<u64>,
-    /// The offset at the last reading.
+    /// Offset at the last reading.
     offset: Cell<u64>,
-    /// What was told last. The line may be bent between a look at it and one at the TSC, and the
-    /// thread move to a processor whose TSC is behind.
+    /// Host time of the last reading. The line may be adjusted between reading it and reading the TSC, and the
+    /// thread may move to a processor whose TSC is behind.
     told: Cell<u64>,
-    /// The guest's counter as it was told last.
+    /// Guest counter of the last reading.
     counter: Cell<u64>,
-    /// The rate of the line that told it.
+    /// Rate of the line at the last reading.
     rate: Cell<u64>,
 }
 
-/// How far the guest's counter may seem to run back, in ticks, where it is worked out from what KVM tells: half a
-/// millisecond. One that the guest sets goes further.
+/// Maximum step back of the guest's counter, in ticks, that counts as an error of KVM's samples: half a
+/// millisecond. When the guest sets its counter back, the step is larger.
 const BACK: i64 = 1 << 20;
 
 impl HostClock {
-    /// A clock whose guest TSC is the host's.
+    /// Creates a clock whose guest TSC is the host's.
     pub(crate) fn new(times: Arc<Times>, relation: Arc<Relation>, kvmclock: Kvmclock) -> Self {
         Self {
             times,
@@ -74,8 +75,8 @@ impl HostClock {
         }
     }
 
-    /// Learns how the guest's TSC goes, which `read` reads; to be called when the virtual CPU has been
-    /// parked. Mostly reads it twice, and once when it is known to stall.
+    /// Learns the offset of the guest's TSC, and whether it stalls. `read` reads that TSC: mostly twice, and
+    /// once when it is known to stall. Called after the vCPU was parked.
     pub(crate) fn learn(&mut self, mut read: impl FnMut() -> Option<Counters>) {
         let Some(seen) = self.both(&mut read) else {
             return;
@@ -106,9 +107,9 @@ impl HostClock {
         }
     }
 
-    /// Two readings, one after the other, the first of them `seen` or a later one, so far apart that it shows
-    /// whether the guest's TSC goes on: one that stalls goes on only while it is read. `None` if this
-    /// thread is kept from that for too long.
+    /// Returns two consecutive readings that are far enough apart to show whether the guest's TSC advances by
+    /// itself; one that stalls advances only while it is read. The first of them is `seen` or a later one.
+    /// Returns `None` if this thread is interrupted for too long.
     fn far_apart(
         &self,
         mut seen: Both,
@@ -124,7 +125,7 @@ impl HostClock {
             if again.host.wrapping_sub(seen.host) / 8 >= again.apart.max(seen.apart) {
                 return Some((seen, again));
             }
-            // What stalls may have gone on in between, while it was read.
+            // A TSC that stalls may have advanced in between, while it was read.
             seen = self.both(&mut read)?;
         }
         None
@@ -142,7 +143,7 @@ impl HostClock {
         })
     }
 
-    /// The guest's counter when the host's is at `tsc`.
+    /// Returns the guest's counter when the host's is at `tsc`.
     #[inline]
     fn counter(&self, tsc: u64) -> u64 {
         let (last, seems) = (self.counter.get(), tsc.wrapping_add(self.relation.offset()));
@@ -163,9 +164,10 @@ impl HostClock {
     }
 }
 
-/// How long a TSC is given to show whether it goes on, by which it should be eight times as far.
+/// Minimum error bound of a reading, in ticks. Two readings that are to show a stall are at least eight times
+/// as far apart.
 const SHORTEST_WAIT: u64 = 10_000;
-/// For how long that is tried: tens of milliseconds.
+/// Maximum time to obtain two such readings, in ticks: tens of milliseconds.
 const LONGEST_WAIT: u64 = 1 << 26;
 
 impl Clock for HostClock {
@@ -202,7 +204,7 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
 
-    /// A clock whose guest TSC is the host's.
+    /// Returns a clock whose guest TSC is the host's.
     fn clock(times: &Arc<Times>) -> HostClock {
         let ram = Arc::new(GuestRam::new(64 << 20).unwrap());
         let relation = Arc::new(Relation::new(ram, None));
@@ -252,7 +254,7 @@ mod tests {
         times.adjust();
         let (before, read, after) = (monotonic_ns(), clock.now(), monotonic_ns());
         let seen = read.host_ns;
-        // As exact as the rate can be after so short a time.
+        // The rate's error after so short a time.
         let slack = 1_000_000;
         assert!(
             (before - slack..after + slack).contains(&seen),

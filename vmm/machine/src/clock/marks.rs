@@ -1,35 +1,35 @@
-//! Which records of a virtual CPU are older than which of its hits that took an exit.
+//! Order of a vCPU's records and its hits that took an exit.
 //!
-//! Where the guest's counter stalls, the time of a record can be off by more than lies between it and a
-//! hit that took an exit. But each such hit sees how far the ring had been reserved by then: what its
-//! virtual CPU has recorded before that is older, everything behind it is younger. Of hits with nothing
-//! recorded between them the first and the last tell all that.
+//! Where the guest's counter stalls, the error of a record's time can exceed its distance from a hit that took
+//! an exit. But each such hit sees how far the ring was reserved: its vCPU's records before that position are
+//! older, all later ones are younger. Of hits with nothing recorded between them, only the first and the last
+//! matter.
 //!
-//! Invariants: one thread notes, and waits for nobody; who reads sees only marks that were complete
-//! and have not been written over meanwhile; between the bounds that are told lies the truth, whatever
-//! was forgotten.
+//! Invariants: one thread writes marks, and never waits. A reader uses only marks that are complete and have
+//! not been overwritten meanwhile. The true time lies within the bounds that are returned, even when marks were
+//! forgotten.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// How many are kept: more than records wait in a ring mostly.
+/// Number of marks to keep: mostly more than the records that wait in a ring.
 const KEPT: usize = 1 << 10;
 
 /// Hits that took exits, with nothing recorded between them.
 #[derive(Debug, Default)]
 struct Mark {
-    /// The first position that was not reserved at any of them.
+    /// First ring position that was not reserved at any of the hits.
     head: AtomicU64,
     first_ns: AtomicU64,
     last_ns: AtomicU64,
 }
 
-/// The newest marks of one virtual CPU.
+/// The newest marks of one vCPU.
 #[derive(Debug, Default)]
 pub(crate) struct Marks {
-    /// How many there ever were. A mark is written before it is counted.
+    /// Number of marks ever written. A mark is written before it is counted.
     written: AtomicU64,
-    /// That of number `n` is in the place `n` modulo [`KEPT`].
+    /// Mark `n` is at index `n` modulo [`KEPT`].
     places: OnceLock<Box<[Mark]>>,
 }
 
@@ -39,18 +39,18 @@ impl Marks {
         self.places.get_or_init(new)
     }
 
-    /// Makes room, so that [`Marks::note`] does not allocate.
+    /// Allocates the marks, so that [`Marks::note`] does not.
     pub(crate) fn prepare(&self) {
         self.places();
     }
 
     fn place(&self, number: u64) -> Option<&Mark> {
         let places = self.places();
-        // The remainder is less than there are places.
+        // The remainder is less than the number of places.
         places.get(usize::try_from(number).ok()? % places.len().max(1))
     }
 
-    /// A hit at `ns` found the ring's head at `head`. Of one thread.
+    /// Notes a hit at `ns` that found the ring's head at `head`. Called by one thread only.
     pub(crate) fn note(&self, head: u64, ns: u64) {
         let written = self.written.load(Ordering::Relaxed);
         let newest = written.checked_sub(1).and_then(|last| self.place(last));
@@ -63,7 +63,7 @@ impl Marks {
         let Some(place) = self.place(written) else {
             return;
         };
-        // A reader that sees some of what follows sees that what it looks for was given up.
+        // A reader that sees any of these stores also sees that its mark has been given up.
         fence(Ordering::Release);
         place.head.store(head, Ordering::Relaxed);
         place.first_ns.store(ns, Ordering::Relaxed);
@@ -72,17 +72,18 @@ impl Marks {
             .store(written.wrapping_add(1), Ordering::Release);
     }
 
-    /// The first number that is surely not being written over, when `written` are there.
+    /// Returns the lowest number whose mark is surely not being overwritten, when `written` marks are counted.
     fn oldest(written: u64) -> u64 {
         written.saturating_sub(KEPT as u64 - 1)
     }
 
-    /// `ns` as it can be for what was recorded at `position`: between the hits before and behind it.
+    /// Returns `ns`, limited to what is possible for a record at `position`: between the hits before and after
+    /// it.
     pub(crate) fn between(&self, position: u64, ns: u64) -> u64 {
         let written = self.written.load(Ordering::Acquire);
         let is_behind = |number: u64| {
             let head = self.place(number).map(|mark| &mark.head);
-            // Where a head was moved by the guest, any answer will do.
+            // If the guest has moved a head, any answer is right.
             head.is_some_and(|head| {
                 head.load(Ordering::Relaxed)
                     .wrapping_sub(position)

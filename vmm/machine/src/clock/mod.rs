@@ -1,4 +1,4 @@
-//! Which time it is, for the host and for each guest.
+//! Clocks of the host and of the guest.
 
 pub(crate) mod host;
 mod marks;

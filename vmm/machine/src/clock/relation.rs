@@ -1,17 +1,17 @@
-//! How the time-stamp counters of the virtual CPUs relate to the host's.
+//! Relation between the time-stamp counters of the vCPUs and the host's.
 //!
-//! A virtual CPU's counter is the host's plus an *offset* of its own. There are two kinds of host:
+//! A vCPU's counter is the host's plus an *offset* of its own. There are two kinds of host:
 //!
-//! - Mostly the offset stays, unless the guest sets its counter. It is learned whenever the virtual CPU
-//!   has parked, by reading both; and when KVM tells the guest that it is another.
-//! - KVM does not trust some hosts' counters (`kvm_arch_vcpu_load` in arch/x86/kvm/x86.c). There the
-//!   guest's *stalls* while the virtual CPU is not in the guest, and is moved on when it falls behind
-//!   what KVM thinks it should be; so the offset changes at every entry, and any reading by an ioctl is
-//!   out of date before the guest runs. But KVM tells the guest each time, for its kvmclock, of which
-//!   moment a value of the counter is. That is read here, without an ioctl.
+//! - On most hosts the offset stays constant unless the guest sets its counter. It is learned by reading both
+//!   counters whenever the vCPU has parked, and from KVM's samples when they show another offset.
+//! - KVM does not trust the counters of some hosts (`kvm_arch_vcpu_load` in arch/x86/kvm/x86.c). There the
+//!   guest's counter *stalls* while the vCPU is not in the guest, and KVM advances it when it falls behind
+//!   KVM's estimate. So the offset changes at every entry, and any reading by an ioctl is out of date before
+//!   the guest runs. But each time KVM writes a sample for the guest's kvmclock: a value of the counter and its
+//!   moment. The sample is read here, without an ioctl.
 //!
-//! Invariants: a virtual CPU that notes an offset waits for nobody; an offset is used only for readings
-//! it may be right for, and where none is known there is no time.
+//! Invariants: a vCPU that notes an offset never waits. An offset is used only for readings for which it may be
+//! right; where none is known there is no time.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -27,19 +27,19 @@ use super::marks::Marks;
 use super::times::{Moment, Times, rdtsc};
 use super::told::Told;
 
-/// How many of a virtual CPU's newest offsets are kept; of so many older ones every second, of as many
-/// before them every fourth, and so on.
+/// Number of a vCPU's newest offsets to keep. As many of every second older one are kept, then of every fourth,
+/// and so on.
 const KEPT: usize = 256;
 const LEVELS: usize = 24;
-/// How far ahead of now a time may be that is worked out, in nanoseconds: as far as times may be off where
-/// counters cannot be trusted. KVM reads its two clocks one after the other, and may lose its processor in between.
+/// How far a computed time may be ahead of now, in nanoseconds: the error of times where counters cannot be
+/// trusted. KVM reads its two clocks one after the other, and may be interrupted in between.
 const AHEAD: u64 = 200_000;
-/// Offsets so far apart, in ticks, are not one: tens of microseconds.
+/// Maximum difference, in ticks, of offsets that count as equal: tens of microseconds.
 const APART: u64 = 1 << 16;
-/// How often what relates kvmclock to the host's counter is renewed, in ticks: tens of milliseconds.
+/// Interval of reading kvmclock against the host's counter, in ticks: tens of milliseconds.
 const RENEW: u64 = 1 << 27;
 
-/// Relates the VM's kvmclock to the host's counter.
+/// Relation of the VM's kvmclock to the host's counter.
 #[derive(Clone)]
 pub(crate) struct Kvmclock {
     read: Arc<dyn Fn() -> Option<u64> + Send + Sync>,
@@ -57,7 +57,7 @@ impl fmt::Debug for Kvmclock {
 }
 
 impl Kvmclock {
-    /// `read` reads it, nanoseconds.
+    /// Creates the relation. `read` reads kvmclock, in nanoseconds.
     pub(crate) fn new(read: impl Fn() -> Option<u64> + Send + Sync + 'static) -> Self {
         let now = Moment::of(&read).unwrap_or_default();
         Self {
@@ -67,7 +67,7 @@ impl Kvmclock {
         }
     }
 
-    /// Makes sure that it is not out of date. An ioctl of the VM's, a few times a second.
+    /// Reads kvmclock again if the last reading is too old: an ioctl of the VM, a few times per second.
     fn renew(&mut self) {
         if rdtsc().wrapping_sub(self.last.tsc) > RENEW
             && let Some(now) = Moment::of(&*self.read)
@@ -76,7 +76,7 @@ impl Kvmclock {
         }
     }
 
-    /// The host's counter when kvmclock was at `ns`.
+    /// Returns the host's counter when kvmclock was at `ns`.
     fn tsc_at(&self, ns: u64) -> u64 {
         let ago = self.last.ns.wrapping_sub(ns).cast_signed();
         let ticks = self.last.ticks_in(ago.unsigned_abs(), self.first);
@@ -89,26 +89,27 @@ impl Kvmclock {
     }
 }
 
-/// An offset, and from which value of the guest's counter on.
+/// An offset, and the value of the guest's counter from which it applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Since {
     from: u64,
     offset: u64,
-    /// Where it was told.
+    /// Version of the sample that it comes from; `None` if the counter was read.
     version: Option<u32>,
 }
 
-/// The offsets of one virtual CPU.
+/// Offsets of one vCPU.
 #[derive(Debug, Default)]
 struct Offsets {
-    /// The newest first; in each, the oldest first.
+    /// Levels, the newest first; within a level, the oldest offset first.
     levels: Vec<VecDeque<Since>>,
-    /// A bit for each level: whether the next that leaves it is forgotten.
+    /// A bit for each level: whether the next offset that leaves the level is dropped.
     forget: u32,
 }
 
 impl Offsets {
-    /// Forgets what was read of a counter that seemed to go on: what KVM has told holds for any.
+    /// Drops the offsets from readings of a counter that seemed not to stall. Offsets from KVM's samples hold
+    /// for any counter.
     fn forget_read(&mut self) {
         for level in &mut self.levels {
             level.retain(|since| since.version.is_some());
@@ -116,7 +117,7 @@ impl Offsets {
     }
 
     fn note(&mut self, since: Since) {
-        // A counter that was set back has no past that could be told from what is to come.
+        // After a counter was set back, its past values cannot be distinguished from those to come.
         if self.newest().is_some_and(|last| since.from < last.from) {
             self.levels.clear();
         }
@@ -144,7 +145,7 @@ impl Offsets {
         self.levels.iter().find_map(VecDeque::back)
     }
 
-    /// The one for a reading of `tsc`.
+    /// Returns the offset for a counter reading `tsc`.
     fn at(&self, tsc: u64) -> Option<u64> {
         let (mut before, mut after) = (None, None);
         for level in &self.levels {
@@ -160,8 +161,8 @@ impl Offsets {
             (Some(only), None) | (None, Some(only)) => only.offset,
             (Some(before), Some(after)) => {
                 let next = before.version.map(|version| version.wrapping_add(2));
-                // Where some between were not seen, the one behind: what the guest's counter runs
-                // ahead of KVM's opinion it loses before, and has none of it after, a rest.
+                // Samples between the two were missed, so the nearer one applies. A guest's counter that is
+                // ahead of KVM's estimate loses its lead before the vCPU rests, and has none after it.
                 let missed = next.is_some() && after.version.is_some() && next != after.version;
                 if missed && after.from - tsc <= tsc - before.from {
                     after.offset
@@ -174,23 +175,23 @@ impl Offsets {
     }
 }
 
-/// How the counter of one virtual CPU relates to the host's.
+/// Relation of one vCPU's counter to the host's.
 pub(crate) struct Relation {
     ram: Arc<GuestRam>,
-    /// Where the head of the ring is that detours record into, if there is one.
+    /// Address of the head of the ring that detours record into, if there is one.
     head: Option<Gpa>,
-    /// Of a counter that stalls.
+    /// Marks, for a counter that stalls.
     marks: Marks,
-    /// Where KVM tells the guest, and the lowest bit set if it does.
+    /// Address of KVM's sample. Bit 0 is set if KVM writes it.
     told_at: AtomicU64,
     stalls: AtomicBool,
-    /// [`Told::noted`] of the newest; 0 if there is none.
+    /// [`Told::noted`] of the newest sample; 0 if there is none.
     noted: AtomicU64,
-    /// The version that KVM was waited for in vain to be done with.
+    /// Version of the last write that did not end while it was waited for.
     in_vain: AtomicU32,
     /// The newest offset.
     offset: AtomicU64,
-    /// Locked by the collector, and tried by the virtual CPU.
+    /// Locked by the collector; the vCPU only tries to lock it.
     offsets: Mutex<Offsets>,
 }
 
@@ -206,7 +207,7 @@ impl fmt::Debug for Relation {
 }
 
 impl Relation {
-    /// `head` is where the head of the ring is that detours record into.
+    /// Creates the relation. `head` is the address of the head of the ring that detours record into.
     pub(crate) fn new(ram: Arc<GuestRam>, head: Option<Gpa>) -> Self {
         Self {
             ram,
@@ -226,13 +227,13 @@ impl Relation {
         self.told_at.store(msr, Ordering::Relaxed);
     }
 
-    /// The counter stalls: what was read of it is no use.
+    /// Switches to a counter that stalls, for which readings are useless.
     pub(crate) fn set_stalling(&self) {
         self.marks.prepare();
         self.stalls.store(true, Ordering::Relaxed);
         let mut offsets = self.lock();
         offsets.forget_read();
-        // What was told last may have been passed over for what was read.
+        // The last sample may have been skipped in favour of a reading, so it must be noted again.
         self.noted.store(0, Ordering::Relaxed);
     }
 
@@ -240,13 +241,13 @@ impl Relation {
         self.offsets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The newest offset; 0 before there is one.
+    /// Returns the newest offset; 0 before there is one.
     #[inline]
     pub(crate) fn offset(&self) -> u64 {
         self.offset.load(Ordering::Relaxed)
     }
 
-    /// The offset of a counter that does not stall, as seen at `tsc` of the guest's.
+    /// Notes the offset of a counter that does not stall, read when the guest's counter was at `tsc`.
     pub(crate) fn note(&self, tsc: u64, offset: u64) {
         let mut offsets = self.lock();
         offsets.note(Since {
@@ -257,18 +258,18 @@ impl Relation {
         self.offset.store(offset, Ordering::Relaxed);
     }
 
-    /// Where KVM tells the guest, if it does.
+    /// Returns the address of KVM's sample, if KVM writes it.
     fn told_at(&self) -> Option<Gpa> {
         let at = self.told_at.load(Ordering::Relaxed);
         (at & 1 == 1).then_some(Gpa(at & !1))
     }
 
-    /// What KVM has told the guest last; `None` while it is writing it.
+    /// Returns KVM's last sample; `None` while KVM writes it.
     pub(crate) fn told(&self) -> Option<Told> {
         Told::read(&*self.ram, self.told_at()?)
     }
 
-    /// Notes what KVM has `told` the guest, if that is new; waits for nobody.
+    /// Notes the sample `told` if it is new. Never waits.
     pub(crate) fn renew(&self, told: Told, kvmclock: &mut Kvmclock) {
         let Some(offset) = self.news(told, kvmclock) else {
             return;
@@ -278,12 +279,12 @@ impl Relation {
             Err(TryLockError::Poisoned(poisoned)) => {
                 self.note_told(&mut poisoned.into_inner(), told, offset);
             }
-            // The collector is about to see the same.
+            // The collector has the lock, and is about to see the same sample.
             Err(TryLockError::WouldBlock) => self.offset.store(offset, Ordering::Relaxed),
         }
     }
 
-    /// The offset by what KVM has `told`, unless that is noted.
+    /// Returns the offset by the sample `told`; `None` if the sample is noted already.
     fn news(&self, told: Told, kvmclock: &mut Kvmclock) -> Option<u64> {
         if self.noted.load(Ordering::Relaxed) == told.noted() {
             return None;
@@ -294,7 +295,7 @@ impl Relation {
 
     fn note_told(&self, offsets: &mut Offsets, told: Told, offset: u64) {
         self.noted.store(told.noted(), Ordering::Relaxed);
-        // What was read is more exact.
+        // An offset that was read is more exact.
         let is_known = || {
             let off = offset.wrapping_sub(self.offset()).cast_signed();
             offsets.newest().is_some() && off.unsigned_abs() <= APART
@@ -302,7 +303,7 @@ impl Relation {
         if !self.stalls.load(Ordering::Relaxed) && is_known() {
             return;
         }
-        // It, or one behind it, may have been noted meanwhile.
+        // This sample, or a later one, may have been noted meanwhile.
         let is_newer = |newest: &Since| {
             let behind = newest
                 .version
@@ -319,15 +320,15 @@ impl Relation {
         }
     }
 
-    /// Notes that the virtual CPU, whose counter stalls, has left the guest for a hit at `ns`.
+    /// Notes that the vCPU, whose counter stalls, has left the guest for a hit at `ns`.
     pub(crate) fn mark(&self, ns: u64) {
-        // Where there is no such memory, nothing is recorded.
+        // If the head cannot be read, nothing is recorded.
         if let Some(head) = self.head.and_then(|head| self.ram.read_u64(head).ok()) {
             self.marks.note(head, ns);
         }
     }
 
-    /// `ns` as it can be for a record at `position` of this virtual CPU's.
+    /// Returns `ns`, limited to what is possible for this vCPU's record at `position`.
     fn between(&self, position: u64, ns: u64) -> u64 {
         match self.stalls.load(Ordering::Relaxed) {
             true => self.marks.between(position, ns),
@@ -335,7 +336,7 @@ impl Relation {
         }
     }
 
-    /// The offset for a reading of `tsc` that was made not long ago.
+    /// Returns the offset for a recent reading `tsc` of the counter.
     fn offset_at(&self, tsc: u64, kvmclock: &mut Kvmclock) -> Option<u64> {
         let told = self.told_at();
         let told = told.and_then(|at| Told::read_soon(&*self.ram, at, &self.in_vain));
@@ -344,7 +345,7 @@ impl Relation {
         if let Some((told, offset)) = news {
             self.note_told(&mut offsets, told, offset);
         }
-        // A counter that stalls may have had others since, which only KVM knows.
+        // A counter that stalls may have had other offsets since, which only KVM's samples show.
         let is_past = |newest: &Since| tsc < newest.from;
         if told.is_none()
             && self.stalls.load(Ordering::Relaxed)
@@ -356,13 +357,13 @@ impl Relation {
     }
 }
 
-/// Tells the time of what was recorded with the counters of a guest. Of one thread at a time.
+/// Computes the times of records from a guest's counters. Used by one thread at a time.
 #[derive(Debug)]
 pub(crate) struct Timeline {
     times: Arc<Times>,
     relations: Box<[Arc<Relation>]>,
     kvmclock: Mutex<Kvmclock>,
-    /// Whether somebody has heard that not all times can be told.
+    /// Whether the warning about unknown times has been logged.
     is_told: AtomicBool,
 }
 
@@ -380,7 +381,7 @@ impl Timeline {
         }
     }
 
-    /// What tells the host's time of what a detour tells.
+    /// Returns the function that converts a record's stamp to host time.
     pub(crate) fn now(&self) -> impl Fn(Stamp) -> When {
         self.times.adjust();
         let line = self.times.line();
@@ -393,7 +394,7 @@ impl Timeline {
             };
             let ns = offset.map(|offset| line.at(tsc.wrapping_sub(offset)));
             let now = line.at(rdtsc());
-            // What would be to come was read of a counter that has been set meanwhile.
+            // A time in the future comes from a counter that was set meanwhile.
             let told = ns.filter(|ns| *ns <= now.saturating_add(AHEAD));
             if told.is_none() && !self.is_told.swap(true, Ordering::Relaxed) {
                 let ahead = ns.map(|ns| ns.saturating_sub(now));
@@ -419,7 +420,7 @@ impl Timeline {
         }
     }
 
-    /// The offset for a reading of any virtual CPU, if they have one in common.
+    /// Returns the offset for a reading of an unknown vCPU, if all vCPUs have the same offset.
     fn common(&self, tsc: u64, kvmclock: &mut Kvmclock) -> Option<u64> {
         let mut all = self
             .relations

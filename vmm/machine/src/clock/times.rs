@@ -1,27 +1,26 @@
-//! Host time, worked out from the host's TSC by a line.
+//! Host time, computed from the host's TSC by a linear function, the *line*.
 //!
-//! The line is now and then bent towards `CLOCK_MONOTONIC`, which only that asks for: where the kernel
-//! does not trust the TSC, asking takes a system call, and a slow device's register. Invariants: the
-//! time that a TSC stands for never runs back, whenever it is asked for; who reads the line waits for
-//! nobody.
+//! The line is adjusted to `CLOCK_MONOTONIC` from time to time. Only the adjustment reads that clock: where the
+//! kernel does not trust the TSC, that takes a system call and an access to a slow device. Invariants: the time
+//! for a TSC value never runs back, whenever it is computed. Readers of the line never wait.
 
 use std::arch::x86_64::_rdtsc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// The shortest time that a rate is taken from, and how long a line is left alone, in nanoseconds.
+/// Minimum time to compute a rate from, and time between adjustments of the line, in nanoseconds.
 pub(crate) const SHORTEST: u64 = 1_000_000;
 const LEFT_ALONE: u64 = 50_000_000;
-/// How long it takes to make up for a difference.
+/// Time in which an adjustment makes up for a difference, in nanoseconds.
 const HORIZON: u64 = 1_000_000_000;
-/// The rate of a TSC that does not tell, until it does: that of 2 GHz.
+/// Rate of a TSC until it is known: that of 2 GHz.
 const UNKNOWN: u64 = 1 << 31;
-/// By how much the line may be behind before it jumps.
+/// How far the line may be late before it jumps, in nanoseconds.
 const LATE: u64 = 10_000_000;
-/// The rate is that of the last one or two such times.
+/// The rate is computed over the last one or two periods of this length, in nanoseconds.
 const MEMORY: u64 = 16_000_000_000;
 
-/// A time and the host's TSC at one moment.
+/// A time, and the host's TSC at that time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Moment {
     pub(crate) ns: u64,
@@ -29,7 +28,7 @@ pub(crate) struct Moment {
 }
 
 impl Moment {
-    /// Now, in the time that `read` tells: of several readings the one that the least came between.
+    /// Returns the current moment, with the time from `read`. Takes several readings and keeps the quickest.
     pub(crate) fn of(read: impl Fn() -> Option<u64>) -> Option<Self> {
         let readings = (0..5).filter_map(|_| {
             let before = rdtsc();
@@ -45,18 +44,19 @@ impl Moment {
         Self::of(|| Some(monotonic_ns())).unwrap_or_default()
     }
 
-    /// How many ticks take `ns`, as it has been since `then`; `None` if it is too early to tell.
+    /// Returns the number of ticks in `ns`, at the rate since `then`; `None` if it is too early to know the
+    /// rate.
     pub(crate) fn ticks_in(self, ns: u64, then: Self) -> Option<u64> {
         let rate = rate(then, self)?;
         u64::try_from((u128::from(ns) << 32) / u128::from(rate.max(1))).ok()
     }
 }
 
-/// Which time a TSC stands for.
+/// Function from TSC values to times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Line {
     pub(crate) from: Moment,
-    /// Nanoseconds a tick, times 2^32.
+    /// Nanoseconds per tick, times 2^32.
     pub(crate) rate: u64,
 }
 
@@ -65,7 +65,7 @@ impl Line {
     pub(crate) fn at(&self, tsc: u64) -> u64 {
         let ticks = tsc.wrapping_sub(self.from.tsc).cast_signed();
         let apart = nanoseconds(ticks.unsigned_abs(), self.rate);
-        // Of another processor's TSC, that of the line may be a little ahead.
+        // The line's start may be slightly ahead, if its TSC was read on another processor.
         if ticks < 0 {
             self.from.ns.saturating_sub(apart)
         } else {
@@ -73,13 +73,14 @@ impl Line {
         }
     }
 
-    /// The line from `now` on, where ticks have had this `rate`.
+    /// Returns the line from `now` on, where ticks have had this `rate`.
     fn bent(&self, now: Moment, rate: u64) -> Self {
         let said = self.at(now.tsc);
         if now.ns.saturating_sub(said) > LATE {
             return Self { from: now, rate };
         }
-        // From where it is, so that time goes on from there, to where it should be by then.
+        // Starts at the old line's time, so that time goes on from there, and meets the right time after
+        // [`HORIZON`].
         let wanted = HORIZON.saturating_add(now.ns).saturating_sub(said);
         let bent = u128::from(rate) * u128::from(wanted) / u128::from(HORIZON);
         let bent = u64::try_from(bent).unwrap_or(u64::MAX);
@@ -90,29 +91,29 @@ impl Line {
     }
 }
 
-/// What `ticks` take at `rate`.
+/// Returns the duration of `ticks` at `rate`, in nanoseconds.
 #[inline]
 pub(crate) fn nanoseconds(ticks: u64, rate: u64) -> u64 {
     let ns = (u128::from(ticks) * u128::from(rate)) >> 32;
     u64::try_from(ns).unwrap_or(u64::MAX)
 }
 
-/// Nanoseconds a tick between two moments, times 2^32; `None` if it is too early to tell.
+/// Returns nanoseconds per tick between two moments, times 2^32; `None` if it is too early to know.
 fn rate(since: Moment, now: Moment) -> Option<u64> {
     let ns = now.ns.checked_sub(since.ns).filter(|ns| *ns >= SHORTEST)?;
     let ticks = now.tsc.checked_sub(since.tsc).filter(|ticks| *ticks > 0)?;
     u64::try_from((u128::from(ns) << 32) / u128::from(ticks)).ok()
 }
 
-/// What lines are made of.
+/// Moments from which rates are computed.
 #[derive(Debug)]
 struct Past {
-    /// Where the rate is taken from, and from where later.
+    /// Start of the current rate, and of the one after it.
     since: Moment,
     next: Moment,
 }
 
-/// One of the two places for a line.
+/// One of the two places of the line.
 #[derive(Debug, Default)]
 struct Place {
     ns: AtomicU64,
@@ -120,18 +121,18 @@ struct Place {
     rate: AtomicU64,
 }
 
-/// What TSCs are turned into time with, on all threads of a machine.
+/// Converts TSC values to times, for all threads of a machine.
 #[derive(Debug)]
 pub(crate) struct Times {
-    /// Counts the lines; the newest is in the place that is this modulo 2. The other place is
-    /// written before this is.
+    /// Number of lines so far. The newest line is in the place of this number modulo 2; the other place is
+    /// written before the number changes.
     lines: AtomicU64,
     places: [Place; 2],
     past: Mutex<Past>,
 }
 
 impl Times {
-    /// Takes [`SHORTEST`]: a rate that was guessed might have to be taken back.
+    /// Measures the rate, which takes [`SHORTEST`]. A guessed rate might make time run back later.
     pub(crate) fn new() -> Self {
         let since = Moment::now();
         let from = loop {
@@ -153,7 +154,7 @@ impl Times {
     pub(crate) fn publish(&self, line: Line) {
         let next = self.lines.load(Ordering::Relaxed).wrapping_add(1);
         let place = &self.places[usize::from(next & 1 == 1)];
-        // A reader that sees some of what follows sees that the line it began with is an old one.
+        // A reader that sees any of these stores also sees that the line it began to read is outdated.
         fence(Ordering::Release);
         place.ns.store(line.from.ns, Ordering::Relaxed);
         place.tsc.store(line.from.tsc, Ordering::Relaxed);
@@ -181,7 +182,7 @@ impl Times {
         }
     }
 
-    /// Bends the line, unless that was done a moment ago or is being done. Not for the hit path.
+    /// Adjusts the line, unless that happened recently or another thread does it. Not for the hit path.
     pub(crate) fn adjust(&self) {
         let Ok(mut past) = self.past.try_lock() else {
             return;
@@ -201,14 +202,14 @@ impl Times {
     }
 }
 
-/// The host's time-stamp counter.
+/// Returns the host's time-stamp counter.
 #[inline]
 pub(crate) fn rdtsc() -> u64 {
     // SAFETY: RDTSC exists on every x86-64 processor and touches no memory.
     unsafe { _rdtsc() }
 }
 
-/// Nanoseconds of `CLOCK_MONOTONIC`. Not for the hit path.
+/// Returns nanoseconds of `CLOCK_MONOTONIC`. Not for the hit path.
 pub(crate) fn monotonic_ns() -> u64 {
     let mut now = libc::timespec {
         tv_sec: 0,
@@ -235,7 +236,7 @@ mod tests {
     }
 
     proptest! {
-        /// A clock of `mhz` is looked at now and then, never quite at the right moment.
+        /// A clock of `mhz` is read from time to time, never quite at the right moment.
         #[test]
         fn time_goes_on_from_where_it_was_and_comes_close(
             mhz in 100..5000_u64,

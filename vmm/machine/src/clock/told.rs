@@ -1,30 +1,29 @@
-//! What KVM tells a guest of its clocks: which value a virtual CPU's counter had when kvmclock was at
-//! so many nanoseconds (`struct pvclock_vcpu_time_info`, Documentation/virt/kvm/x86/msr.rst in the
-//! kernel).
+//! KVM's samples of a guest's clocks: the value of a vCPU's counter at a time of kvmclock. The kernel's `struct
+//! pvclock_vcpu_time_info`, Documentation/virt/kvm/x86/msr.rst.
 //!
-//! Invariant: what is read stood there as a whole. KVM makes the version odd before it writes and even
-//! again afterwards.
+//! Invariant: a sample is read as a whole. KVM makes the version odd before it writes and even again
+//! afterwards.
 
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use hvprobe_arch::Gpa;
 use hvprobe_arch::mem::PhysMemory;
 
-/// How often the collector looks whether KVM has done with writing: it takes some stores, unless the
-/// host's processor does something else in between.
+/// Number of attempts of the collector to read while KVM writes. Writing takes a few stores, unless the host's
+/// processor runs something else in between.
 const LOOKS: usize = 10_000;
 
-/// The counter had the value `tsc` when kvmclock was at `ns`.
+/// A sample: the counter had the value `tsc` when kvmclock was at `ns` nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Told {
-    /// Grows by two with each change.
+    /// Version of the sample; grows by two with each.
     pub(super) version: u32,
     pub(super) tsc: u64,
     pub(super) ns: u64,
 }
 
 impl Told {
-    /// What stands at `at`, unless KVM is writing there.
+    /// Reads the sample at `at`. Returns `None` while KVM writes there, or if it has written none.
     pub(super) fn read(mem: &impl PhysMemory, at: Gpa) -> Option<Self> {
         const TSC: u64 = 8;
         const NS: u64 = 16;
@@ -41,8 +40,8 @@ impl Told {
         })
     }
 
-    /// The same after a moment, if KVM writes there meanwhile. A writing whose end was waited for in vain, which is that of
-    /// the version kept in `in_vain`, is not waited for again.
+    /// Like [`Told::read`], but tries again while KVM writes. If the write does not end, keeps its version in
+    /// `in_vain` and does not wait for that write again.
     pub(super) fn read_soon(mem: &impl PhysMemory, at: Gpa, in_vain: &AtomicU32) -> Option<Self> {
         let mut seen = 0;
         for _ in 0..LOOKS {
@@ -58,13 +57,13 @@ impl Told {
         None
     }
 
-    /// What [`Relation`](super::relation::Relation) remembers it by.
+    /// Returns the value by which [`Relation`](super::relation::Relation) recognises the sample.
     pub(super) fn noted(self) -> u64 {
         1 << 32 | u64::from(self.version)
     }
 }
 
-/// Zero before anything was told.
+/// Returns the version; zero before KVM has written a sample.
 fn version(mem: &impl PhysMemory, at: Gpa) -> Option<u32> {
     let word = mem.read_u64(at).ok()?;
     u32::try_from(word & u64::from(u32::MAX)).ok()
@@ -90,7 +89,8 @@ mod tests {
         }
     }
 
-    /// Memory that KVM writes to between the reader's looks: what it tells by how many words were read.
+    /// Memory that KVM writes to between reads. `version` gives the current version by the number of words read
+    /// so far.
     struct Written<F> {
         words: Cell<usize>,
         version: F,
@@ -134,7 +134,8 @@ mod tests {
         assert_eq!(soon(&ram, Gpa(!7)), None);
     }
 
-    /// The reader lost its processor between any two of its looks, for as long as KVM took to tell something else.
+    /// The reader loses its processor between two of its reads, for as long as KVM takes to write another
+    /// sample.
     #[test]
     fn what_kvm_writes_as_a_whole_between_two_looks_is_read_soon() {
         for change in 1..4 {
@@ -154,7 +155,7 @@ mod tests {
         assert_eq!(Told::read_soon(&never, AT, &in_vain), None);
         let looks = never.words.get();
         assert!((LOOKS..=10 * LOOKS).contains(&looks), "{looks}");
-        // A guest may have written there itself: not for every record.
+        // The guest may have written there itself. That is not waited for at every record.
         assert_eq!(Told::read_soon(&never, AT, &in_vain), None);
         assert!(never.words.get() < looks + 10);
         let done = Written::new(|_| 6);

@@ -1,4 +1,4 @@
-//! [`Decisions`] between threads that ask and threads that answer.
+//! Tests [`Decisions`] between threads that ask and threads that answer.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
@@ -9,10 +9,10 @@ use hvprobe_spec::{CAPTURE_MAX, Change, RegisterSet, Then};
 
 use super::*;
 
-/// Longer than any test takes; who waits for so long has waited in vain.
+/// Longer than any test takes. A wait that lasts so long has failed.
 const LONG: Duration = Duration::from_secs(120);
 
-/// The next question, which comes.
+/// Returns the next question, for which it waits.
 fn next(client: &mut Asker) -> Option<Question> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
@@ -45,7 +45,7 @@ fn returning(value: u64) -> Decision {
     }
 }
 
-/// What a virtual CPU that nothing interrupts is told; `None` for the default.
+/// Asks as a vCPU that nothing interrupts; returns the decision, `None` for the default.
 fn ask(decisions: &Decisions, probe: u32, within: Duration) -> Option<Decision> {
     match decisions.ask(event(probe), within)?.wait(|| false) {
         Reply::Decided(decision) => Some(decision),
@@ -70,7 +70,7 @@ fn an_answer_reaches_the_vcpu_that_asked() {
             let probe = u64::from(question.event.probe.0);
             assert_eq!(question.deadline_ns, 120_000_001_000);
             assert_eq!(client.answer(question.token, returning(probe)), Ok(()));
-            // Once.
+            // A question can be answered only once.
             let again = client.answer(question.token, returning(7));
             assert_eq!(again, too_late(question.token));
         }
@@ -115,7 +115,7 @@ fn a_client_that_misses_deadlines_one_after_another_is_dropped() {
         assert_eq!(ask(&decisions, 1, soon), None);
     }
     assert!(frozen.was_dropped());
-    // It costs the guest no deadline any more, and others are asked.
+    // The client costs the guest no deadline any more, and others are asked.
     let since = Instant::now();
     assert_eq!(ask(&decisions, 1, LONG), None);
     assert!(since.elapsed() < LONG, "the dropped client was asked");
@@ -147,7 +147,7 @@ fn an_answer_makes_up_for_missed_deadlines_and_those_of_one_time_are_one() {
         assert_eq!(slow.answer(question.token, returning(1)), Ok(()));
         assert!(matches!(asked.wait(|| false), Reply::Decided(_)));
     }
-    // As many processors as there may be ask at the same time.
+    // Several vCPUs ask at the same time.
     let open = [(); 8].map(|()| decisions.ask(event(1), soon).expect("it is not dropped"));
     for asked in open {
         assert!(matches!(asked.wait(|| false), Reply::Unanswered));
@@ -272,7 +272,7 @@ fn a_vcpu_whose_attention_is_wanted_parks_and_waits_on() {
         attention.store(true, Ordering::Release);
         vcpu.thread().unpark();
         parks.recv_timeout(LONG).expect("it parks");
-        // While it is parked.
+        // The vCPU is parked now.
         assert_eq!(client.answer(question.token, returning(3)), Ok(()));
         go.send(()).expect("it waits");
         assert_eq!(vcpu.join().expect("no panic"), returning(3));
@@ -338,7 +338,7 @@ fn every_question_comes_to_an_end_while_clients_come_and_go() {
         for patience in 1..4 {
             let (decisions, over) = (&decisions, &over);
             scope.spawn(move || {
-                // Leaves with questions in its queue and one unanswered, and comes back.
+                // The client leaves with questions in its queue and one unanswered, and attaches again.
                 while !over.load(Ordering::Relaxed) {
                     let mut client = decisions.attach(Vec::new());
                     for _ in 0..patience * 5 {
@@ -346,7 +346,7 @@ fn every_question_comes_to_an_end_while_clients_come_and_go() {
                             return;
                         };
                         let value = u64::from(question.event.probe.0);
-                        // It is open: deadlines are long, and no vCPU gives up.
+                        // The question is open: deadlines are long, and no vCPU gives up.
                         let answered = client.answer(question.token, returning(value));
                         assert_eq!(answered, Ok(()));
                     }

@@ -1,4 +1,4 @@
-//! Events on their way from the collector to whoever listens.
+//! The way of events from the collector to listeners.
 
 pub(crate) mod notice;
 pub mod queue;

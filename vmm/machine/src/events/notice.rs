@@ -1,14 +1,14 @@
-//! What listeners are told beside events.
+//! Notices that listeners get besides events.
 
 use std::time::Duration;
 
 use hvprobe_engine::Throttled;
 
-/// Hits that were throttled.
+/// Notice of throttled hits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ThrottleNotice {
-    /// Of which probe, and how many.
+    /// The probe, and the number of its throttled hits.
     pub throttled: Throttled,
-    /// Within which time before the notice.
+    /// Time before the notice in which the hits were throttled.
     pub window: Duration,
 }

@@ -1,4 +1,4 @@
-//! A queue between one who must not wait and one who may be slow.
+//! A bounded queue between a writer that must not wait and a reader that may be slow.
 //!
 //! ```text
 //!              weight + waiting > limit
@@ -6,11 +6,11 @@
 //!          ◄──────────────────────────────
 //!              half of the limit is free
 //! ```
-//! Invariants: what waits never weighs more than the limit, nor in all queues of a pool more than the pool's; who fills it never waits; what is lost
-//! is counted, and the count is told after what was put in before the loss and no later than with
-//! the first item after it; notices of throttled hits are never lost, those that have to wait are
-//! added up for each probe. A queue that was full takes nothing until half of it is free again, so
-//! that a slow reader has few long gaps and not many short ones.
+//! Invariants: the items that wait never weigh more than the queue's limit, nor, in all queues of a pool, more
+//! than the pool's. The writer never waits. Losses are counted, and the reader gets the count after the items
+//! from before the loss, and no later than with the first item after it. Notices of throttled hits are never
+//! lost; those that wait are added up for each probe. A queue that was full takes nothing until half of it is
+//! free, so that a slow reader has few long gaps and not many short ones.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -23,16 +23,16 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::notice::ThrottleNotice;
 
-/// What is told of losses.
+/// A count of losses.
 pub trait Loss: Default {
-    /// Whether nothing was lost.
+    /// Returns whether nothing was lost.
     fn is_nothing(&self) -> bool;
 
-    /// Adds what was lost after it.
+    /// Adds a later loss.
     fn add(&mut self, later: Self);
 }
 
-/// How many were lost.
+/// Number of lost items.
 impl Loss for u64 {
     fn is_nothing(&self) -> bool {
         *self == 0
@@ -43,7 +43,7 @@ impl Loss for u64 {
     }
 }
 
-/// What may wait in many queues together. Copies are the same.
+/// Memory that many queues share. Clones refer to the same pool.
 #[derive(Clone, Debug)]
 pub struct Pool(Arc<Room>);
 
@@ -54,7 +54,7 @@ struct Room {
 }
 
 impl Pool {
-    /// One in which items of at most `limit` wait.
+    /// Creates a pool for items that weigh at most `limit` together.
     #[must_use]
     pub fn new(limit: usize) -> Self {
         Self(Arc::new(Room {
@@ -63,19 +63,19 @@ impl Pool {
         }))
     }
 
-    /// What waits weighs that much.
+    /// Returns the weight of the items that wait.
     #[must_use]
     pub fn taken(&self) -> usize {
         self.0.taken.load(Ordering::Relaxed)
     }
 
-    /// The most that may wait.
+    /// Returns the maximum weight.
     #[must_use]
     pub fn limit(&self) -> usize {
         self.0.limit
     }
 
-    /// Room for so much, if there is some: for an item, or for what else belongs to the queues.
+    /// Takes room of this weight for an item, or for other memory of the queues; `None` if there is too little.
     #[must_use]
     pub fn take(&self, weight: usize) -> Option<Share> {
         let Room { limit, taken } = &*self.0;
@@ -88,7 +88,7 @@ impl Pool {
     }
 }
 
-/// Room of a [`Pool`] that is given back when it goes.
+/// Room in a [`Pool`]; dropping it returns the room.
 #[derive(Debug)]
 pub struct Share {
     pool: Pool,
@@ -101,13 +101,13 @@ impl Drop for Share {
     }
 }
 
-/// A queue in which items of at most `limit` together wait.
+/// Creates a queue for items that weigh at most `limit` together.
 #[must_use]
 pub fn queue<T, L: Loss>(limit: usize) -> (Entrance<T, L>, Exit<T, L>) {
     queue_in(&Pool::new(usize::MAX), limit)
 }
 
-/// The same, whose items have their room from `pool`.
+/// Like [`queue`], but takes the room for items from `pool`.
 #[must_use]
 pub fn queue_in<T, L: Loss>(pool: &Pool, limit: usize) -> (Entrance<T, L>, Exit<T, L>) {
     let (to, from) = unbounded_channel();
@@ -124,9 +124,9 @@ pub fn queue_in<T, L: Loss>(pool: &Pool, limit: usize) -> (Entrance<T, L>, Exit<
 
 #[derive(Debug, Default)]
 struct Shared<L> {
-    /// What the waiting items weigh.
+    /// Weight of the items that wait.
     waiting: AtomicUsize,
-    /// Lost after what waits.
+    /// Losses after the items that wait.
     lost: Mutex<L>,
     /// Notices that wait.
     notices: Mutex<BTreeMap<ProbeId, ThrottleNotice>>,
@@ -141,7 +141,7 @@ impl<L: Loss> Shared<L> {
         self.notices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The notices that wait, which do so no longer.
+    /// Removes and returns the notices that wait.
     fn take_notices(&self) -> Vec<ThrottleNotice> {
         mem::take(&mut *self.notices()).into_values().collect()
     }
@@ -151,13 +151,13 @@ impl<L: Loss> Shared<L> {
 struct Entry<T, L> {
     item: Option<T>,
     weight: usize,
-    /// Lost before it.
+    /// Losses before the item.
     lost: L,
-    /// Until it is taken.
+    /// Room in the pool, held until the item is taken.
     _share: Option<Share>,
 }
 
-/// Where a queue is filled.
+/// Writing end of a queue.
 #[derive(Debug)]
 pub struct Entrance<T, L = u64> {
     to: UnboundedSender<Entry<T, L>>,
@@ -168,13 +168,13 @@ pub struct Entrance<T, L = u64> {
 }
 
 impl<T, L: Loss> Entrance<T, L> {
-    /// Whether nobody takes anything from the queue any more.
+    /// Returns whether the reading end is gone.
     #[must_use]
     pub fn is_abandoned(&self) -> bool {
         self.to.is_closed()
     }
 
-    /// Whether the queue takes items; otherwise what there is can only be counted as lost.
+    /// Returns whether the queue takes items. If not, they can only be counted as lost.
     pub fn is_taking(&mut self) -> bool {
         if self.losing {
             self.losing = self.shared.waiting.load(Ordering::Relaxed) > self.limit / 2;
@@ -182,11 +182,11 @@ impl<T, L: Loss> Entrance<T, L> {
         !self.losing
     }
 
-    /// Appends `item` or, if that would be too much, returns it. The weight stands for the memory it
-    /// takes, that of the queue itself included.
+    /// Appends `item`, or returns it if there is no room. `weight` is the memory it takes, that of the queue
+    /// itself included.
     ///
     /// # Errors
-    /// With the item, when it does not fit or the queue takes nothing now.
+    /// The item, when it does not fit or the queue takes nothing now.
     pub fn put(&mut self, item: T, weight: usize) -> Result<(), T> {
         let waiting = self.shared.waiting.load(Ordering::Relaxed);
         let fits = self.is_taking() && waiting.saturating_add(weight) <= self.limit;
@@ -198,12 +198,12 @@ impl<T, L: Loss> Entrance<T, L> {
         Ok(())
     }
 
-    /// Adds `lost` to what is lost. Whoever waits for an item is not told before there is one.
+    /// Adds `lost` to the losses. Does not wake a waiting reader.
     pub fn lose(&mut self, lost: L) {
         self.shared.lost().add(lost);
     }
 
-    /// Keeps `notices` for whoever is told next.
+    /// Keeps `notices` until the reader takes something.
     pub fn note<'n>(&mut self, notices: impl Iterator<Item = &'n ThrottleNotice>) {
         let mut kept = self.shared.notices();
         for notice in notices {
@@ -218,13 +218,13 @@ impl<T, L: Loss> Entrance<T, L> {
         }
     }
 
-    /// Has whoever waits be told now what was lost, or is to be noticed.
+    /// Wakes a waiting reader if there are losses or notices.
     pub fn tell(&mut self) {
-        // Whoever has something to take finds the loss after it.
+        // A reader that has an item to take finds the loss after it.
         let waiting = self.shared.waiting.load(Ordering::Relaxed) > 0;
         let news = !self.shared.lost().is_nothing() || !self.shared.notices().is_empty();
         if !waiting && news {
-            // With a weight, so that there is one such entry at most.
+            // It has a weight, so that there is at most one such entry.
             self.append(None, 1, None);
         }
     }
@@ -232,7 +232,7 @@ impl<T, L: Loss> Entrance<T, L> {
     fn append(&mut self, item: Option<T>, weight: usize, share: Option<Share>) {
         self.shared.waiting.fetch_add(weight, Ordering::Relaxed);
         let lost = mem::take(&mut *self.shared.lost());
-        // Nobody misses what an abandoned queue is told.
+        // An abandoned queue needs no entries.
         let _ = self.to.send(Entry {
             item,
             weight,
@@ -241,45 +241,45 @@ impl<T, L: Loss> Entrance<T, L> {
         });
     }
 
-    /// What the waiting items weigh.
+    /// Returns the weight of the items that wait.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.shared.waiting.load(Ordering::Relaxed)
     }
 }
 
-/// Where a queue is emptied.
+/// Reading end of a queue.
 #[derive(Debug)]
 pub struct Exit<T, L = u64> {
     from: UnboundedReceiver<Entry<T, L>>,
     shared: Arc<Shared<L>>,
 }
 
-/// What is taken from a queue.
+/// Entry taken from a queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Taken<T, L = u64> {
-    /// Lost before it.
+    /// Losses before the item.
     pub lost: L,
-    /// Nothing, if only a loss or notices are told.
+    /// The item; `None` for an entry with only losses or notices.
     pub item: Option<T>,
-    /// Hits that were throttled.
+    /// Notices of throttled hits.
     pub notices: Vec<ThrottleNotice>,
 }
 
 impl<T, L: Loss> Exit<T, L> {
-    /// What is there without waiting.
+    /// Returns the next item or loss if there is one now.
     pub fn try_next(&mut self) -> Option<Taken<T, L>> {
         self.now().ok()
     }
 
-    /// The next item or loss; `None` when nothing follows any more.
+    /// Waits for the next item or loss; returns `None` when there will be none any more.
     pub async fn next(&mut self) -> Option<Taken<T, L>> {
         loop {
             match self.now() {
                 Err(TryRecvError::Empty) => {}
                 taken => return taken.ok(),
             }
-            // After the last one there may be a loss to tell.
+            // After the last item there may be a loss to report.
             if let Some(entry) = self.from.recv().await
                 && let Some(taken) = self.take(entry)
             {
@@ -288,7 +288,7 @@ impl<T, L: Loss> Exit<T, L> {
         }
     }
 
-    /// As [`Exit::next`], blocking the calling thread.
+    /// Like [`Exit::next`], but blocks the calling thread.
     pub fn blocking_next(&mut self) -> Option<Taken<T, L>> {
         loop {
             match self.now() {
@@ -319,7 +319,7 @@ impl<T, L: Loss> Exit<T, L> {
         }
     }
 
-    /// Nothing, if the loss that was to be told was found before.
+    /// Takes an entry. Returns `None` if its loss was reported before and it has nothing else.
     fn take(&self, entry: Entry<T, L>) -> Option<Taken<T, L>> {
         self.shared
             .waiting
@@ -363,7 +363,7 @@ mod tests {
         other.lose(1);
         assert!(other.put(3, 40).is_ok());
         assert_eq!((pool.taken(), one.put(4, 1)), (100, Err(4)));
-        // What is taken, or goes with its queue, makes room.
+        // An item that is taken, or dropped with its queue, makes room.
         assert_eq!(first.try_next().and_then(|taken| taken.item), Some(1));
         assert_eq!(pool.taken(), 40);
         drop(second);
@@ -443,8 +443,7 @@ mod tests {
     }
 
     proptest! {
-        /// Items are numbered in one sequence with losses, so that the reader knows where each
-        /// loss belongs.
+        /// Items and losses are numbered in one sequence, so that the reader knows the position of each loss.
         #[test]
         fn all_is_taken_or_counted_as_lost_in_its_place(steps in proptest::collection::vec(step(), 0..200)) {
             const LIMIT: usize = 10;

@@ -1,8 +1,8 @@
-//! Events from the collector to whoever listens.
+//! Distribution of events from the collector to listeners.
 //!
-//! Invariants: the collector waits for no listener, so a slow one slows neither the guest nor the
-//! others; what a [`Subscription`] loses is counted and told with the next batch it gets, or as a
-//! last batch without events when the machine ends; what waits for it is bounded.
+//! Invariants: the collector waits for no listener, so a slow one slows down neither the guest nor the other
+//! listeners. Events that a [`Subscription`] loses are counted; the count comes with its next batch, or as a
+//! last batch without events when the machine ends. The events that wait for it are bounded.
 
 use std::collections::HashSet;
 use std::fmt::Debug;
@@ -15,31 +15,31 @@ use hvprobe_spec::ProbeId;
 use super::notice::ThrottleNotice;
 use super::queue::{Entrance, Exit, Taken, queue};
 
-/// A batch of events as a listener gets it.
+/// A batch of events for one listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Delivery {
-    /// In the order of their time.
+    /// Events in the order of time.
     pub events: Vec<Event>,
-    /// How many were lost, in the machine or before this listener, since the last delivery.
+    /// Number of events lost since the last delivery, in the machine or by this listener.
     pub dropped: u64,
-    /// Hits that were throttled.
+    /// Notices of throttled hits.
     pub throttled: Vec<ThrottleNotice>,
 }
 
-/// Whom the collector hands events to. It is dropped when the machine has ended.
+/// Receiver of the collector's events. It is dropped when the machine has ended.
 pub trait Listen: Debug + Send {
-    /// Takes up a batch, before which `dropped` events were lost. Called by the collector's thread,
-    /// which empties no ring meanwhile: it must not wait for anybody. Says whether it wants more.
+    /// Handles a batch, before which `dropped` events were lost; returns whether it wants more. Runs on the
+    /// collector's thread, which empties no ring meanwhile, so it must not block.
     fn hear(&mut self, events: &[Event], dropped: u64) -> bool;
 
-    /// Takes up notices of throttled hits. Neither may it wait.
+    /// Handles notices of throttled hits. It must not block either.
     fn note(&mut self, notices: &[ThrottleNotice]);
 }
 
 /// All listeners of one machine.
 #[derive(Debug)]
 pub(crate) struct Hub {
-    /// None once the machine has ended.
+    /// `None` once the machine has ended.
     listeners: Mutex<Option<Vec<Box<dyn Listen>>>>,
 }
 
@@ -50,15 +50,15 @@ impl Hub {
         }
     }
 
-    /// Hands `events` to every listener.
+    /// Passes `events` to every listener.
     pub(crate) fn deliver(&self, events: &[Event], dropped: u64) {
         if let Some(listeners) = self.listeners().as_mut() {
             listeners.retain_mut(|listener| listener.hear(events, dropped));
         }
     }
 
-    /// Has `listener` hear of events from now on, unless the machine has ended. Those that want no more go
-    /// now: without events nobody would ask them.
+    /// Adds `listener`, unless the machine has ended. Removes listeners that want no more; without events they
+    /// would otherwise stay.
     pub(crate) fn listen(&self, listener: Box<dyn Listen>) {
         if let Some(listeners) = self.listeners().as_mut() {
             listeners.retain_mut(|listener| listener.hear(&[], 0));
@@ -66,7 +66,7 @@ impl Hub {
         }
     }
 
-    /// Tells `notices` to every listener that wants to hear of these probes.
+    /// Passes `notices` to every listener.
     pub(crate) fn tell(&self, notices: &[ThrottleNotice]) {
         if notices.is_empty() {
             return;
@@ -78,8 +78,8 @@ impl Hub {
         }
     }
 
-    /// A new listener for the events of `filter`'s probes, or of all when it is empty. At most
-    /// `capacity` events wait for it.
+    /// Adds a listener for the events of `filter`'s probes, or of all if it is empty. At most `capacity` events
+    /// wait for it.
     pub(crate) fn subscribe(&self, filter: Vec<ProbeId>, capacity: usize) -> Subscription {
         let (into, from) = queue(capacity.saturating_mul(size_of::<Event>()));
         self.listen(Box::new(Subscriber {
@@ -89,7 +89,7 @@ impl Hub {
         Subscription { queue: from }
     }
 
-    /// The machine has ended: streams end after what is queued.
+    /// Ends the streams after the events that are queued, as the machine has ended.
     pub(crate) fn close(&self) {
         *self.listeners() = None;
     }
@@ -101,10 +101,10 @@ impl Hub {
     }
 }
 
-/// The filling end of a subscription.
+/// Writing end of a subscription.
 #[derive(Debug)]
 struct Subscriber {
-    /// Empty for all probes.
+    /// Probes whose events it gets; empty for all.
     filter: HashSet<ProbeId>,
     queue: Entrance<Vec<Event>>,
 }
@@ -150,18 +150,18 @@ pub struct Subscription {
 }
 
 impl Subscription {
-    /// The next batch; `None` after the last one when the machine has ended.
+    /// Returns the next batch; `None` after the last one when the machine has ended.
     pub async fn next(&mut self) -> Option<Delivery> {
         self.queue.next().await.map(Delivery::from)
     }
 
-    /// As [`Subscription::next`], blocking the calling thread, which must not be one of an
+    /// Like [`Subscription::next`], but blocks the calling thread, which must not belong to an
     /// asynchronous runtime.
     pub fn blocking_next(&mut self) -> Option<Delivery> {
         self.queue.blocking_next().map(Delivery::from)
     }
 
-    /// The next batch if there is one by now.
+    /// Returns the next batch if there is one now.
     pub fn try_next(&mut self) -> Option<Delivery> {
         self.queue.try_next().map(Delivery::from)
     }

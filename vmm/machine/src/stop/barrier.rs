@@ -1,4 +1,4 @@
-//! Which virtual CPU may run, decided: no locks, no threads, no waiting.
+//! Decides which vCPU may run. Has no locks, no threads, no waiting.
 //!
 //! ```text
 //!             park                       proceed: run
@@ -7,50 +7,49 @@
 //!                      │ proceed: end                       │ leave
 //!                      └───────────────► ended ◄────────────┘
 //! ```
-//! A parked virtual CPU stays while something keeps it: a *transaction* (text is being changed), a
-//! *pause* of the machine, or a *hold* of its own. The *end* makes it leave whatever else keeps it.
-//! These are independent of each other. An *NMI* keeps nobody; it only wants attention, and waits
-//! until the virtual CPU takes it, which it does when asked and when it goes on.
+//! A parked vCPU stays parked while something keeps it: a *transaction* (text is being changed), a *pause* of
+//! the machine, or a *hold* of its own. The *end* makes it leave whatever else keeps it. These are independent
+//! of each other. An *NMI* keeps no vCPU. It only requests attention, and stays pending until the vCPU takes
+//! it: when asked, and when it continues.
 //!
 //! Invariants, whatever the order of calls:
-//! - from the moment [`Barrier::stopped`] said so until [`Barrier::finish`], nothing runs;
-//! - a running virtual CPU that something wants to keep, or that an NMI waits for, has been asked, by
-//!   [`Barrier::asks`], since it began to run; one that nothing wants is not asked;
-//! - once ended, a virtual CPU stays so, and after [`Barrier::end`] each is ended by its next
-//!   `park` and `proceed`.
+//! - from the moment [`Barrier::stopped`] returned `Yes` until [`Barrier::finish`], no vCPU runs;
+//! - a running vCPU that is to be kept, or that has an NMI pending, has been asked, by [`Barrier::asks`], since
+//!   it began to run; one that is to do neither is not asked;
+//! - an ended vCPU stays ended, and after [`Barrier::end`] each vCPU ends by its next `park` and `proceed`.
 
 use hvprobe_engine::Standing;
 
-/// Where a virtual CPU is in the picture above.
+/// State of a vCPU in the diagram above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Presence {
-    /// Its thread has not begun; it parks before it runs anything.
+    /// The thread has not begun; it parks before it runs anything.
     Starting,
-    /// It may be executing the guest.
+    /// The vCPU may be executing the guest.
     Running,
-    /// It waits. It has no standing if it has not run yet.
+    /// The vCPU waits. It has no standing if it has not run yet.
     Parked(Option<Standing>),
-    /// Its thread has left its loop.
+    /// The thread has left its loop.
     Ended,
 }
 
-/// What becomes of a parked virtual CPU.
+/// Decision about a parked vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Proceed {
-    /// It runs.
+    /// The vCPU runs.
     Run,
-    /// It leaves its loop.
+    /// The vCPU leaves its loop.
     End,
     /// Something keeps it.
     Stay,
 }
 
-/// Whether everything stands still.
+/// Whether all vCPUs are stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stopped {
-    /// No virtual CPU runs.
+    /// No vCPU runs.
     Yes,
-    /// This one does.
+    /// This vCPU runs.
     Not(usize),
     /// The machine ends or has ended.
     Over,
@@ -64,7 +63,7 @@ struct Vcpu {
     asked: bool,
 }
 
-/// The state of all virtual CPUs of a machine.
+/// State of all vCPUs of a machine.
 #[derive(Clone, Debug)]
 pub(crate) struct Barrier {
     transaction: bool,
@@ -74,7 +73,7 @@ pub(crate) struct Barrier {
 }
 
 impl Barrier {
-    /// `vcpus` virtual CPUs that are starting; nothing keeps them.
+    /// Returns a barrier of `vcpus` starting vCPUs that nothing keeps.
     pub(crate) fn new(vcpus: usize) -> Self {
         let vcpu = Vcpu {
             presence: Presence::Starting,
@@ -90,12 +89,12 @@ impl Barrier {
         }
     }
 
-    /// Virtual CPU `index` does not run any more.
+    /// Marks vCPU `index` as parked.
     pub(crate) fn park(&mut self, index: usize, standing: Option<Standing>) {
         self.vcpus[index].presence = Presence::Parked(standing);
     }
 
-    /// Whether parked virtual CPU `index` may go on; if so, it has.
+    /// Decides whether parked vCPU `index` continues, and changes its state accordingly.
     pub(crate) fn proceed(&mut self, index: usize) -> Proceed {
         let kept = self.keeps(index);
         let vcpu = &mut self.vcpus[index];
@@ -110,22 +109,22 @@ impl Barrier {
         }
     }
 
-    /// Virtual CPU `index` has left its loop.
+    /// Marks vCPU `index` as ended: it has left its loop.
     pub(crate) fn leave(&mut self, index: usize) {
         self.vcpus[index].presence = Presence::Ended;
     }
 
-    /// A transaction wants everything to stand still. One at a time.
+    /// Begins a transaction, for which all vCPUs must stop. One at a time.
     pub(crate) fn begin(&mut self) {
         self.transaction = true;
     }
 
-    /// The transaction is over, whether it came about or not.
+    /// Ends the transaction, whether its change was made or not.
     pub(crate) fn finish(&mut self) {
         self.transaction = false;
     }
 
-    /// Pauses the machine; whether it was not paused before.
+    /// Pauses the machine; returns whether it was not paused before.
     pub(crate) fn pause(&mut self) -> bool {
         !std::mem::replace(&mut self.paused, true)
     }
@@ -135,47 +134,47 @@ impl Barrier {
         self.paused = false;
     }
 
-    /// Whether the machine is paused, or about to be.
+    /// Returns whether the machine is paused or pausing.
     pub(crate) fn is_paused(&self) -> bool {
         self.paused
     }
 
-    /// Keeps virtual CPU `index` from running after its next `park`.
+    /// Keeps vCPU `index` from running after its next `park`.
     pub(crate) fn hold(&mut self, index: usize) {
         self.vcpus[index].held = true;
     }
 
-    /// Ends its hold.
+    /// Ends the hold of vCPU `index`.
     pub(crate) fn release(&mut self, index: usize) {
         self.vcpus[index].held = false;
     }
 
-    /// An NMI waits for virtual CPU `index`: one, even if one waits already.
+    /// Makes an NMI pending for vCPU `index`. There is at most one.
     pub(crate) fn send_nmi(&mut self, index: usize) {
         self.vcpus[index].nmi = true;
     }
 
-    /// Whether an NMI has waited for virtual CPU `index`, which takes it.
+    /// Takes the pending NMI of vCPU `index`; returns whether there was one.
     pub(crate) fn take_nmi(&mut self, index: usize) -> bool {
         std::mem::take(&mut self.vcpus[index].nmi)
     }
 
-    /// Whether running virtual CPU `index` is to park.
+    /// Returns whether running vCPU `index` must park.
     pub(crate) fn must_park(&self, index: usize) -> bool {
         self.ending || self.keeps(index)
     }
 
-    /// Makes every virtual CPU leave its loop.
+    /// Makes every vCPU leave its loop.
     pub(crate) fn end(&mut self) {
         self.ending = true;
     }
 
-    /// Whether every virtual CPU is to end.
+    /// Returns whether every vCPU is to end.
     pub(crate) fn is_ending(&self) -> bool {
         self.ending
     }
 
-    /// Whether nothing runs, and nothing can before something is called that lets it.
+    /// Returns whether no vCPU runs, and none can until a call here allows it.
     pub(crate) fn stopped(&self) -> Stopped {
         let all_ended = self.vcpus.iter().all(|v| v.presence == Presence::Ended);
         if self.ending || all_ended {
@@ -188,7 +187,7 @@ impl Barrier {
             .map_or(Stopped::Yes, Stopped::Not)
     }
 
-    /// Where the parked virtual CPUs stand that have run.
+    /// Returns the standings of the parked vCPUs that have run.
     pub(crate) fn standings(&self) -> Vec<Standing> {
         let standing = |vcpu: &Vcpu| match vcpu.presence {
             Presence::Parked(standing) => standing,
@@ -197,8 +196,8 @@ impl Barrier {
         self.vcpus.iter().filter_map(standing).collect()
     }
 
-    /// Calls `tell` for every virtual CPU whose attention is wanted now and was not when this was
-    /// last called (`true`), or the other way round (`false`). To be called after every change.
+    /// Calls `tell` for every vCPU for which this has changed since the last call: whether its attention is
+    /// requested. Must be called after every change.
     pub(crate) fn asks(&mut self, mut tell: impl FnMut(usize, bool)) {
         for index in 0..self.vcpus.len() {
             let wanted = self.must_park(index) || self.vcpus[index].nmi;

@@ -1,12 +1,11 @@
-//! Stopping the world, and everything else that decides whether a virtual CPU may run.
+//! Stops the world, and decides which vCPUs may run.
 //!
-//! The decisions are [`Barrier`]'s. Here are the lock around it, the waiting, and the kicks: after
-//! every change of the barrier, whose attention is wanted is told by its [`Attention`] and kicked
-//! out of the guest; whoever waits looks again.
+//! [`Barrier`] makes the decisions. Here are the lock around it, the waiting, and the kicks: after every change
+//! of the barrier, the [`Attention`] flag of each vCPU concerned is raised and its thread kicked out of the
+//! guest; waiting threads check the barrier again.
 //!
-//! Invariants: a kick goes only to a thread that is in its loop; the state lock is never held while
-//! guest code runs or while a transaction's change is applied; lock order is `transaction`, then
-//! `state`.
+//! Invariants: a kick goes only to a thread that is in its loop. The state lock is never held while guest code
+//! runs or while a transaction's change is applied. Lock order is `transaction`, then `state`.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -19,25 +18,25 @@ use hvprobe_vm::vcpu::Kickable;
 use super::attention::Attention;
 use super::barrier::{Barrier, Proceed, Stopped};
 
-/// How long a virtual CPU may take to acknowledge a stop. Far beyond any host's scheduling delay:
-/// past it something is broken, and the caller is told.
+/// Maximum time for a vCPU to acknowledge a stop. Far more than any host's scheduling delay: beyond it
+/// something is broken, and the caller gets an error.
 const ACKNOWLEDGE: Duration = Duration::from_secs(10);
 
-/// How often a virtual CPU that does not park is kicked again: it does not while an instruction is
-/// half carried out, and can give up on that only outside of the guest.
+/// Interval of further kicks to a vCPU that does not park. A vCPU does not park in the middle of a step, and
+/// can abandon a step only outside the guest.
 const KICK_AGAIN: Duration = Duration::from_millis(50);
 
-/// What a virtual CPU takes over when it goes on.
+/// State that a vCPU takes over when it continues.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outfit {
     pub(crate) table: Arc<ProbeTable>,
     pub(crate) view: Option<KernelView>,
 }
 
-/// What a parked virtual CPU is told.
+/// Answer to a parked vCPU.
 #[derive(Debug)]
 pub(crate) enum Order {
-    /// Go on with this.
+    /// Continue with this outfit.
     Run(Outfit),
     /// Leave the loop.
     End,
@@ -46,12 +45,12 @@ pub(crate) enum Order {
 #[derive(Debug)]
 struct State {
     barrier: Barrier,
-    /// How to kick each virtual CPU, while it is in its loop.
+    /// Handles for kicking the vCPUs, each while its thread is in its loop.
     threads: Vec<Option<Kickable>>,
     outfit: Outfit,
 }
 
-/// Decides which virtual CPUs of a machine may run.
+/// Decides which vCPUs of a machine may run.
 #[derive(Debug)]
 pub(crate) struct Control {
     attention: Box<[Attention]>,
@@ -75,12 +74,12 @@ impl Control {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // The state is a handful of plain values that are whole at every step, so a panic
-        // elsewhere does not spoil them.
+        // The state is a few plain values that are valid after every step, so a panic elsewhere does not
+        // corrupt it.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the state and lets everybody concerned know.
+    /// Changes the state, then kicks vCPUs and wakes threads that wait for it.
     fn change<T>(&self, how: impl FnOnce(&mut State) -> T) -> T {
         self.change_locked(&mut self.state(), how)
     }
@@ -106,20 +105,20 @@ impl Control {
         result
     }
 
-    /// Whether virtual CPU `index` has to park before it runs the guest again. Not for the hit path.
+    /// Returns whether vCPU `index` must park before it runs the guest again. Not for the hit path.
     pub(crate) fn must_park(&self, index: usize) -> bool {
         self.state().barrier.must_park(index)
     }
 
-    /// Whether something wants the attention of virtual CPU `index`, asked by its thread before it
-    /// enters the guest: it has to take an NMI, to park, or both. `forget_kicks` clears
-    /// `immediate_exit`. One load, and no line that another virtual CPU writes to.
+    /// Returns whether vCPU `index` must take an NMI, park, or both. Called by its thread before it enters the
+    /// guest; `forget_kicks` clears `immediate_exit`. Costs one load, from a cache line that no other vCPU
+    /// writes to.
     pub(crate) fn look(&self, index: usize, forget_kicks: impl FnOnce()) -> bool {
         self.attention[index].look(forget_kicks)
     }
 
-    /// Called by the thread of virtual CPU `index`, which stands at `standing` if it has run at
-    /// all: waits until it may run.
+    /// Parks vCPU `index`, and waits until it may run. Called by its thread; `standing` is `None` if it has not
+    /// run yet.
     pub(crate) fn park(
         &self,
         index: usize,
@@ -152,7 +151,7 @@ impl Control {
         }
     }
 
-    /// Called by the thread of virtual CPU `index` as the last thing it does.
+    /// Marks vCPU `index` as ended. Its thread calls this last.
     pub(crate) fn leave(&self, index: usize) {
         self.change(|state| {
             state.threads[index] = None;
@@ -160,18 +159,18 @@ impl Control {
         });
     }
 
-    /// Keeps virtual CPU `index` from running from its next [`Control::park`] on. Any number may be
-    /// held.
+    /// Keeps vCPU `index` from running, from its next [`Control::park`] on. Several vCPUs can be held at a
+    /// time.
     pub(crate) fn hold(&self, index: usize) {
         self.change(|state| state.barrier.hold(index));
     }
 
-    /// Ends the hold of virtual CPU `index`.
+    /// Ends the hold of vCPU `index`.
     pub(crate) fn release(&self, index: usize) {
         self.change(|state| state.barrier.release(index));
     }
 
-    /// Has an NMI wait for each of `vcpus` until it takes it.
+    /// Makes an NMI pending for each of `vcpus`, until it takes it.
     pub(crate) fn send_nmi(&self, vcpus: impl Iterator<Item = usize>) -> Result<(), StopError> {
         self.change(|state| {
             if state.barrier.is_ending() {
@@ -182,30 +181,30 @@ impl Control {
         })
     }
 
-    /// Called by the thread of virtual CPU `index`: whether it has to give the guest an NMI now. Not
-    /// for the hit path.
+    /// Takes the pending NMI of vCPU `index`; returns whether there was one. Called by its thread. Not for the
+    /// hit path.
     pub(crate) fn take_nmi(&self, index: usize) -> bool {
         self.change(|state| state.barrier.take_nmi(index))
     }
 
-    /// Gives every virtual CPU this view of the kernel with its next outfit.
+    /// Adds this view of the kernel to the vCPUs' next outfit.
     pub(crate) fn set_view(&self, view: KernelView) {
         self.state().outfit.view = Some(view);
     }
 
-    /// The kernel of that view does not run any more.
+    /// Removes the view, as its kernel does not run any more.
     pub(crate) fn forget_view(&self) {
         self.state().outfit.view = None;
     }
 
-    /// The view handed out last.
+    /// Returns the view of the current outfit.
     pub(crate) fn view(&self) -> Option<KernelView> {
         self.state().outfit.view
     }
 
-    /// Stops every virtual CPU, applies `change` to where they stand, hands out the table it
-    /// returns, and lets them go on unless something else keeps them. One transaction at a time.
-    /// Returns for how long they were stopped.
+    /// Stops every vCPU, calls `change` with their standings, hands out the table it returns, and lets the
+    /// vCPUs continue unless something else keeps them. Runs one transaction at a time. Returns how long they
+    /// were stopped.
     pub(crate) fn transact(
         &self,
         change: impl FnOnce(&[Standing]) -> Option<Arc<ProbeTable>>,
@@ -224,7 +223,7 @@ impl Control {
         Ok(since.elapsed())
     }
 
-    /// Waits until nothing runs, as long as that is `wanted`; returns where they stand.
+    /// Waits until no vCPU runs, while `wanted` is true; returns their standings.
     fn all_parked(&self, wanted: impl Fn(&Barrier) -> bool) -> Result<Vec<Standing>, StopError> {
         let since = Instant::now();
         let mut state = self.state();
@@ -252,38 +251,38 @@ impl Control {
         }
     }
 
-    /// Whether every virtual CPU is to leave its loop. Not for the hit path.
+    /// Returns whether every vCPU is to leave its loop. Not for the hit path.
     pub(crate) fn is_ending(&self) -> bool {
         self.state().barrier.is_ending()
     }
 
-    /// Stops every virtual CPU until [`Control::resume`], without waiting for them.
+    /// Stops every vCPU until [`Control::resume`], without waiting for them.
     pub(crate) fn pause_now(&self) {
         self.change(|state| state.barrier.pause());
     }
 
-    /// Returns when a pause is complete, or when somebody has resumed the virtual CPUs meanwhile.
+    /// Waits until the pause is complete, or until another thread resumes the vCPUs.
     pub(crate) fn wait_paused(&self) -> Result<(), StopError> {
         self.all_parked(Barrier::is_paused).map(|_| ())
     }
 
-    /// Lets the virtual CPUs go on after a pause.
+    /// Lets the vCPUs continue after a pause.
     pub(crate) fn resume(&self) {
         self.change(|state| state.barrier.resume());
     }
 
-    /// Whether the machine is paused, or about to be.
+    /// Returns whether the machine is paused or pausing.
     pub(crate) fn is_paused(&self) -> bool {
         self.state().barrier.is_paused()
     }
 
-    /// Makes every virtual CPU leave its loop.
+    /// Makes every vCPU leave its loop.
     pub(crate) fn end(&self) {
         self.change(|state| state.barrier.end());
     }
 }
 
-/// A transaction that has begun; over when dropped, even by a panic in the change it is for.
+/// A transaction in progress. It ends on drop, even when its change panics.
 struct Transaction<'a>(&'a Control);
 
 impl<'a> Transaction<'a> {

@@ -1,4 +1,4 @@
-//! Stopping all virtual CPUs, and letting them go on.
+//! Stopping all vCPUs, and resuming them.
 
 use std::sync::atomic;
 

@@ -1,5 +1,5 @@
-//! From an exit to a hit: the three ways a planted int3 reaches us, and the way back for int3s
-//! that are not ours.
+//! From an exit to a hit: the three ways in which a planted int3 reaches user space, and reflecting int3s that
+//! are not ours.
 //!
 //! | mode             | exit                                  | RIP                          |
 //! |------------------|---------------------------------------|------------------------------|
@@ -7,13 +7,13 @@
 //! | `emulation-exit` | `KVM_EXIT_INTERNAL_ERROR`, bytes `cc…`| the int3                     |
 //! | `idt-gate`       | `KVM_EXIT_IO` at the guest's #BP entry| the patched entry            |
 //!
-//! In `idt-gate` the processor has pushed an exception frame; undoing that push gives exactly the
-//! state of the hit. Invariant: an int3 that is not ours leaves the guest in the state it would be
-//! in without us. While a stepped copy runs, the processor has the interrupt descriptor table of the
-//! exception window, and every exception of the copy reaches us at one of its stubs.
+//! In `idt-gate` the processor has pushed an exception frame; undoing that push gives exactly the state of the
+//! hit. Invariant: an int3 that is not ours leaves the guest in the state it would be in without us. While a
+//! stepped copy runs, IDTR points at the table of the exception window, and every exception of the copy exits
+//! at one of its stubs.
 //!
-//! Those stubs, and the trampoline that functions with a return probe return to, are an `out` in every
-//! mode: `KVM_EXIT_IO`, RIP at it or behind it.
+//! Those stubs, and the trampoline that functions with a return probe return to, are an `out` in every mode:
+//! `KVM_EXIT_IO`, with RIP at or after it.
 
 use std::sync::Arc;
 
@@ -30,27 +30,26 @@ use hvprobe_vm::vcpu::CpuFd;
 use crate::clock::host::HostClock;
 use crate::gate::Gate;
 
-/// The catching side of one virtual CPU.
+/// Catches the hits of one vCPU.
 #[derive(Debug)]
 pub(crate) struct Catcher {
     pub(crate) mode: CatchMode,
     pub(crate) handler: HitHandler,
     pub(crate) clock: HostClock,
-    /// Where the guest's own interrupt descriptor table is, while the exception window's is in
-    /// force.
+    /// Base of the guest's own IDT, while the exception window's is in force.
     own_idt: Option<u64>,
-    /// GS base in kernel mode, once a hit has shown it since the virtual CPU last parked.
+    /// GS base in kernel mode, once a hit has shown it since the vCPU last parked.
     kernel_gs: Option<u64>,
-    /// Whether hits may reach for memory of the process.
+    /// Whether hits may access memory of the process.
     reaches_process: bool,
     /// Whether hits wait for room rather than be lost.
     pub(crate) waits_for_room: bool,
 }
 
-/// What most hits come to.
+/// Outcome of most hits.
 const PLAIN: Outcome = Outcome::Resume { shadow: false };
 
-/// What the virtual CPU waits for before it goes on with [`Catcher::resume`].
+/// The reason to wait before the vCPU continues with [`Catcher::resume`].
 pub(crate) type Waits = Option<Held>;
 
 impl Catcher {
@@ -66,7 +65,7 @@ impl Catcher {
         }
     }
 
-    /// Takes over what a virtual CPU goes on with after it was parked.
+    /// Takes over the table and the view after the vCPU was parked.
     pub(crate) fn adopt(
         &mut self,
         cpu: &mut CpuFd,
@@ -80,11 +79,11 @@ impl Catcher {
         cpu.share_sregs(self.handler.can_hit());
     }
 
-    /// What a hit wants of the system registers is GS base, and where nothing is stepped nothing
-    /// else. Linux gives each processor one for the kernel's own when it starts, the address of its
-    /// per-CPU area (`switch_gdt_and_percpu_base` in arch/x86/kernel/cpu/common.c); only the way in
-    /// from user mode runs with another, where the kernel forbids probes. So the first hit tells it
-    /// for all.
+    /// Learns GS base in kernel mode, and stops sharing the system registers. Hits need nothing else of them
+    /// unless something is stepped. Linux gives each processor one GS base for kernel mode when it starts, the
+    /// address of its per-CPU area (`switch_gdt_and_percpu_base` in arch/x86/kernel/cpu/common.c). Only the
+    /// entry from user mode runs with another, and there the kernel forbids probes. So the value at the first
+    /// hit holds for all.
     fn learn(&mut self, cpu: &mut CpuFd) {
         if self.kernel_gs.is_none() && cpu.knows_sregs() && !self.handler.can_step() {
             self.kernel_gs = Some(cpu.sregs().gs.base);
@@ -92,12 +91,12 @@ impl Catcher {
         }
     }
 
-    /// GS base in kernel mode, which the last exit was from.
+    /// Returns GS base in kernel mode. The last exit must be from there.
     pub(crate) fn kernel_gs(&self, cpu: &mut CpuFd) -> u64 {
         self.kernel_gs.unwrap_or_else(|| cpu.sregs().gs.base)
     }
 
-    /// An int3 exit in `debug-exit` or `emulation-exit`; RIP is the int3.
+    /// Handles an int3 exit in `debug-exit` or `emulation-exit`; RIP is the int3.
     pub(crate) fn int3(
         &mut self,
         cpu: &mut CpuFd,
@@ -115,7 +114,7 @@ impl Catcher {
         self.carry_out(cpu, outcome)
     }
 
-    /// The int3 or the trampoline at `at` was reached, with the registers that are in the page.
+    /// Handles a hit of the int3 or the trampoline at `at`, with the registers in the page.
     #[inline]
     fn hit(&mut self, cpu: &mut CpuFd, ram: &GuestRam, at: Gva) -> Outcome {
         let gs_base = self.kernel_gs(cpu);
@@ -126,7 +125,7 @@ impl Catcher {
         self.handler.hit(at, cpu.regs_mut(), &around)
     }
 
-    /// The same where CR3 may be asked for.
+    /// Like [`Catcher::hit`], for hits that may need CR3.
     #[inline(never)]
     fn hit_reaching(&mut self, cpu: &mut CpuFd, ram: &GuestRam, at: Gva, gs_base: u64) -> Outcome {
         let mut regs = cpu.regs();
@@ -138,26 +137,26 @@ impl Catcher {
         outcome
     }
 
-    /// Gives the guest an int3 of its own.
+    /// Reflects an int3 that is the guest's own.
     #[cold]
     fn reflect(&mut self, cpu: &mut CpuFd) -> Result<(), kvm_ioctls::Error> {
         if self.mode == CatchMode::EmulationExit {
-            // Nothing knows the length of the instruction there, so the frame gets RIP as it is.
+            // KVM does not know the instruction's length here and pushes RIP as it is, so advance it.
             let regs = cpu.regs_mut();
             regs.rip = regs.rip.wrapping_add(1);
             cpu.give_regs();
         }
         cpu.inject(vector::BREAKPOINT, None)?;
-        // Until another exit: a guest's own probes meet one after the other.
+        // Until another exit: a guest's own probes are often hit one after the other.
         cpu.share_events(true);
-        // User mode has a GS base of its own.
+        // In user mode GS base has another value.
         if cpu.in_kernel() {
             self.learn(cpu);
         }
         Ok(())
     }
 
-    /// The patched #BP entry was reached in `idt-gate`. `None` when RIP is not the gate.
+    /// Handles a hit of the patched #BP entry in `idt-gate`. Returns `None` when RIP is not the gate.
     pub(crate) fn gate(
         &mut self,
         cpu: &mut CpuFd,
@@ -183,7 +182,7 @@ impl Catcher {
             }
         }
         if !self.handler.knows_kernel() {
-            // The guest left the kernel with that entry for another.
+            // The guest has left the kernel with that entry for another.
             return Ok(None);
         }
         gate.head.apply(&mut regs);
@@ -191,8 +190,8 @@ impl Catcher {
         Ok(Some(None))
     }
 
-    /// A function returned to the trampoline. `None` when RIP is elsewhere, or nobody knows of the
-    /// call: then the guest goes on behind the `out`, where it meets an int3.
+    /// Handles a function's return to the trampoline. Returns `None` when RIP is elsewhere or the call is
+    /// unknown; then the guest continues after the `out`, where it meets an int3.
     pub(crate) fn returned(
         &mut self,
         cpu: &mut CpuFd,
@@ -207,8 +206,8 @@ impl Catcher {
         }
     }
 
-    /// A stub of the exception window was reached. `None` when RIP is at none, or no copy is
-    /// being stepped.
+    /// Handles a hit of a stub of the exception window. Returns `None` when RIP is at none of them, or when no
+    /// copy is being stepped.
     pub(crate) fn exception(
         &mut self,
         cpu: &mut CpuFd,
@@ -226,7 +225,7 @@ impl Catcher {
                 .exception(vector, Gva(own_idt), &mut regs, &around)
         });
         if outcome == Outcome::Foreign {
-            // The guest has the stub for its handler, as it has made it.
+            // The guest itself has installed the stub as its handler.
             self.adjust_window(cpu);
             return Ok(None);
         }
@@ -234,7 +233,7 @@ impl Catcher {
         self.carry_out(cpu, outcome).map(Some)
     }
 
-    /// Gives up on a step that does not come to its end; the virtual CPU may be stopped then.
+    /// Abandons a step that does not end, so that the vCPU can be stopped.
     pub(crate) fn abandon(&mut self, cpu: &mut CpuFd, ram: &GuestRam) {
         let mut regs = cpu.regs();
         let gs_base = self.kernel_gs(cpu);
@@ -244,7 +243,7 @@ impl Catcher {
         self.adjust_window(cpu);
     }
 
-    /// What the hit that is held is to ask a client.
+    /// Returns the question that the held hit has for a client.
     pub(crate) fn question(&self, cpu: &mut CpuFd, ram: &GuestRam) -> Option<Inquiry> {
         let (regs, gs_base) = (cpu.regs(), self.kernel_gs(cpu));
         cpu.telling_cr3(|cr3| {
@@ -253,7 +252,7 @@ impl Catcher {
         })
     }
 
-    /// Goes on with a hit that was held, as decided.
+    /// Continues a hit that was held, as decided.
     pub(crate) fn resume(
         &mut self,
         cpu: &mut CpuFd,
@@ -269,11 +268,11 @@ impl Catcher {
         self.carry_out(cpu, outcome)
     }
 
-    /// Has the guest go on as `outcome` says, with the registers that are in the page.
+    /// Lets the guest continue as `outcome` says, with the registers in the page.
     #[inline]
     fn carry_out(&mut self, cpu: &mut CpuFd, outcome: Outcome) -> Result<Waits, kvm_ioctls::Error> {
         let ends_shadow = self.handler.ends_shadow();
-        // GS base is known only where nothing is stepped, so that there is no window.
+        // GS base is known only where nothing is stepped, so there is no exception window.
         if outcome == PLAIN && !ends_shadow && self.kernel_gs.is_some() {
             cpu.give_regs();
             cpu.share_events(false);
@@ -301,8 +300,8 @@ impl Catcher {
                 }
             }
             Outcome::Fault(fault) => {
-                // The processor sets RF in the frames of faults (SDM vol. 3, 17.3.1.1); KVM does not
-                // in those of faults it is told to inject.
+                // The processor sets RF in the frames of faults (SDM vol. 3, 17.3.1.1); KVM does not for
+                // injected faults.
                 let regs = cpu.regs();
                 cpu.set_regs_now(&Regs {
                     rflags: regs.rflags | rflags::RF,
@@ -323,7 +322,7 @@ impl Catcher {
         Ok(waits)
     }
 
-    /// Opens or closes the exception window, as the handler wants it.
+    /// Opens or closes the exception window, as the handler requires.
     fn adjust_window(&mut self, cpu: &mut CpuFd) {
         match (self.handler.window(), self.own_idt) {
             (Some(ours), None) => self.own_idt = Some(cpu.set_idt_base(ours.0)),
@@ -335,8 +334,8 @@ impl Catcher {
         }
     }
 
-    /// Before parking in `idt-gate`: a virtual CPU on its way from an int3 to the gate is taken
-    /// back to the int3, so that the change it parks for may remove either.
+    /// Moves a vCPU on its way from an int3 to the gate back to the int3, so that the change it parks for may
+    /// remove either. Called before parking in `idt-gate`.
     pub(crate) fn rewind(cpu: &mut CpuFd, ram: &GuestRam, gate: &Gate) {
         let regs = cpu.regs();
         let read = |at, into: &mut [u8]| gate.tables.read(ram, at, into).is_ok();

@@ -1,4 +1,4 @@
-//! The threads of virtual CPUs.
+//! The threads of vCPUs.
 
 pub(crate) mod catch;
 pub(crate) mod run;

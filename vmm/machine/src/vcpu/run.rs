@@ -1,9 +1,8 @@
-//! The thread of one virtual CPU: run the guest, take up its exit, again.
+//! The thread of one vCPU: runs the guest, handles its exit, and repeats.
 //!
-//! Invariants: only this thread touches its `VcpuFd`; it parks, or ends, only outside of a step, so
-//! whoever has stopped the world finds no instruction half carried out, where a step that the guest
-//! keeps from its end is given up after [`STEP_LIMIT`]; every exit is taken up
-//! completely before the next look at [`Control`].
+//! Invariants: only this thread touches its `VcpuFd`. The thread parks, or ends, only outside of a step, so a
+//! stopped world has no instruction half executed; a step that the guest does not finish is abandoned after
+//! [`STEP_LIMIT`]. Every exit is handled completely before the next check of [`Control`].
 
 use hvprobe_hit::table::HookSet;
 use std::mem;
@@ -32,51 +31,46 @@ use crate::decide::Reply;
 use crate::stop::control::{Control, Order};
 use crate::vcpu::shared::{IoctlTotals, Shared};
 
-/// How long a stop waits for the end of an instruction that is half carried out. The longest string
-/// operations take milliseconds.
+/// Maximum time that a stop waits for the end of a step. The longest string operations take milliseconds.
 const STEP_LIMIT: Duration = Duration::from_secs(1);
 
-/// From how long on the guest is told that it stood still. Changes of the guest's text take less, and
-/// the most impatient watchdog of a kernel waits two seconds.
+/// Minimum length of a pause that is reported to the guest. Changes of the guest's text take less, and the
+/// shortest watchdog timeout of a kernel is two seconds.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// CR0.PG (SDM vol. 3, 2.5).
 const CR0_PG: u64 = 1 << 31;
 
-/// What a virtual CPU tells the supervisor.
+/// Notice of a vCPU to the supervisor.
 #[derive(Debug)]
 pub(crate) enum Notice {
     /// A hit has paused the machine.
     Paused,
-    /// Boot has come to where the kernel's text is final; the virtual CPU is held.
+    /// Boot has reached the point where the kernel's text is final; the vCPU is held.
     TextFinal {
-        /// Its index.
         vcpu: usize,
-        /// Its system registers.
         sregs: Box<kvm_sregs>,
     },
-    /// The guest has come to where the engine has hooks; the virtual CPU is held.
+    /// The guest has reached hooks of the engine; the vCPU is held.
     Engine {
-        /// Its index.
         vcpu: usize,
-        /// The hooks.
         hooks: HookSet,
-        /// The first argument of the function they are at.
+        /// First argument of the hooked function.
         argument: Gva,
-        /// How the guest goes on; set before it does.
+        /// How the guest continues; set before it does.
         answer: Arc<OnceLock<Decision>>,
     },
-    /// The virtual CPU has left its loop, and why.
+    /// The vCPU has left its loop, with the reason.
     Ended(Why),
 }
 
-/// What comes after an exit.
+/// Next step after an exit.
 enum Next {
-    /// The guest goes on.
+    /// The guest continues.
     Run,
-    /// A hit is held.
+    /// The vCPU waits, as a hit is held.
     Wait(Held),
-    /// The loop is over.
+    /// The loop ends.
     End(Why),
 }
 
@@ -86,20 +80,20 @@ impl From<Waits> for Next {
     }
 }
 
-/// Why a virtual CPU left its loop.
+/// Reason why a vCPU left its loop.
 #[derive(Debug)]
 pub(crate) enum Why {
-    /// It was told to.
+    /// It was ordered to leave.
     Told,
     /// The guest ended the machine.
     Device(DeviceEvent),
-    /// The guest or the host failed; a report.
+    /// The guest triple-faulted; with a report.
     TripleFault(String),
-    /// Likewise.
+    /// The guest or the host failed; with a report.
     Crash(String),
 }
 
-/// One virtual CPU, ready to run.
+/// One vCPU, ready to run.
 #[derive(Debug)]
 pub(crate) struct Vcpu {
     pub(crate) index: usize,
@@ -107,14 +101,14 @@ pub(crate) struct Vcpu {
     pub(crate) catcher: Catcher,
     pub(crate) shared: Arc<Shared>,
     pub(crate) notices: Sender<Notice>,
-    /// Since when it is to stop and an instruction is half carried out.
+    /// Start of the wait for the end of a step, while the vCPU is to stop.
     pub(crate) waited_since: Option<Instant>,
-    /// Published whenever the virtual CPU parks.
+    /// Published whenever the vCPU parks.
     pub(crate) ioctls: Arc<IoctlTotals>,
 }
 
-/// Tells that a virtual CPU's thread ends, when it is dropped: also by a panic, or whoever stops the
-/// virtual CPUs would wait for that one for ever.
+/// Reports the end of a vCPU's thread when it is dropped, also by a panic. Without that, a stop would wait for
+/// this vCPU forever.
 struct Farewell {
     index: usize,
     shared: Arc<Shared>,
@@ -126,14 +120,14 @@ impl Drop for Farewell {
     fn drop(&mut self) {
         self.shared.control.leave(self.index);
         let why = mem::replace(&mut self.why, Why::Told);
-        // The supervisor outlives the virtual CPUs unless it panicked, which it has then reported.
+        // The supervisor outlives the vCPUs, unless it panicked; that has been reported then.
         let _ = self.notices.send(Notice::Ended(why));
     }
 }
 
 impl Vcpu {
-    /// Runs until told to end or the guest ends. Called on the thread that is to be this CPU's. Kept
-    /// apart for those who count its instructions.
+    /// Runs the guest until the vCPU is ordered to leave or the guest ends. Called on the vCPU's own thread.
+    /// Not inlined, so that its instructions can be counted.
     #[inline(never)]
     pub(crate) fn run(mut self) {
         let guard = Guard::new(self.cpu.fd_mut());
@@ -157,7 +151,7 @@ impl Vcpu {
             let now = monotonic_ns();
             self.shared.first_entry_ns.store(now, Ordering::Relaxed);
         }
-        // Held once: a clone per exit would write to a cache line that all virtual CPUs share.
+        // Cloned once: a clone per exit would write to a cache line that all vCPUs share.
         let shared = Arc::clone(&self.shared);
         loop {
             if shared.control.look(self.index, || guard.clear()) {
@@ -192,8 +186,8 @@ impl Vcpu {
         Why::Crash(self.report(&format!("KVM refused a request: {error}")))
     }
 
-    /// Does what attention is wanted for; returns whether the loop goes on. An NMI does not wait for
-    /// the end of a step: the exception window takes it up.
+    /// Handles requests for attention; returns whether the loop continues. An NMI does not wait for the end of
+    /// a step: the exception window catches it.
     fn attend(&mut self, control: &Control, guard: &Guard) -> Result<bool, kvm_ioctls::Error> {
         loop {
             if control.take_nmi(self.index) {
@@ -202,7 +196,7 @@ impl Vcpu {
             if !control.must_park(self.index) || !self.may_stand(control) {
                 return Ok(true);
             }
-            // What was sent while it stood did not kick it.
+            // An NMI sent while the vCPU was parked has not kicked it, so check again.
             if let Order::End = self.stand(guard) {
                 return Ok(false);
             }
@@ -215,8 +209,8 @@ impl Vcpu {
         self.ioctls.other.store(ioctls.other, Ordering::Relaxed);
     }
 
-    /// Whether no instruction is half carried out, or one that is given up on: the machine ends, or
-    /// the guest keeps it from its end. Asked when the virtual CPU is to stop.
+    /// Returns whether the vCPU may park: it is not in a step, or the step is abandoned because the machine
+    /// ends or the guest does not finish it. Called when the vCPU is to stop.
     fn may_stand(&mut self, control: &Control) -> bool {
         if !self.catcher.handler.is_stepping() {
             self.waited_since = None;
@@ -256,7 +250,8 @@ impl Vcpu {
         self.park(guard, Some(standing))
     }
 
-    /// Where the instruction at `rip` lies, by the tables in force, if it is the kernel's.
+    /// Returns the physical address of the instruction at `rip`, by the page tables in use, if it is the
+    /// kernel's.
     fn kernel_text(&mut self, rip: Gva) -> Option<Gpa> {
         let sregs = self.cpu.sregs();
         let (cr0, tables) = (sregs.cr0, crash::tables(sregs.cr3, sregs.cr4));
@@ -287,14 +282,14 @@ impl Vcpu {
         order
     }
 
-    /// The guest goes on after it stood still.
+    /// Reports a long pause to the guest when it continues.
     fn stood_since(&mut self, since: Instant) {
         if since.elapsed() >= PAUSE {
             self.cpu.tell_stopped();
         }
     }
 
-    /// Waits for what a held hit waits for; `None` when the machine ends.
+    /// Waits for the event that a held hit needs. Returns `None` when the machine ends.
     fn wait(&mut self, shared: &Shared, guard: &Guard, held: Held) -> Option<Decision> {
         match held {
             Held::Stop(probe) => {
@@ -326,7 +321,7 @@ impl Vcpu {
         }
     }
 
-    /// Puts the question of a held hit to a client; `None` when the machine ends.
+    /// Puts the question of a held hit to a client; returns `None` when the machine ends.
     fn ask(&mut self, shared: &Shared, guard: &Guard) -> Option<Decision> {
         let Some(inquiry) = self.catcher.question(&mut self.cpu, &shared.ram) else {
             return Some(Decision::default());
@@ -360,7 +355,7 @@ impl Vcpu {
         }
     }
 
-    /// Runs the guest to its next exit and takes that up.
+    /// Runs the guest to its next exit and handles the exit.
     fn once(&mut self, shared: &Shared) -> Result<Next, kvm_ioctls::Error> {
         let exit = self.cpu.run(&shared.ports);
         let end = match exit {
@@ -411,12 +406,13 @@ impl Vcpu {
         Ok(Next::End(end))
     }
 
-    /// A detour has found the ring full: waits for room, and tells whether to look again.
+    /// Waits for room for a detour that has found the ring full. Sets RAX to whether another attempt makes
+    /// sense.
     #[cold]
     fn ask_for_room(&mut self, shared: &Shared) {
         let rip = Gva(self.cpu.regs().rip);
         if !(KERNEL_WINDOW.start..KERNEL_WINDOW.end).contains(&rip) || !self.cpu.in_kernel() {
-            // A port where nobody is.
+            // Not an `out` of a detour: the guest has written to an unused port.
             return;
         }
         let since = Instant::now();
@@ -443,7 +439,7 @@ impl Vcpu {
         crash::report(what, self.index, &mut self.cpu, &self.shared.ram)
     }
 
-    /// One of our `out` instructions, or the guest writing to a port where nobody is.
+    /// Handles one of our `out` instructions, or the guest's write to an unused port.
     fn patched_out(&mut self, shared: &Shared) -> Result<Next, kvm_ioctls::Error> {
         if let Some(gate) = shared.gate.get()
             && let Some(waits) = self.catcher.gate(&mut self.cpu, &shared.ram, gate)?

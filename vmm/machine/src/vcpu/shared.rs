@@ -1,4 +1,4 @@
-//! What the threads of a machine share.
+//! State that the threads of a machine share.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -15,7 +15,7 @@ use crate::gate::Gate;
 use crate::stop::control::Control;
 use crate::tripwire::Tripwire;
 
-/// What all virtual CPUs of a machine share. Nothing here is locked on the hit path.
+/// State that all vCPUs of a machine share. Nothing here is locked on the hit path.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) control: Control,
@@ -25,24 +25,24 @@ pub(crate) struct Shared {
     pub(crate) gate: OnceLock<Gate>,
     /// Host time of the first entry into the guest; 0 before.
     pub(crate) first_entry_ns: AtomicU64,
-    /// Who has what of it; taken by virtual CPUs only at hits that pause the machine.
+    /// Owners of probes and pauses. vCPUs lock it only at hits that pause the machine.
     pub(crate) claims: Mutex<Claims>,
     pub(crate) decisions: Decisions,
     pub(crate) detours: Detours,
     pub(crate) times: Arc<Times>,
-    /// Whether somebody looks through the guest's memory, and has noted what it writes.
+    /// Whether a thread is looking through the guest's memory with the dirty log on.
     pub(crate) noting_writes: AtomicBool,
 }
 
 impl Shared {
-    /// Who has what of the machine.
+    /// Locks the owners of probes and pauses.
     pub(crate) fn claims(&self) -> MutexGuard<'_, Claims> {
-        // No step leaves them half changed, so a panic elsewhere does not spoil them.
+        // No step leaves them half changed, so a panic elsewhere does not corrupt them.
         self.claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Ioctl counts of one virtual CPU, up to date whenever it is parked.
+/// Ioctl counts of one vCPU, up to date whenever it is parked.
 #[derive(Debug, Default)]
 pub(crate) struct IoctlTotals {
     pub(crate) run: AtomicU64,

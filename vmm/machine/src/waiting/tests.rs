@@ -4,10 +4,11 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 
-/// How long nobody waits for longer than here.
+/// Maximum waiting time in these tests.
 const SHORT: Duration = Duration::from_millis(50);
 
-/// Waits with a collector that `wake` is, and says whether it was worth it and how often that was woken.
+/// Waits with `wake` as the collector; returns whether another attempt makes sense, and how often `wake` was
+/// called.
 fn wait(room: impl Fn() -> Room, is_called: impl Fn() -> bool) -> (bool, usize) {
     let waiting = Waiting {
         longest: SHORT,
@@ -46,7 +47,7 @@ fn some_room_will_do_after_a_while_and_none_never() {
 #[test]
 fn room_that_another_takes_at_once_is_worth_another_try() {
     let (waiting, was_scant) = (Waiting::default(), Cell::new(false));
-    // There is none for longer than plenty is waited for, then some, and the next look finds none again.
+    // There is no room for longer than a vCPU waits for plenty, then some, and the next check finds none again.
     let since = Instant::now();
     let room = || match since.elapsed() > 2 * FOR_PLENTY && !was_scant.replace(true) {
         true => Room::Scant,
@@ -77,7 +78,7 @@ fn room_that_is_made_meanwhile_is_seen() {
         let is_worth_it = waiting.wait(room, || false, || ask.send(()).expect("it is waited for"));
         assert!(is_worth_it);
     });
-    // It is not looked at over and over.
+    // The vCPU does not poll.
     assert!(looks.into_inner() <= 3);
 }
 

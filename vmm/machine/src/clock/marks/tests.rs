@@ -5,8 +5,8 @@ use proptest::prelude::*;
 use super::*;
 
 proptest! {
-    /// Hits and records one after the other, each later than the one before: told whatever was guessed, a
-    /// record stands between the hits around it.
+    /// Hits and records in a sequence, each later than the one before. Whatever time is guessed for a record,
+    /// the result lies between the hits around it.
     #[test]
     fn a_record_is_told_between_the_hits_around_it(
         steps in prop::collection::vec((any::<bool>(), 1..5_u64), 1..3000),
@@ -31,7 +31,7 @@ proptest! {
             };
             let is_before = |hit: &u64| hit < at;
             let behind = hits.partition_point(is_before);
-            // The oldest may be forgotten.
+            // The oldest marks may be forgotten.
             let is_kept = hits.len() - behind < KEPT / 2;
             let told = [0, u64::MAX].map(|guess| marks.between(*position, guess));
             match behind.checked_sub(1).and_then(|n| hits.get(n)) {
@@ -53,7 +53,7 @@ proptest! {
 fn what_is_told_while_marks_are_written_is_true() {
     const RECORDS: u64 = 200_000;
     let marks = Marks::default();
-    // A record at every position, with a hit right before and right behind.
+    // A record at every position, with a hit right before and right after it.
     let hit = |position: u64| position * 10 + 5;
     let record = |position: u64| position * 10 + 10;
     thread::scope(|scope| {
@@ -74,7 +74,7 @@ fn what_is_told_while_marks_are_written_is_true() {
         }
     });
     assert_eq!(marks.between(RECORDS - 2, 0), hit(RECORDS - 2) + 1);
-    // Forgotten: anything may be true.
+    // The mark is forgotten, so any time is possible.
     assert_eq!(marks.between(5, 0), 0);
 }
 

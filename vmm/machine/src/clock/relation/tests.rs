@@ -5,9 +5,9 @@ use proptest::prelude::*;
 use super::*;
 use crate::clock::host::HostClock;
 
-/// Where KVM tells the guest in these tests.
+/// Address of KVM's sample in these tests.
 const TOLD_AT: u64 = 0x1000;
-/// Two gigahertz, as far as these kvmclocks know.
+/// Ticks per nanosecond of the host's counter, as these kvmclocks show it: 2 GHz.
 const TICKS: u64 = 2;
 const MS: u64 = 1_000_000;
 
@@ -23,7 +23,7 @@ fn ram() -> Arc<GuestRam> {
     Arc::new(GuestRam::new(64 << 20).unwrap())
 }
 
-/// KVM tells the guest something else.
+/// Writes a sample as KVM does.
 fn tell(ram: &GuestRam, version: u32, tsc: u64, ns: u64) {
     let put = |offset, value| ram.write_u64(Gpa(TOLD_AT + offset), value).unwrap();
     put(0, u64::from(version));
@@ -31,7 +31,7 @@ fn tell(ram: &GuestRam, version: u32, tsc: u64, ns: u64) {
     put(16, ns);
 }
 
-/// A kvmclock that goes with the host's counter, at two ticks a nanosecond.
+/// Returns a kvmclock that follows the host's counter, at two ticks per nanosecond.
 fn kvmclock() -> Kvmclock {
     Kvmclock {
         read: Arc::new(|| Some(rdtsc() / TICKS)),
@@ -43,7 +43,7 @@ fn kvmclock() -> Kvmclock {
     }
 }
 
-/// The time of what is no record of its own.
+/// Returns the time of a stamp without a position.
 fn time(timeline: &Timeline, cpu: Option<u32>, tsc: u64) -> Option<u64> {
     let when = timeline.now()(Stamp {
         cpu,
@@ -76,7 +76,7 @@ fn a_reading_has_the_offset_that_was_in_force() {
     }
     let at = [50, 100, 199, 200, 299, 300, 10_000].map(|tsc| offsets.at(tsc));
     assert_eq!(at, [1, 1, 1, 2, 2, 3, 3].map(Some));
-    // A version was not seen: the nearer one.
+    // A sample was missed: the nearer one applies.
     offsets.note(since(400, 4, 10));
     assert_eq!([349, 351].map(|tsc| offsets.at(tsc)), [3, 4].map(Some));
     // The counter was set back.
@@ -85,7 +85,7 @@ fn a_reading_has_the_offset_that_was_in_force() {
 }
 
 proptest! {
-    /// The more there was, the coarser is what is kept of long ago, but something always is.
+    /// Offsets of long ago are kept more coarsely the more there were since, but there is always one.
     #[test]
     fn little_is_kept_of_long_ago(count in 1..20_000_u64, asked in any::<prop::sample::Index>()) {
         let mut offsets = Offsets::default();
@@ -112,7 +112,7 @@ fn a_counter_that_stalls_is_followed_by_what_kvm_tells_the_guest() {
         Box::new([Arc::clone(&relation)]),
         kvmclock(),
     );
-    // Nothing was told.
+    // KVM has written no sample.
     assert_eq!(time(&timeline, Some(0), 1000), None);
     // The guest's counter is at 5000 at this moment.
     let start = rdtsc() / TICKS * TICKS;
@@ -120,7 +120,7 @@ fn a_counter_that_stalls_is_followed_by_what_kvm_tells_the_guest() {
     let line = times.line();
     let told = time(&timeline, Some(0), 5000).unwrap();
     assert!(told.abs_diff(line.at(start)) < 1000, "{told}");
-    // It stood still for ten milliseconds, and a hit saw that.
+    // The counter stood still for ten milliseconds, and a hit saw that.
     let later = start + 20 * MS;
     while rdtsc() < later + 2 * MS {}
     tell(&ram, 4, 6000, later / TICKS);
@@ -131,7 +131,7 @@ fn a_counter_that_stalls_is_followed_by_what_kvm_tells_the_guest() {
     let line = times.line();
     let wanted = line.at(later + 500) - line.at(start + 500);
     assert!((back - entry).abs_diff(wanted) < 1000, "{}", back - entry);
-    // Nobody can have recorded what is to come.
+    // A record cannot be from the future.
     assert_eq!(time(&timeline, Some(0), 6000 + 1_000_000 * MS), None);
 }
 
@@ -195,13 +195,14 @@ fn hits_and_records_of_a_steady_counter_have_one_time() {
         });
         let hit = clock.now();
         let ago = rdtsc().wrapping_add(offset).wrapping_sub(hit.guest_tsc);
-        // A little to come where learning was interrupted: the offset is as exact as the reading was short.
+        // Slightly in the future if learning was interrupted: the shorter the reading, the more exact the
+        // offset.
         let ago = ago.cast_signed();
         assert!(ago.unsigned_abs() < MS, "{ago}");
         let told = time(&timeline, Some(0), hit.guest_tsc).unwrap();
         assert!(told.abs_diff(hit.host_ns) < 20_000, "{told} {hit:?}");
     }
-    // More only if this thread was kept from reading.
+    // There are more reads only if this thread was interrupted.
     assert!(reads >= 8);
 }
 
@@ -213,7 +214,7 @@ fn a_counter_that_does_not_go_on_by_itself_is_seen_to_stall() {
     let mut clock = HostClock::new(times, Arc::clone(&relation), kvmclock());
     let mut tsc = 77_000;
     let mut read = || {
-        // How long each reading takes is another matter.
+        // The duration of each reading does not matter.
         tsc -= 1;
         Some(Counters {
             tsc,
@@ -227,15 +228,15 @@ fn a_counter_that_does_not_go_on_by_itself_is_seen_to_stall() {
     tell(&ram, 2, 90_000, start / TICKS);
     let (hit, now) = (clock.now(), rdtsc());
     assert!((90_000..=90_000 + now - start + 10_000).contains(&hit.guest_tsc));
-    // What KVM has told is noted whenever it is parked.
+    // KVM's last sample is noted whenever the vCPU is parked.
     tell(&ram, 4, 95_000, start / TICKS);
     clock.learn(&mut read);
     let newest = relation.lock().newest().map(|newest| newest.from);
     assert_eq!(newest, Some(95_000));
 }
 
-/// Before, it seemed to go on, and was related by what was read of it. What KVM tells then is what it told before:
-/// that was passed over, as it said the same.
+/// The counter seemed not to stall at first, and its offset came from readings. KVM's sample is still the one
+/// from that time, which was skipped as it showed the same offset.
 #[test]
 fn a_counter_that_is_seen_to_stall_late_has_a_time_at_once() {
     let ram = ram();
@@ -281,8 +282,8 @@ fn what_kvm_told_of_a_counter_before_it_was_seen_to_stall_still_holds() {
     assert_ne!(relation.lock().at(9000), Some(1));
 }
 
-/// Ten rounds of a counter that goes on only while it is read, as often as not for longer than the
-/// virtual CPU was left alone.
+/// Ten runs with a counter that advances only while it is read. In each run every tenth read takes longer than
+/// the vCPU was left alone.
 #[test]
 fn a_counter_that_stalls_is_not_taken_for_one_that_goes_on_while_it_is_read_slowly() {
     for slow in 0..10 {
@@ -328,14 +329,14 @@ fn a_counter_that_the_guest_has_set_is_followed_before_anybody_reads_it() {
     let told = |tsc| time(&timeline, Some(0), tsc).unwrap();
     let hit = clock.now();
     assert!(told(hit.guest_tsc).abs_diff(hit.host_ns) < 20_000);
-    // What was read stays in force though KVM tells the same not so exactly.
+    // The reading stays in force although KVM's sample shows the same offset less exactly.
     assert_eq!(relation.offset(), exact);
     const AHEAD: u64 = 1 << 50;
     let set = rdtsc() / TICKS * TICKS;
     tell(&ram, 4, set + AHEAD, set / TICKS);
     let line = times.line();
     assert!(told(set + AHEAD + 100).abs_diff(line.at(set + 100)) < 20_000);
-    // What was recorded before it was set has its time too, and a hit that exits sees the same.
+    // Records from before the counter was set have their times too, and a hit that exits sees the same.
     assert!(told(hit.guest_tsc).abs_diff(hit.host_ns) < 20_000);
     let hit = clock.now();
     assert!(hit.guest_tsc > AHEAD);
@@ -379,7 +380,7 @@ fn a_record_stands_between_the_hits_around_it_whatever_its_counter_seems_to_say(
     tell(&ram, 2, 5000, start / TICKS);
     let ns = times.line().at(start);
     while rdtsc() < start + 8 * MS {}
-    // Two hits, and records before, between and behind them, all at what would be about a millisecond.
+    // Two hits, and records before, between and after them, which all seem to be at about a millisecond.
     ram.write_u64(Gpa(HEAD), 3).unwrap();
     relation.mark(ns + 50_000);
     ram.write_u64(Gpa(HEAD), 5).unwrap();
@@ -398,7 +399,7 @@ fn a_record_stands_between_the_hits_around_it_whatever_its_counter_seems_to_say(
     relation.mark(ns + 3 * MS);
     assert_eq!([5, 6].map(told), [When::Placed(ns + 3 * MS + 1); 2]);
     assert_eq!(told(4), When::Placed(ns + 80_000 - 1));
-    // What seems to be to come has no time, but its place.
+    // A record that seems to be from the future has no time, but its order is known.
     let to_come = 5000 + 1_000_000 * MS;
     let after = [0, 3, 6].map(|position| when(to_come, position));
     let hits = [0, ns + 50_000 + 1, ns + 3 * MS + 1];

@@ -1,17 +1,16 @@
-//! The barrier under every order of calls that the machine may make, with a model of the virtual
-//! CPUs around it.
+//! Tests the barrier under every order of calls that the machine may make, with a model of the vCPUs around it.
 
 use hvprobe_arch::Regs;
 use proptest::prelude::*;
 
 use super::*;
 
-/// What happens next.
+/// The next event.
 #[derive(Clone, Copy, Debug)]
 enum Event {
-    /// A virtual CPU comes to the next point at which it does something.
+    /// A vCPU reaches the next point at which it acts.
     Step(usize),
-    /// It leaves its loop by itself.
+    /// The vCPU leaves its loop by itself.
     Leave(usize),
     Begin,
     Finish,
@@ -39,7 +38,7 @@ fn events(vcpus: usize) -> impl Strategy<Value = Vec<Event>> {
     proptest::collection::vec(event, 0..200)
 }
 
-/// What a virtual CPU's thread knows.
+/// State of a vCPU's thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Thread {
     New,
@@ -53,11 +52,11 @@ struct Vcpu {
     thread: Thread,
     /// Its attention flag.
     flag: bool,
-    /// Whether it has been kicked since it began to run.
+    /// Whether the vCPU has been kicked since it began to run.
     kicked: bool,
 }
 
-/// What was asked for, kept apart from the barrier.
+/// The requests, tracked independently of the barrier.
 #[derive(Clone, Debug, Default)]
 struct Wanted {
     transaction: bool,
@@ -72,7 +71,7 @@ struct Machine {
     barrier: Barrier,
     vcpus: Vec<Vcpu>,
     wanted: Wanted,
-    /// The transaction has found everything stopped.
+    /// The transaction has found all vCPUs stopped.
     applying: bool,
 }
 
@@ -162,7 +161,7 @@ impl Machine {
         }
     }
 
-    /// What the thread of a virtual CPU does between two waits.
+    /// Performs what the thread of a vCPU does between two waits.
     fn step(&mut self, index: usize) {
         let thread = self.vcpus[index].thread;
         match thread {
@@ -189,7 +188,7 @@ impl Machine {
         }
     }
 
-    /// Its thread takes the NMI that waits, and knows whether there is one.
+    /// Takes the pending NMI as the vCPU's thread does, and checks that one is pending exactly if one was sent.
     fn take_nmi(&mut self, index: usize) {
         let waits = std::mem::take(&mut self.wanted.nmi[index]);
         assert_eq!(self.barrier.take_nmi(index), waits, "NMI of {index}");
@@ -226,7 +225,7 @@ impl Machine {
 
     fn everyone(&mut self, is: Thread) {
         for index in 0..self.vcpus.len() {
-            // Out of the guest, if it runs and was asked; then whatever comes of it.
+            // The first step leaves the guest, if the vCPU runs and was asked; the second takes the result.
             self.happen(Event::Step(index));
             self.happen(Event::Step(index));
             self.check();
@@ -246,7 +245,7 @@ fn run(events: &[Event]) -> Machine {
     machine
 }
 
-/// The same without the end, after which nothing runs any more.
+/// Removes the end, after which no vCPU runs any more.
 fn without_end(events: Vec<Event>) -> Vec<Event> {
     let lasts = |event: &Event| !matches!(event, Event::End);
     events.into_iter().filter(lasts).collect()
@@ -298,7 +297,7 @@ fn only_vcpus_that_have_run_have_a_standing() {
     barrier.park(0, Some(standing(0)));
     barrier.park(1, Some(standing(1)));
     barrier.leave(2);
-    // 2 has ended, 3 has not begun.
+    // 2 has ended, 3 has not started.
     assert_eq!(barrier.stopped(), Stopped::Yes);
     assert_eq!(barrier.standings(), [standing(0), standing(1)]);
 }

@@ -1,4 +1,4 @@
-//! [`Control`] with threads in place of virtual CPUs.
+//! Tests [`Control`] with threads in place of vCPUs.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
@@ -9,10 +9,10 @@ use hvprobe_arch::Regs;
 
 use super::*;
 
-/// How long a test waits for its threads.
+/// Time limit for the threads of a test.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Looks until it sees `wanted` become true; `what` is waited for, and `seen` tells what was there.
+/// Polls until `wanted` is true. On a timeout, panics with `what` was awaited and what `seen` returns.
 fn wait_until(what: &str, seen: impl Fn() -> String, wanted: impl Fn() -> bool) {
     let since = Instant::now();
     while !wanted() {
@@ -25,13 +25,13 @@ fn wait_until(what: &str, seen: impl Fn() -> String, wanted: impl Fn() -> bool) 
     }
 }
 
-/// Pauses the machine, and waits for it.
+/// Pauses the machine, and waits until it is paused.
 fn pause(control: &Control) -> Result<(), StopError> {
     control.pause_now();
     control.wait_paused()
 }
 
-/// Where a thread that has taken so many steps says it stands.
+/// Returns the standing of thread `index` after this number of steps.
 fn standing(index: usize, steps: u64) -> Standing {
     Standing {
         regs: Regs {
@@ -43,7 +43,7 @@ fn standing(index: usize, steps: u64) -> Standing {
     }
 }
 
-/// Virtual CPUs that do nothing but run, call `step`, and park when asked.
+/// Runs vCPUs that only run, call `step`, and park when asked.
 fn with_stepping(
     count: usize,
     step: impl Fn(&Control, usize) + Sync,
@@ -52,7 +52,7 @@ fn with_stepping(
     with_parking(count, |_, _| {}, step, test);
 }
 
-/// The same; they call `attend` before they park.
+/// Like [`with_stepping`], but the vCPUs call `attend` before they park.
 fn with_parking(
     count: usize,
     attend: impl Fn(&Control, usize) + Sync,
@@ -109,7 +109,7 @@ fn wait_for_step(steps: &AtomicU64) {
     wait_until("step", seen, || taken() != before);
 }
 
-/// Returns once nothing runs, which it must not from then on unless something is called.
+/// Waits until no vCPU runs. None may run from then on unless a call allows it.
 fn settle(control: &Control) {
     control.transact(|_| None).expect("the vCPUs park");
 }
@@ -203,7 +203,7 @@ fn an_nmi_is_taken_once_by_its_own_vcpu_which_runs_on() {
         |_, _| {},
         |control, steps| {
             pause(control).expect("the vCPUs park");
-            // One waits already.
+            // The first NMI is still pending for vCPU 1 when the second is sent.
             for vcpus in [1..2, 1..3] {
                 control.send_nmi(vcpus).expect("not ended");
             }
@@ -214,7 +214,7 @@ fn an_nmi_is_taken_once_by_its_own_vcpu_which_runs_on() {
                 let seen = || format!("{:?}", counts());
                 wait_until("NMI", seen, || taken() >= count);
             }
-            // Who has taken one has nothing more to attend to.
+            // A vCPU that has taken its NMI has nothing more to attend to.
             for steps in steps {
                 wait_for_step(steps);
                 wait_for_step(steps);
@@ -283,7 +283,7 @@ fn a_kick_ends_a_wait_of_its_thread() {
     with_stepping(
         1,
         |control, index| {
-            // A kick that does not end the wait is seen by how long it took.
+            // A kick that does not end the wait shows in the time that it took.
             let since = Instant::now();
             while !control.must_park(index) {
                 thread::park_timeout(LIMIT);
