@@ -1,8 +1,9 @@
-//! The names of kernel addresses.
+//! The symbol table: names of kernel addresses.
 //!
-//! What is kept true: entries are sorted by address, those at one address in the image's order
-//! (kallsyms puts the best name first), names live in one arena, and the index by name is sorted by
-//! the hash of the name, so every look-up is a binary search and no symbol owns an allocation. A table is built once from an image and never changes.
+//! Invariants: entries are sorted by address, those at one address in the image's order (kallsyms puts the best
+//! name first). Names live in one arena, and the index by name is sorted by the hash of the name, so every
+//! look-up is a binary search and no symbol owns an allocation. A table is built once from an image and never
+//! changes.
 
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -11,20 +12,20 @@ use std::ops::Range;
 use globset::{GlobBuilder, GlobMatcher};
 use hvprobe_arch::Gva;
 
-/// How many names [`LookupError::Unknown`] offers at most.
+/// Number of names that [`LookupError::Unknown`] suggests at most.
 const NEAR_MATCHES: usize = 5;
-/// Longer names are not typed by hand, and the edit distance is quadratic.
+/// Limit for names: longer ones are not typed by hand, and the edit distance takes quadratic time.
 const LONGEST: usize = 128;
 
-/// What a symbol names, from its `nm` letter or ELF type and the section it lies in.
+/// The kind of a symbol, from its `nm` letter or ELF type and the section it lies in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SymbolKind {
     /// Code, weak functions included.
     Text,
     /// Variables, constants, and labels outside code.
     Data,
-    /// A number rather than a place: on kernels that link per-CPU data at zero (before 6.15), the
-    /// offset of a per-CPU variable.
+    /// A number rather than an address: on kernels that link per-CPU data at zero (before 6.15), the offset of
+    /// a per-CPU variable.
     Absolute,
 }
 
@@ -33,25 +34,25 @@ pub enum SymbolKind {
 pub struct Symbol<'a> {
     /// The name as the kernel has it, suffixes such as `.isra.0` included.
     pub name: &'a str,
-    /// Where it begins.
+    /// The address at which it begins.
     pub addr: Gva,
-    /// Its extent in bytes: what the ELF symbol says, or else up to the next symbol at another
-    /// address or the end of the range it lies in. 0 when none of these is known.
+    /// Length in bytes: the size of the ELF symbol, or else the distance to the next symbol at another address
+    /// or to the end of the range it lies in. 0 when none of these is known.
     pub size: u64,
-    /// What it names.
+    /// The kind of the symbol.
     pub kind: SymbolKind,
 }
 
-/// A symbol as an image lists it, before it is part of a table.
+/// A symbol as an image lists it, not yet part of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RawSymbol<'a> {
     /// The name.
     pub name: &'a str,
-    /// Where it begins.
+    /// The address at which it begins.
     pub addr: Gva,
-    /// The size the image gives, if it gives one other than 0.
+    /// The size that the image gives; `None` for 0.
     pub size: Option<u64>,
-    /// What it names.
+    /// The kind of the symbol.
     pub kind: SymbolKind,
 }
 
@@ -63,7 +64,7 @@ pub enum LookupError {
     Unknown {
         /// The name asked for.
         name: String,
-        /// Up to five names that look like it, best first.
+        /// Up to five similar names, best first.
         near: Vec<String>,
     },
     /// Several symbols at different addresses share the name, as static functions may.
@@ -79,12 +80,12 @@ pub enum LookupError {
     },
 }
 
-/// A pattern that cannot be used to list symbols.
+/// The error for a malformed pattern.
 #[derive(Debug, thiserror::Error)]
 #[error("bad pattern")]
 pub struct PatternError(#[from] globset::Error);
 
-/// `; did you mean …?`, or nothing.
+/// Writes `; did you mean …?`, or nothing if there are no names.
 #[derive(Debug)]
 pub struct Offer<'a>(pub &'a [String]);
 
@@ -98,8 +99,8 @@ impl fmt::Display for Offer<'_> {
     }
 }
 
-/// Those of `names` that look like `name`, best first, five at most: of other letters in small and capital, few edits
-/// away, or containing it. None is like a name that is longer than any that is typed by hand.
+/// Returns up to five of `names` that are similar to `name`, best first: they differ only in case, are a few
+/// edits away, or contain it. There are none if `name` is longer than anything typed by hand.
 #[must_use]
 pub fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Vec<String> {
     if name.len() > LONGEST {
@@ -125,10 +126,11 @@ pub fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Vec<Stri
     best.map(|(_, _, candidate)| candidate.to_owned()).collect()
 }
 
-/// Shorter texts occur in too many names to mean anything.
+/// Shortest name that is searched for inside others; shorter ones occur in too many names.
 const SHORTEST_PART: usize = 4;
 
-/// The first of `all`, as they are `written`, and how many more there are: more help nobody in a message.
+/// Writes the first few of `all` with `written`, and the number of the others. A longer list in a message would
+/// not help.
 pub(crate) fn first_few<T>(all: &[T], written: impl Fn(&T) -> String) -> String {
     const SHOWN: usize = 8;
     let shown: Vec<_> = all.iter().take(SHOWN).map(written).collect();
@@ -147,14 +149,14 @@ struct Entry {
     kind: SymbolKind,
 }
 
-/// Where a name lies in the arena.
+/// Position of a name in the arena.
 #[derive(Clone, Copy)]
 struct Name {
     start: u32,
     len: u32,
 }
 
-/// More bytes of names than any kernel has.
+/// Limit for the bytes of all names; no kernel has more.
 pub(crate) const MOST_TEXT: usize = 64 << 20;
 
 /// All symbols of an image.
@@ -163,9 +165,9 @@ pub struct Symbols {
     /// Sorted by address.
     entries: Vec<Entry>,
     arena: String,
-    /// Hash of the name, above, and index into `entries`, sorted.
+    /// Hash of the name (upper half) and index into `entries` (lower half), sorted.
     by_name: Vec<u64>,
-    /// Which of `entries` are parts of functions, sorted by their names.
+    /// Indices of the `entries` that are parts of functions, sorted by name.
     parts: Vec<u32>,
 }
 
@@ -178,10 +180,11 @@ impl fmt::Debug for Symbols {
 }
 
 impl Symbols {
-    /// Builds the table. `ranges` are the sections, or failing these the segments, of the image:
-    /// a symbol without a size of its own ends at the latest where its range does.
+    /// Builds the table. `ranges` are the sections of the image or, if it has none, its segments: a symbol
+    /// without a size of its own ends where its range ends, if not before.
     ///
-    /// Symbols without a name, and all from where names would pass [`MOST_TEXT`], are left out.
+    /// Symbols without a name are left out. Once names would exceed [`MOST_TEXT`], the remaining symbols are
+    /// left out, too.
     pub fn new<'a>(raw: impl IntoIterator<Item = RawSymbol<'a>>, ranges: &[Range<u64>]) -> Self {
         let mut table = Self::default();
         for symbol in raw {
@@ -231,7 +234,8 @@ impl Symbols {
         entry.map_or("", |entry| text(&self.arena, entry))
     }
 
-    /// The parts of the function `name` that the compiler has put elsewhere, from where they may jump back.
+    /// Returns the parts of the function `name` that the compiler moved elsewhere, from where they may jump
+    /// back.
     pub fn parts<'a>(&'a self, name: &'a str) -> impl Iterator<Item = Symbol<'a>> {
         let first = self
             .parts
@@ -245,28 +249,28 @@ impl Symbols {
         })
     }
 
-    /// How many symbols there are.
+    /// Returns the number of symbols.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether there is no symbol at all.
+    /// Returns whether there are no symbols.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// All symbols by address.
+    /// Returns all symbols, ordered by address.
     pub fn iter(&self) -> impl Iterator<Item = Symbol<'_>> {
         self.entries.iter().map(|entry| self.view(entry))
     }
 
-    /// The one symbol called `name`. A name of code and of something else means the code; two
-    /// symbols of one name at one address are one.
+    /// Looks up the only symbol called `name`. If both code and something else have the name, the code is
+    /// meant. Two symbols of one name at one address count as one.
     ///
     /// # Errors
-    /// When there is none, with names that are near, or several, with their addresses.
+    /// If there is none, with similar names; if there are several, with their addresses.
     pub fn lookup(&self, name: &str) -> Result<Symbol<'_>, LookupError> {
         let found = self.candidates(name);
         match found.as_slice() {
@@ -282,13 +286,14 @@ impl Symbols {
         }
     }
 
-    /// The addresses from one symbol up to another.
+    /// Returns the range from the address of one symbol up to that of another.
     pub(crate) fn between(&self, start: &str, end: &str) -> Option<Range<u64>> {
         let (start, end) = (self.address_of(start)?.0, self.address_of(end)?.0);
         (start <= end).then_some(start..end)
     }
 
-    /// What `name` may stand for, by address: as in [`Self::lookup`], but without an error.
+    /// Returns all symbols that `name` may stand for, ordered by address: as [`Self::lookup`], but without an
+    /// error.
     #[must_use]
     pub fn candidates(&self, name: &str) -> Vec<Symbol<'_>> {
         let mut found: Vec<Symbol<'_>> = self.named(name).collect();
@@ -299,7 +304,7 @@ impl Symbols {
         found
     }
 
-    /// The address of `name`, whatever it names; `None` unless there is exactly one.
+    /// Returns the address of `name`, whatever its kind; `None` unless there is exactly one.
     #[must_use]
     pub fn address_of(&self, name: &str) -> Option<Gva> {
         let mut found = self.named(name);
@@ -307,8 +312,8 @@ impl Symbols {
         found.all(|other| other.addr == first).then_some(first)
     }
 
-    /// The symbol `at` lies in and how far into it. Among names of one address, code goes before
-    /// data, and then the first in the image's order.
+    /// Returns the symbol that contains `at`, and the offset into it. Of several at one address, code precedes
+    /// data; otherwise the first in the image's order is returned.
     #[must_use]
     pub fn containing(&self, at: Gva) -> Option<(Symbol<'_>, u64)> {
         let after = self.entries.partition_point(|entry| entry.addr <= at.0);
@@ -322,20 +327,20 @@ impl Symbols {
             .map(|entry| (self.view(entry), offset))
     }
 
-    /// The symbols whose names match the shell-style `pattern` (`*`, `?`, `[a-z]`, `{a,b}`), by
+    /// Returns the symbols whose names match the shell-style `pattern` (`*`, `?`, `[a-z]`, `{a,b}`), ordered by
     /// address.
     ///
     /// # Errors
-    /// When the pattern is malformed.
+    /// If the pattern is malformed.
     pub fn glob(&self, pattern: &str) -> Result<impl Iterator<Item = Symbol<'_>>, PatternError> {
         Ok(self.glob_from(pattern, 0)?.map(|(_, symbol)| symbol))
     }
 
-    /// Those of them that have position `first`, or a later one, among all symbols, with their
-    /// positions, so that a long list can be made a piece at a time.
+    /// Like [`Self::glob`], but begins at position `first` among all symbols and also returns the positions, so
+    /// that a long list can be made piece by piece.
     ///
     /// # Errors
-    /// When the pattern is malformed.
+    /// If the pattern is malformed.
     pub fn glob_from(
         &self,
         pattern: &str,
@@ -355,7 +360,7 @@ impl Symbols {
         }
     }
 
-    /// All symbols of exactly that name, by address.
+    /// Returns all symbols of exactly that name, ordered by address.
     fn named<'a>(&'a self, name: &str) -> impl Iterator<Item = Symbol<'a>> {
         let wanted = u64::from(hash(name));
         let first = self.by_name.partition_point(|key| key >> 32 < wanted);
@@ -370,9 +375,10 @@ impl Symbols {
             .filter(move |symbol| symbol.name == name)
     }
 
-    /// Names of code like `name`, best first: the same but for underscores before it (`printk` finds `_printk`),
-    /// going on behind it (`kmem_cache_alloc` finds `kmem_cache_alloc_noprof`), few edits away, with a prefix as
-    /// wrappers have (`sys_read` finds `__x64_sys_read`), or containing it. Those of code that nobody wrote come last.
+    /// Returns names of code similar to `name`, best first: equal except for leading underscores (`printk`
+    /// finds `_printk`), followed by a suffix (`kmem_cache_alloc` finds `kmem_cache_alloc_noprof`), few edits
+    /// away, with a prefix as wrappers have (`sys_read` finds `__x64_sys_read`), or containing it. Generated
+    /// code comes last.
     #[must_use]
     pub fn near(&self, name: &str) -> Vec<String> {
         if name.is_empty() || name.len() > LONGEST {
@@ -383,7 +389,7 @@ impl Symbols {
         let mut best: Vec<(bool, usize, usize, &str)> = Vec::new();
         for entry in &self.entries {
             let candidate = text(&self.arena, entry);
-            // Only code can be meant, and not the padding before a function.
+            // Suggests only code, and not the padding before a function.
             if entry.kind != SymbolKind::Text
                 || ["__pfx_", "__cfi_"]
                     .iter()
@@ -391,7 +397,7 @@ impl Symbols {
             {
                 continue;
             }
-            // An edit changes at most two members of the set of letters and the length by one.
+            // An edit changes at most two members of the set of letters, and the length by one.
             let close = candidate.len().abs_diff(name.len()) <= limit
                 && (letters ^ self::letters(candidate)).count_ones() as usize <= 2 * limit;
             let distance = if close {
@@ -434,8 +440,8 @@ impl Symbols {
     }
 }
 
-/// Whether this is the name of code that is made of a declaration (of a tracepoint, a static call), or
-/// of the unlikely part of a function.
+/// Returns whether this is the name of generated code (for a tracepoint or a static call), or of the unlikely
+/// part of a function.
 fn is_made(name: &str) -> bool {
     const PREFIXES: [&str; 7] = [
         "__SCT__",
@@ -449,8 +455,8 @@ fn is_made(name: &str) -> bool {
     name.ends_with(".cold") || PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// The name of the function that the code named `part` is a part of, if it is one: GCC names them `NAME.cold`, GCC 8
-/// `NAME.cold.N`, and clang's splitting of functions `NAME.__part.N`.
+/// Returns the name of the function that the code named `part` belongs to, if it is a part. GCC names parts
+/// `NAME.cold`, GCC 8 `NAME.cold.N`, and clang's function splitting `NAME.__part.N`.
 fn whole_of(part: &str) -> Option<&str> {
     let unnumbered = part.trim_end_matches(|c: char| c.is_ascii_digit());
     part.strip_suffix(".cold").or_else(|| {
@@ -475,8 +481,8 @@ fn hash(name: &str) -> u32 {
     u32::try_from(hasher.finish() >> 32).unwrap_or_default()
 }
 
-/// Gives entries without a size the distance to the next address in use, within their range.
-/// `entries` are sorted by address.
+/// Gives each entry without a size the distance to the next address in use, within its range. `entries` must be
+/// sorted by address.
 fn fill_sizes(entries: &mut [Entry], ranges: &[Range<u64>]) {
     let mut next = None;
     let mut at = None;
@@ -494,14 +500,14 @@ fn fill_sizes(entries: &mut [Entry], ranges: &[Range<u64>]) {
             .map(|range| range.end);
         let end = match (next, end) {
             (Some(next), Some(end)) => next.min(end),
-            // Outside every range a distance says nothing: the next symbol may be anywhere.
+            // Outside all ranges the distance means nothing: the next symbol may be anywhere.
             (_, end) => end.unwrap_or(entry.addr),
         };
         entry.size = end - entry.addr;
     }
 }
 
-/// The set of bytes in `name`, folded to 64 members.
+/// Returns the set of bytes in `name`, folded to 64 members.
 fn letters(name: &str) -> u64 {
     name.bytes()
         .fold(0, |set, byte| set | 1_u64 << (byte & 0x3f))

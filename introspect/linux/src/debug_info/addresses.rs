@@ -1,7 +1,7 @@
-//! From an address of the text to the line that its code was made of.
+//! Finds the source line of an address in the text.
 //!
-//! What is kept true: an address is of the last row at or before it in its unit's table of lines, as long as
-//! that row's sequence goes on; of nothing, if no unit says that its code is there.
+//! Invariant: an address belongs to the last row at or before it in its unit's line table, as long as the
+//! sequence of that row continues. An address that no unit covers has no line.
 
 use hvprobe_arch::Gva;
 
@@ -14,16 +14,16 @@ use super::rows::path;
 pub struct SourceLine {
     /// The file's path, from where the kernel was built.
     pub file: String,
-    /// Its number in the file, from 1.
+    /// Number of the line in the file, from 1.
     pub line: u64,
 }
 
 impl DebugInfo<'_> {
-    /// The line that the instruction at `at`, as linked, was made of; of what was inlined there, the innermost
-    /// function's. `None` where there is none, as in assembly without debug information.
+    /// Returns the source line of the instruction at `at` (address as linked). For inlined code it is the line
+    /// in the innermost function. `None` where there is no line, as in assembly without debug information.
     ///
     /// # Errors
-    /// When the debug information is damaged.
+    /// If the debug information is damaged.
     pub fn line_at(&self, at: Gva) -> Result<Option<SourceLine>, DebugError> {
         self.budget.begin();
         let Some(index) = self.unit_at(at.0) else {
@@ -38,7 +38,7 @@ impl DebugInfo<'_> {
     }
 }
 
-/// File and line of the row that `at` is in.
+/// Returns file and line of the row that covers `at`.
 fn row_at(unit: &Unit<'_, '_>, at: u64) -> Result<Option<(u64, u64)>, DebugError> {
     let Some(program) = unit.own.line_program.clone() else {
         return Ok(None);

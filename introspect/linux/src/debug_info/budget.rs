@@ -1,8 +1,8 @@
-//! How much work one question is worth.
+//! Limits the work done for one question.
 //!
-//! Invariant: whatever the file says, the steps taken for one question are bounded by the size of its debug
-//! information, and end soon after nobody waits for the answer any more, but for those of the index. Damaged tables can refer to each other over
-//! and over; sound ones never need as much.
+//! Invariant: whatever the file says, the number of steps for one question is bounded by the size of its debug
+//! information. Except while the index is built, a question also ends soon after nobody waits for its answer.
+//! Damaged tables can refer to each other over and over; sound ones never need as many steps.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::error::DebugError;
 
-/// Steps for files of any size.
+/// Steps granted to a file of any size.
 const LEAST: u64 = 1 << 18;
-/// Steps for each byte of debug information: reading all of it once takes about one.
+/// Steps granted for each byte of debug information: reading all of it once takes about one.
 const PER_BYTE: u64 = 8;
 
-/// The steps that are left.
+/// Steps left for the current question.
 #[derive(Debug)]
 pub(super) struct Budget {
     most: u64,
@@ -24,7 +24,7 @@ pub(super) struct Budget {
 }
 
 impl Budget {
-    /// For debug information of so many bytes, until nobody waits for the answer.
+    /// Creates the budget for `bytes` bytes of debug information. Questions end once `abandoned` is set.
     pub(super) fn new(bytes: usize, abandoned: &Arc<AtomicBool>) -> Self {
         let most = u64::try_from(bytes).unwrap_or(u64::MAX);
         let most = most.saturating_mul(PER_BYTE).saturating_add(LEAST);
@@ -35,17 +35,17 @@ impl Budget {
         }
     }
 
-    /// Whether anybody waits does not matter.
+    /// Lets questions continue even when nobody waits for the answer.
     pub(super) fn never_abandoned(&mut self) {
         self.abandoned = Arc::default();
     }
 
-    /// Begins a question.
+    /// Begins a question: grants it the full budget.
     pub(super) fn begin(&self) {
         self.left.set(self.most);
     }
 
-    /// Takes steps.
+    /// Takes `steps` steps from the budget.
     pub(super) fn spend(&self, steps: usize) -> Result<(), DebugError> {
         if self.abandoned.load(Ordering::Relaxed) {
             return Err(DebugError::Abandoned);

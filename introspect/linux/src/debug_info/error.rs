@@ -1,31 +1,31 @@
-//! Why debug information does not answer.
+//! Errors of reading debug information.
 
 use std::fmt;
 
-/// Why debug information does not answer.
+/// Why debug information does not answer a question.
 #[derive(Debug, thiserror::Error)]
 pub enum DebugError {
     /// The file cannot be read.
     #[error("the file cannot be read")]
     Read(#[source] std::io::Error),
-    /// The bytes are no 64-bit little-endian ELF file, or a damaged one.
+    /// Not a 64-bit little-endian ELF file, or a damaged one.
     #[error("not a usable ELF file; expected a vmlinux with debug information")]
     NotElf(#[source] object::Error),
     /// An ELF file for another processor.
     #[error("the file is for ELF machine {0}, not x86-64 (62)")]
     Machine(u16),
-    /// An object file that is no module, whose addresses are known only once it is linked.
+    /// An object file that is not a module: its addresses are known only after linking.
     #[error("the file is not linked: a vmlinux or a module is wanted, not an object file")]
     Unlinked,
-    /// A relocation that leads out of its section, or that debug information of modules has no use for.
+    /// A relocation outside its section, or of a kind that debug information of modules does not use.
     #[error("section {section} has a relocation of its byte {at:#x} that makes no sense")]
     Relocation {
-        /// The section that it is for.
+        /// The section to relocate.
         section: &'static str,
-        /// Where it begins there.
+        /// Offset of the relocation in that section.
         at: u64,
     },
-    /// Thousands of sections, or sections that share bytes of the file.
+    /// The file has thousands of sections, or sections that share bytes of the file.
     #[error("the file's sections overlap")]
     Overlap,
     /// A section beyond the end of the file.
@@ -39,12 +39,12 @@ pub enum DebugError {
     /// A file without debug information.
     #[error("the file has no debug information (no section .debug_info)")]
     None,
-    /// Debug information that is in other files.
+    /// Debug information that is split into other files.
     #[error(
         "the debug information of the unit at {0:#x} is in a file of its own (CONFIG_DEBUG_INFO_SPLIT), which is not read"
     )]
     Split(usize),
-    /// A file that does not say which build it is of.
+    /// A file without a build id.
     #[error("the file has no build id, so which build it is of cannot be told")]
     NoBuildId,
     /// Debug information of another kernel.
@@ -54,7 +54,7 @@ pub enum DebugError {
     OtherKernel {
         /// The build id of the file.
         file: BuildId,
-        /// That of the kernel.
+        /// The build id of the kernel.
         kernel: BuildId,
     },
     /// Something in the file makes no sense.
@@ -62,37 +62,37 @@ pub enum DebugError {
     Damaged {
         /// The section that was being read.
         section: &'static str,
-        /// Where the unit begins in .debug_info that it was read for; where it should begin, if it is its
-        /// header that is wrong.
+        /// Offset in `.debug_info` of the unit it was read for. If the unit's header is wrong, the offset at
+        /// which the unit should begin.
         unit: usize,
         /// What is wrong.
         source: gimli::Error,
     },
-    /// An answer would take more work than a file of that size is worth.
+    /// The answer would take more work than a file of this size can need.
     #[error("the debug information is damaged: it refers to the same things over and over again")]
     TooMuch,
-    /// Who asked is gone.
+    /// The client that asked is gone.
     #[error("nobody waits for the answer")]
     Abandoned,
-    /// No such function.
+    /// No function of that name.
     #[error("no function {name} in the debug information{}", Suggested(.near))]
     NoFunction {
-        /// Its name.
+        /// The name of the function.
         name: String,
-        /// Where functions of that name are instead, if it was asked for in a file.
+        /// Where functions of that name are instead, if the question named a file.
         near: Vec<String>,
     },
     /// No such source file.
     #[error("no source file {0} in the debug information")]
     NoFile(String),
-    /// A line without code.
+    /// A line that has no code.
     #[error("no code of line {line} of {of}{}", Suggested(.near))]
     NoLine {
         /// The function or file.
         of: String,
-        /// The line, as it was asked for.
+        /// The line that was asked for.
         line: u64,
-        /// The nearest ones that have code.
+        /// The nearest lines that have code.
         near: Vec<String>,
     },
     /// A function that has no code of its own.
@@ -106,22 +106,22 @@ pub enum DebugError {
         /// Its size.
         size: u64,
     },
-    /// A way into a variable that there is not.
+    /// A member, element or pointer that the variable does not have.
     #[error("`{at}` {why}{}", Suggested(.near))]
     Member {
-        /// The variable, as far as the way leads.
+        /// The variable and the part of the path that could be followed.
         at: String,
-        /// Why it leads no further.
+        /// Why the path ends there.
         why: String,
-        /// What there is instead.
+        /// Names that exist there instead.
         near: Vec<String>,
     },
-    /// A pattern for lines.
+    /// A pattern to be searched for in source lines.
     #[error("`;` looks for a text in the sources, which are not read: name the line instead")]
     Pattern,
 }
 
-/// A build id, or that there is none.
+/// A build id, or its absence, for display.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BuildId(pub(super) Option<Vec<u8>>);
 
@@ -134,7 +134,7 @@ impl fmt::Display for BuildId {
     }
 }
 
-/// What there is instead, behind a message.
+/// Suggestions appended to a message.
 struct Suggested<'a>(&'a [String]);
 
 impl fmt::Display for Suggested<'_> {

@@ -1,12 +1,12 @@
-//! A file with debug information, of which only what is asked for is read.
+//! A file with debug information. Only the parts that a question needs are read.
 //!
 //! ```text
 //!   opened ──▶ where the sections are, the build id ──a question──▶ the index ──▶ units, tables that they need
 //! ```
-//! What is kept true: the sections are within the file and share no bytes, and neither do units, so they take no
-//! more memory than the file is long. A kernel's file is much longer than its debug information, half of it
-//! relocations that were applied long ago, and a question takes a few units of that. Nothing is mapped: a file that
-//! changes later does no harm.
+//! Invariants: sections lie within the file and share no bytes, and neither do units, so together they take no
+//! more memory than the file is long. A kernel's file is much longer than its debug information (half of it is
+//! relocations that were applied long ago), and a question reads only a few units of that. Nothing is mapped,
+//! so a file that changes later does no harm.
 
 use std::fs::{self, File};
 use std::io;
@@ -25,14 +25,14 @@ use super::later::{Later, once};
 use super::module::{ModuleFile, Placed};
 use crate::notes::build_id;
 
-/// More sections than a kernel has: look-ups go through all of them.
+/// Limit for sections; a kernel has fewer. Look-ups go through all of them.
 const MOST_SECTIONS: usize = 4096;
 
-/// Sections of notes that are looked into, and bytes of each; kernels have one or two short ones.
+/// Limits for the note sections to search and for the bytes of each; kernels have one or two short ones.
 const MOST_NOTES: usize = 8;
 const LONGEST_NOTES: u64 = 1 << 16;
 
-/// Sections that nothing is asked of, and the one that is read unit by unit.
+/// Sections that are never read, and `.debug_info`, which is read unit by unit.
 const UNUSED: [SectionId; 6] = [
     SectionId::DebugAranges,
     SectionId::DebugInfo,
@@ -42,23 +42,23 @@ const UNUSED: [SectionId; 6] = [
     SectionId::DebugTypes,
 ];
 
-/// Sections of which only variables are asked, and which are long.
+/// Long sections that are needed only for questions about variables.
 const LOCATIONS: [SectionId; 2] = [SectionId::DebugLoc, SectionId::DebugLocLists];
 
 /// The debug information of a kernel or of a module, read from its file.
 pub struct DebugFile {
-    /// Where it is read from, unless all of it was.
+    /// The file to read from later; `None` if all of it was read at once.
     file: Option<File>,
     pub(super) info: Later,
     pub(super) sections: DwarfSections<Later>,
-    /// How stack frames are laid out.
+    /// The section `.debug_frame`: how stack frames are laid out.
     frame: Later,
     pub(super) build_id: Option<Vec<u8>>,
     module: Option<ModuleFile>,
     pub(super) index: OnceLock<Arc<Index>>,
-    /// The bytes of units, by their numbers.
+    /// The bytes of each unit, indexed by unit number.
     units: OnceLock<Vec<OnceLock<Vec<u8>>>>,
-    /// Nobody waits for answers any more.
+    /// Set when nobody waits for answers any more.
     pub(super) abandoned: Arc<AtomicBool>,
 }
 
@@ -70,9 +70,9 @@ impl std::fmt::Debug for DebugFile {
     }
 }
 
-/// The file at `path`, which may be no other than a regular one.
+/// Opens the file at `path`, which must be a regular file.
 fn regular(path: &Path) -> Result<File, DebugError> {
-    // A pipe would be waited for, and a device has no end.
+    // Opening a pipe would block, and a device has no end.
     if !fs::metadata(path).map_err(DebugError::Read)?.is_file() {
         return Err(DebugError::Read(io::Error::other(
             "it is not a regular file",
@@ -81,24 +81,24 @@ fn regular(path: &Path) -> Result<File, DebugError> {
     File::open(path).map_err(DebugError::Read)
 }
 
-/// The bytes of sections that are read at once.
+/// Reads bytes at an offset of the file, for sections that are read at once.
 type Fetch<'f> = &'f dyn Fn(u64, &mut [u8]) -> Result<(), DebugError>;
 
 impl DebugFile {
     /// Reads the debug information in the file at `path`.
     ///
     /// # Errors
-    /// When there is none, or none that can be used.
+    /// If the file has no debug information, or none that can be used.
     pub fn open(path: &Path) -> Result<Self, DebugError> {
         Self::of(&regular(path)?)
     }
 
-    /// Whether the file at `path` is an object file, as a module's is, which takes no look at the rest of it.
+    /// Returns whether the file at `path` is an object file, as a module's is. Reads only the ELF header.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// If the file cannot be read.
     pub fn is_unlinked(path: &Path) -> Result<bool, DebugError> {
-        // The beginning of an ELF file, up to its type and with it (`struct Elf64_Ehdr`).
+        // The first bytes of an ELF file, up to and including its type (`struct Elf64_Ehdr`).
         let mut header = [0; 18];
         let file = regular(path)?;
         let begins = match file.read_exact_at(&mut header, 0) {
@@ -111,11 +111,11 @@ impl DebugFile {
         Ok(magic.starts_with(&elf::ELFMAG) && ty == elf::ET_REL)
     }
 
-    /// Reads the debug information in `file`, from its beginning. Nobody else may read it meanwhile, as the
-    /// position is shared.
+    /// Reads the debug information in `file`, from its beginning. Nothing else may read `file` meanwhile, as
+    /// the file position is shared.
     ///
     /// # Errors
-    /// When there is none, or none that can be used.
+    /// If the file has no debug information, or none that can be used.
     pub fn of(file: &File) -> Result<Self, DebugError> {
         let len = file.metadata().map_err(DebugError::Read)?.len();
         let again = || file.try_clone().map_err(DebugError::Read);
@@ -124,10 +124,10 @@ impl DebugFile {
         Self::read(&cache, len, &fetch, Some(again()?))
     }
 
-    /// Reads the debug information in a file of these bytes.
+    /// Reads the debug information in `bytes`, the content of a file.
     ///
     /// # Errors
-    /// When there is none, or none that can be used.
+    /// If the file has no debug information, or none that can be used.
     pub fn parse(bytes: &[u8]) -> Result<Self, DebugError> {
         let len = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
         let fetch = |at, wanted: &mut [u8]| {
@@ -139,8 +139,8 @@ impl DebugFile {
         Self::read(bytes, len, &fetch, None)
     }
 
-    /// The same, of which questions end with [`DebugError::Abandoned`] once `abandoned` is set. An
-    /// [index](Self::index) that was begun before is completed.
+    /// Makes questions end with [`DebugError::Abandoned`] once `abandoned` is set. An [index](Self::index) that
+    /// is being built by then is completed.
     #[must_use]
     pub fn until(self, abandoned: &Arc<AtomicBool>) -> Self {
         Self {
@@ -149,31 +149,31 @@ impl DebugFile {
         }
     }
 
-    /// What it says of its module, if it is of one and not of a kernel.
+    /// Returns what the file says of its module; `None` if it is a kernel's file.
     #[must_use]
     pub fn module(&self) -> Option<&ModuleFile> {
         self.module.as_ref()
     }
 
-    /// What tells which build of a kernel or a module it is of, if it says so.
+    /// Returns the build id of the kernel or module that the file is of, if it has one.
     #[must_use]
     pub fn build_id(&self) -> Option<&[u8]> {
         self.build_id.as_deref()
     }
 
-    /// How many bytes of debug information there are to go through, its tables left aside.
+    /// Returns the length of `.debug_info` in bytes, without the other tables.
     #[must_use]
     pub fn length(&self) -> usize {
         self.info.len
     }
 
-    /// The index in `bytes`, if it is of this file and in one piece.
+    /// Parses the index in `bytes`; `None` if it is damaged or of another file.
     #[must_use]
     pub fn read_index(&self, bytes: &[u8]) -> Option<Index> {
         Index::parse(bytes, &self.identity(), self.info.len)
     }
 
-    /// What its index says of it.
+    /// Returns the identity that an index of this file records.
     pub(super) fn identity(&self) -> Of {
         let mut lengths = vec![self.info.len];
         self.sections.borrow(|part| {
@@ -188,12 +188,13 @@ impl DebugFile {
         }
     }
 
-    /// Takes `index`, which is of this file, so that it is not made again.
+    /// Takes `index`, which must be of this file, so that it is not built again.
     pub fn adopt(&self, index: Arc<Index>) {
         let _ = self.index.set(index);
     }
 
-    /// Its tables, without `.debug_info`, and without where variables are unless that is `wanted`.
+    /// Returns all tables but `.debug_info`. The location lists of variables are included only if `locations`
+    /// is set.
     pub(super) fn dwarf(
         &self,
         locations: bool,
@@ -214,17 +215,17 @@ impl DebugFile {
         failed.map_or(Ok(dwarf), Err)
     }
 
-    /// How stack frames are laid out.
+    /// Returns the section `.debug_frame`.
     pub(super) fn frame(&self) -> Result<&[u8], DebugError> {
         self.frame.read(self.file.as_ref())
     }
 
-    /// All of `.debug_info`, if it was not read before.
+    /// Reads all of `.debug_info`.
     pub(super) fn whole_info(&self) -> Result<Vec<u8>, DebugError> {
         self.info.part(self.file.as_ref(), 0, self.info.len)
     }
 
-    /// The bytes of the unit with that number in the index, which is at `place`.
+    /// Returns the bytes of the unit at `place`, which has that number in the index.
     pub(super) fn unit(&self, number: usize, place: &UnitPlace) -> Result<&[u8], DebugError> {
         let range = place.range();
         let cut = || DebugError::Cut(self.info.id.name());
@@ -240,7 +241,8 @@ impl DebugFile {
         Ok(bytes)
     }
 
-    /// Reads what there is in a file of `len` bytes, and of that which `later` is not there for all.
+    /// Reads a file of `len` bytes. With `later`, the sections of a kernel's file are read from it only when
+    /// needed.
     fn read<'d>(
         data: impl ReadRef<'d>,
         len: u64,

@@ -1,4 +1,4 @@
-//! Which units have what, so that a question takes those alone.
+//! An index from names and addresses to units, so that a question reads only the units it needs.
 //!
 //! ```text
 //!   all units, once ──▶ the index ──▶ a file, for the next time ──▶ the index
@@ -7,9 +7,10 @@
 //!                         ├── name of a source file ────────▶ units
 //!                         └── address ──────────────────────▶ unit
 //! ```
-//! What is kept true: an index says where to look, and what is there is read as if nobody had said so. It is of the
-//! one file whose build id and lengths it has, and its units share no bytes; every other number in it is checked
-//! when it is used, so one that is wrong leads to nothing, or to an error.
+//! Invariants: an index only says where to look; what is found there is read and checked as it would be without
+//! an index. An index belongs to the one file whose build id and section lengths it records, and its units
+//! share no bytes. Every other number in it is checked when it is used: a wrong one leads to nothing, or to an
+//! error.
 
 use std::cmp::Ordering;
 use std::ops::Range;
@@ -21,32 +22,32 @@ use rustc_hash::FxHashMap;
 
 use super::error::DebugError;
 
-/// The way in which indexes are written, and what they hold.
+/// Version of the index format and of its contents.
 pub(super) const VERSION: u32 = 1;
-/// More units than a kernel has source files, with all its drivers.
+/// Limit for units: more than a kernel with all its drivers has source files.
 pub(super) const MOST_UNITS: usize = 1 << 17;
-/// More names than a kernel has, and more units that have them: one with all its drivers has half a million
-/// functions, and some ten million times a file is used.
+/// Limits for names and for pairs of a name and a unit. A kernel with all its drivers has half a million
+/// functions, and uses files some ten million times.
 const MOST_NAMES: usize = 1 << 20;
 const MOST_NAMED: usize = 1 << 24;
-/// Bytes of all names.
+/// Limit for the bytes of all names together.
 const MOST_TEXT: usize = 64 << 20;
 
-/// Where the units of a file are, and what they have.
+/// The units of a file, and the functions, source files and code in each.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Index {
     #[prost(message, required, tag = "1")]
     pub(super) of: Of,
-    /// In their order.
+    /// In the order of their offsets.
     #[prost(message, repeated, tag = "2")]
     pub(super) units: Vec<UnitPlace>,
-    /// Functions that have code there.
+    /// Functions that have code in a unit.
     #[prost(message, required, tag = "3")]
     pub(super) functions: Names,
-    /// Source files, without their folders.
+    /// Source files, without their directories.
     #[prost(message, required, tag = "4")]
     pub(super) files: Names,
-    /// Code, in the order of its addresses.
+    /// Ranges of code, ordered by address.
     #[prost(message, repeated, tag = "5")]
     pub(super) code: Vec<Code>,
 }
@@ -58,41 +59,41 @@ pub(super) struct Of {
     pub(super) version: u32,
     #[prost(bytes = "vec", tag = "2")]
     pub(super) build_id: Vec<u8>,
-    /// The lengths of its sections.
+    /// The lengths of the file's sections.
     #[prost(uint64, repeated, tag = "3")]
     pub(super) lengths: Vec<u64>,
 }
 
-/// Where a unit is.
+/// Position of a unit.
 #[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
 pub(super) struct UnitPlace {
-    /// In `.debug_info`.
+    /// Start in `.debug_info`.
     #[prost(fixed64, tag = "1")]
     pub(super) start: u64,
     #[prost(fixed64, tag = "2")]
     pub(super) end: u64,
-    /// Where its table is in `.debug_abbrev`.
+    /// Offset of its table in `.debug_abbrev`.
     #[prost(fixed64, tag = "3")]
     pub(super) abbreviations: u64,
 }
 
-/// Names, in their order, each with units.
+/// Sorted names, each with the units that have it.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub(super) struct Names {
     #[prost(bytes = "vec", tag = "1")]
     texts: Vec<u8>,
-    /// Where each ends in `texts`.
+    /// Where each name ends in `texts`.
     #[prost(fixed32, repeated, tag = "2")]
     text_ends: Vec<u32>,
-    /// Numbers, each as the distance from the one before.
+    /// Unit numbers, each as the distance from the one before.
     #[prost(bytes = "vec", tag = "3")]
     units: Vec<u8>,
-    /// Where those of each end in `units`.
+    /// Where the units of each name end in `units`.
     #[prost(fixed32, repeated, tag = "4")]
     unit_ends: Vec<u32>,
 }
 
-/// A piece of code.
+/// A range of code and its unit.
 #[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
 pub(super) struct Code {
     #[prost(fixed64, tag = "1")]
@@ -115,8 +116,8 @@ impl UnitPlace {
 }
 
 impl Index {
-    /// The index in `bytes`, if it is in one piece and of the file that says that of itself, with so many bytes of
-    /// `.debug_info`.
+    /// Parses the index in `bytes`. `None` if it is damaged, its identity is not `of`, or its units do not fit
+    /// into `length` bytes of `.debug_info`.
     pub(super) fn parse(bytes: &[u8], of: &Of, length: usize) -> Option<Self> {
         let index = Self::decode(bytes).ok()?;
         let mut end = 0;
@@ -130,13 +131,13 @@ impl Index {
         (is_sound && end <= length && index.of == *of).then_some(index)
     }
 
-    /// What [`DebugFile::read_index`](super::DebugFile::read_index) reads.
+    /// Returns the bytes that [`DebugFile::read_index`](super::DebugFile::read_index) reads.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         self.encode_to_vec()
     }
 
-    /// How many bytes those are.
+    /// Returns the length of those bytes.
     #[must_use]
     pub fn length(&self) -> usize {
         self.encoded_len()
@@ -146,18 +147,18 @@ impl Index {
         &self.units
     }
 
-    /// The units with code of functions called `name`, by their numbers.
+    /// Returns the numbers of the units with code of functions called `name`.
     pub(super) fn units_with_function(&self, name: &str) -> Vec<usize> {
         self.functions.units(name.as_bytes())
     }
 
-    /// The units with files that may be at `path`, of which the folders are not looked at.
+    /// Returns the numbers of the units whose files may be at `path`. Directories are not compared.
     pub(super) fn units_with_file(&self, path: &str) -> Vec<usize> {
         let name = path.rsplit('/').next().unwrap_or_default();
         self.files.units(name.as_bytes())
     }
 
-    /// The unit that the code at `at` is of.
+    /// Returns the number of the unit whose code covers `at`.
     pub(super) fn unit_at(&self, at: u64) -> Option<usize> {
         let behind = self.code.partition_point(|code| code.start <= at);
         let code = self.code.get(behind.checked_sub(1)?)?;
@@ -165,7 +166,7 @@ impl Index {
     }
 }
 
-/// Names with the units that have them.
+/// Names and their units, collected before they are sorted.
 #[derive(Default)]
 pub(super) struct Gathered<'f> {
     units: FxHashMap<&'f [u8], Vec<u32>>,
@@ -174,7 +175,7 @@ pub(super) struct Gathered<'f> {
 }
 
 impl<'f> Gathered<'f> {
-    /// Adds that `unit` has `name`; units come in their order.
+    /// Records that `unit` has `name`. Units must come in ascending order.
     pub(super) fn add(&mut self, name: &'f [u8], unit: u32) -> Result<(), DebugError> {
         let units = self.units.entry(name).or_default();
         if units.is_empty() {
@@ -213,7 +214,7 @@ impl Names {
         Ok(all)
     }
 
-    /// The units that `name` has.
+    /// Returns the units of `name`.
     fn units(&self, name: &[u8]) -> Vec<usize> {
         let found = self
             .find(name)
@@ -244,7 +245,7 @@ impl Names {
     }
 }
 
-/// The part with that number of parts that end at `ends`.
+/// Returns the part with index `number` of `all`; `ends` are the ends of the parts.
 fn part<'a>(all: &'a [u8], ends: &[u32], number: usize) -> Option<&'a [u8]> {
     let start = match number.checked_sub(1) {
         Some(before) => *ends.get(before)?,

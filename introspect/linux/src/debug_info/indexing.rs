@@ -1,7 +1,7 @@
-//! Making the index: all units are read for it, once.
+//! Building the index: reads all units once.
 //!
-//! What is kept true: whatever is damaged in a file is found then, so it is told of the first question and not of
-//! some. Of the units' bytes nothing stays.
+//! Invariant: building finds any damage in the file, so the first question fails rather than only some later
+//! one. The bytes of the units are not kept.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,12 +17,12 @@ use super::rows::file_names;
 use super::scopes::Scopes;
 
 impl DebugFile {
-    /// Which units say what; all of them are read for that, unless it was [adopted](Self::adopt). What is begun is
-    /// completed, though nobody waits for it any more: or else those that wait for less time than it takes would have
-    /// it begun over and over, and nobody would have it.
+    /// Returns the index of units. Building it reads all of them, unless an index was [adopted](Self::adopt).
+    /// Once begun, building is completed even if nobody waits for it any more: otherwise callers that wait for
+    /// less time than it takes would make it start over and over, and never finish.
     ///
     /// # Errors
-    /// When the debug information is damaged, or nobody waits for it when it is to begin.
+    /// If the debug information is damaged, or nobody waits for the index when building it would begin.
     pub fn index(&self) -> Result<&Arc<Index>, DebugError> {
         once(&self.index, || {
             if self.abandoned.load(Ordering::Relaxed) {
@@ -34,10 +34,10 @@ impl DebugFile {
 }
 
 impl<'f> DebugInfo<'f> {
-    /// The debug information in `file`, for the kernel with this build id.
+    /// Opens the debug information in `file` for the kernel with this build id.
     ///
     /// # Errors
-    /// When it is that of another kernel, or of none that can be told; when its units are damaged.
+    /// If the file is of another kernel, if either build id is missing, or if units are damaged.
     pub fn new(file: &'f DebugFile, build_id: Option<&[u8]>) -> Result<Self, DebugError> {
         if file.build_id.is_none() || file.build_id.as_deref() != build_id {
             return Err(DebugError::OtherKernel {
@@ -53,7 +53,7 @@ impl<'f> DebugInfo<'f> {
     }
 }
 
-/// Reads all of `file`.
+/// Builds the index from all units of `file`.
 pub(super) fn build(file: &DebugFile) -> Result<Index, DebugError> {
     let read;
     let bytes = match file.info.read_already() {
@@ -100,7 +100,7 @@ pub(super) fn build(file: &DebugFile) -> Result<Index, DebugError> {
     Ok(index)
 }
 
-/// Where the units are in `bytes`, all of `.debug_info`.
+/// Finds the units in `bytes`, which is all of `.debug_info`.
 fn units(bytes: &[u8]) -> Result<Vec<UnitPlace>, DebugError> {
     let mut units = Vec::new();
     let mut headers = gimli::DebugInfo::from(EndianSlice::new(bytes, LittleEndian)).units();
@@ -121,7 +121,7 @@ fn units(bytes: &[u8]) -> Result<Vec<UnitPlace>, DebugError> {
                 abbreviations: header.debug_abbrev_offset().0 as u64,
             }),
             UnitType::Skeleton(_) => return Err(DebugError::Split(at)),
-            // Types only, or what is never in a linked file.
+            // Type units, or units that a linked file never has.
             _ => {}
         }
         at = end;

@@ -1,7 +1,7 @@
-//! The units of debug information, as the index has them.
+//! Units of debug information, found through the index.
 //!
-//! What is kept true: a unit's bytes are read when something is asked of it. Tables of abbreviations share no bytes,
-//! so reading all of them takes no longer than the section is long.
+//! Invariants: a unit's bytes are read when something is asked of it. Abbreviation tables share no bytes, so
+//! reading all of them takes no longer than the section is long.
 
 use std::cell::OnceCell;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ pub(super) type Reader<'f> = EndianSlice<'f, LittleEndian>;
 pub(super) type Entry<'f> = DebuggingInformationEntry<Reader<'f>>;
 pub(super) type Value<'f> = AttributeValue<Reader<'f>>;
 
-/// Bytes of a text or a table that are read in a step.
+/// Bytes of a string or a table that cost one step.
 const READ: usize = 64;
 
 /// The debug information of one kernel.
@@ -29,31 +29,31 @@ pub struct DebugInfo<'f> {
     pub(super) dwarf: Dwarf<Reader<'f>>,
     pub(super) budget: Budget,
     pub(super) file: &'f DebugFile,
-    /// With where variables are.
+    /// The tables including the location lists of variables.
     with_locations: OnceCell<Dwarf<Reader<'f>>>,
     units: &'f [UnitPlace],
     index: Option<&'f Index>,
-    /// All of `.debug_info`, if that was read.
+    /// All of `.debug_info`, if it was read.
     whole: Option<&'f [u8]>,
-    /// Where tables of abbreviations begin, in their order.
+    /// Sorted offsets at which abbreviation tables begin.
     abbreviations: Vec<usize>,
 }
 
 /// A unit of debug information.
 #[derive(Debug)]
 pub(super) struct Unit<'a, 'f> {
-    /// What it is of.
+    /// The debug information that the unit belongs to.
     pub(super) info: &'a DebugInfo<'f>,
-    /// Its number.
+    /// The number of the unit.
     pub(super) index: usize,
-    /// Where it begins in .debug_info.
+    /// Offset of the unit in `.debug_info`.
     start: usize,
-    /// Its header and tables.
+    /// The header and tables of the unit.
     pub(super) own: gimli::Unit<Reader<'f>>,
 }
 
 impl<'f> DebugInfo<'f> {
-    /// The debug information of `units`, with all their bytes if they were read.
+    /// Creates the debug information of `units`; `whole` is all of `.debug_info` if it was read.
     pub(super) fn over(
         file: &'f DebugFile,
         units: &'f [UnitPlace],
@@ -80,24 +80,24 @@ impl<'f> DebugInfo<'f> {
         })
     }
 
-    /// The units that have code of functions called `name`, by their numbers.
+    /// Returns the numbers of the units with code of functions called `name`.
     pub(super) fn units_with_function(&self, name: &str) -> Vec<usize> {
         let found = self.index.map(|index| index.units_with_function(name));
         found.unwrap_or_default()
     }
 
-    /// The units with files that may be at `path`, by their numbers.
+    /// Returns the numbers of the units whose files may be at `path`.
     pub(super) fn units_with_file(&self, path: &str) -> Vec<usize> {
         let found = self.index.map(|index| index.units_with_file(path));
         found.unwrap_or_default()
     }
 
-    /// The number of the unit that the code at `at` is of.
+    /// Returns the number of the unit whose code covers `at`.
     pub(super) fn unit_at(&self, at: u64) -> Option<usize> {
         self.index?.unit_at(at)
     }
 
-    /// The tables, with where variables are.
+    /// Returns the tables including the location lists of variables.
     pub(super) fn with_locations(&self) -> Result<&Dwarf<Reader<'f>>, DebugError> {
         match self.with_locations.get() {
             Some(dwarf) => Ok(dwarf),
@@ -108,7 +108,7 @@ impl<'f> DebugInfo<'f> {
         }
     }
 
-    /// The unit with that number.
+    /// Reads the unit with number `index`.
     pub(super) fn unit(&self, index: usize) -> Result<Unit<'_, 'f>, DebugError> {
         let Some(place) = self.units.get(index) else {
             return Err(DebugError::None);
@@ -156,7 +156,7 @@ impl<'f> DebugInfo<'f> {
 }
 
 impl<'f> Unit<'_, 'f> {
-    /// What is wrong with it, while a section was read for it.
+    /// Returns the error for damage found in `section` while it was read for this unit.
     pub(super) fn damaged(&self, section: &'static str, source: gimli::Error) -> DebugError {
         DebugError::Damaged {
             section,
@@ -165,7 +165,7 @@ impl<'f> Unit<'_, 'f> {
         }
     }
 
-    /// Its entry at `at`.
+    /// Reads the entry at offset `at` of the unit.
     pub(super) fn entry(&self, at: UnitOffset) -> Result<Entry<'f>, DebugError> {
         let entry = self.own.entry(at);
         let entry = entry.map_err(|source| self.damaged(".debug_info", source))?;
@@ -173,7 +173,7 @@ impl<'f> Unit<'_, 'f> {
         Ok(entry)
     }
 
-    /// A text that an attribute has, if it is one.
+    /// Returns the string that an attribute refers to; `None` if the attribute is not a string.
     pub(super) fn text(&self, value: Value<'f>) -> Option<&'f [u8]> {
         let text = self.info.dwarf.attr_string(&self.own, value).ok()?.slice();
         self.info.budget.spend(text.len() / READ + 1).ok()?;

@@ -1,7 +1,7 @@
-//! Parts of a file that are read when they are asked for first.
+//! Sections of a file that are read when they are first needed.
 //!
-//! What is kept true: a part is read once, so what was told of it stays as it was; and only within the file as long
-//! as that was when it was opened. A file that is shorter by then is an error.
+//! Invariants: a section is read once, so answers from it stay the same. Reads stay within the length that the
+//! file had when it was opened; a file that has become shorter is an error.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -11,7 +11,7 @@ use gimli::SectionId;
 
 use super::error::DebugError;
 
-/// A section that is read whole.
+/// A section that is read as a whole.
 #[derive(Debug)]
 pub(super) struct Later {
     pub(super) id: SectionId,
@@ -21,7 +21,7 @@ pub(super) struct Later {
 }
 
 impl Later {
-    /// The one of `len` bytes at `at`.
+    /// Describes the section of `len` bytes at offset `at`.
     pub(super) fn new(id: SectionId, at: u64, len: usize) -> Self {
         Self {
             id,
@@ -31,7 +31,7 @@ impl Later {
         }
     }
 
-    /// One whose bytes are known.
+    /// Wraps bytes that were read already.
     pub(super) fn known(id: SectionId, bytes: Vec<u8>) -> Self {
         Self {
             id,
@@ -41,18 +41,18 @@ impl Later {
         }
     }
 
-    /// Its bytes, if they were read.
+    /// Returns the bytes, if they were read already.
     pub(super) fn read_already(&self) -> Option<&[u8]> {
         self.bytes.get().map(Vec::as_slice)
     }
 
-    /// Its bytes, from `file` unless they were read.
+    /// Returns the bytes; reads them from `file` the first time.
     pub(super) fn read(&self, file: Option<&File>) -> Result<&[u8], DebugError> {
         let bytes = once(&self.bytes, || self.part(file, 0, self.len))?;
         Ok(bytes)
     }
 
-    /// So many of its bytes, from `file`, which are not kept.
+    /// Reads `len` bytes from offset `from` of the section, without keeping them.
     pub(super) fn part(
         &self,
         file: Option<&File>,
@@ -72,7 +72,7 @@ impl Later {
     }
 }
 
-/// What is in `cell`, which `make` makes unless somebody did.
+/// Returns the value in `cell`; `make` makes it if the cell is empty.
 pub(super) fn once<T>(
     cell: &OnceLock<T>,
     make: impl FnOnce() -> Result<T, DebugError>,

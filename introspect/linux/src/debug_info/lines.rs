@@ -1,7 +1,6 @@
-//! Which lines of a function take a probe.
+//! Lists the lines of a function that take a probe.
 //!
-//! What is kept true: a line is told with all the places that a probe at it goes to, and none that has no
-//! place.
+//! Invariant: a line is listed with every address at which a probe on it is placed, and only if it has one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,29 +17,29 @@ use super::rows::path;
 pub struct FunctionLines {
     /// Its name in the sources.
     pub name: String,
-    /// The file it is in, from where the kernel was built.
+    /// The file that has the function, from where the kernel was built.
     pub file: String,
-    /// The line in that file at which it begins: line 0 of the function.
+    /// The line in that file at which the function begins: line 0 of the function.
     pub first: u64,
-    /// Those that take a probe, in their order.
+    /// The lines that take a probe, in ascending order.
     pub lines: Vec<Line>,
 }
 
 /// A line of a function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
-    /// Its number, from the function's first line, which is 0.
+    /// Number of the line, counted from the function's first line, which is 0.
     pub number: u64,
-    /// Where code of it begins, as linked.
+    /// Addresses (as linked) at which code of the line begins.
     pub places: Vec<Gva>,
 }
 
 impl DebugInfo<'_> {
-    /// The lines of the functions called `name`, in files that end with `file` if that is given: several, if
-    /// several files have a function of that name.
+    /// Returns the lines of the functions called `name`, in files whose path ends with `file` if that is given.
+    /// There are several results if several files have a function of that name.
     ///
     /// # Errors
-    /// When there is no code of such a function, or the debug information is damaged.
+    /// If no such function has code, or the debug information is damaged.
     pub fn lines(&self, name: &str, file: Option<&str>) -> Result<Vec<FunctionLines>, DebugError> {
         self.budget.begin();
         let mut functions = BTreeMap::<_, BTreeMap<u64, BTreeSet<u64>>>::new();
@@ -69,10 +68,10 @@ impl DebugInfo<'_> {
         Ok(functions.collect())
     }
 
-    /// Those of [`DebugInfo::lines`] that are in a range.
+    /// Returns the lines of [`DebugInfo::lines`] that are in `range`.
     ///
     /// # Errors
-    /// As it has, and when there are none in the range.
+    /// Those of [`DebugInfo::lines`], and an error if no line is in the range.
     pub fn lines_within(&self, range: &LineRange) -> Result<Vec<FunctionLines>, DebugError> {
         let mut functions = self.lines(&range.function, range.file.as_deref())?;
         let lines = functions.iter().flat_map(|it| &it.lines);

@@ -1,8 +1,8 @@
-//! Where a variable is, as a fetch argument can say it.
+//! Translates the location of a variable into a form that a fetch argument can express.
 //!
-//! What is kept true: an expression is followed operation by operation, without its jumps, and its values are
-//! sums of one register or of nothing and of constants, and what is in memory there. What is anything else is
-//! told as such, never as a place that it is not.
+//! Invariants: an expression is followed operation by operation, without its jumps. Its value is a constant
+//! plus at most one register, or a constant plus the word in memory at such a value. Anything else is reported
+//! as unsupported, never as a wrong location.
 
 use std::fmt;
 
@@ -13,12 +13,12 @@ use hvprobe_spec::language::text;
 
 use super::info::Reader;
 
-/// Values on the stack of an expression.
+/// Limit for values on the stack of an expression.
 const MOST_VALUES: usize = 16;
-/// Pointers that are followed.
+/// Limit for pointers to follow.
 const MOST_POINTERS: usize = 8;
 
-/// Registers by their numbers in DWARF (System V ABI for x86-64, figure 3.36).
+/// Registers by their DWARF numbers (System V ABI for x86-64, figure 3.36).
 const REGISTERS: [Gpr; 16] = [
     Gpr::Rax,
     Gpr::Rdx,
@@ -38,21 +38,21 @@ const REGISTERS: [Gpr; 16] = [
     Gpr::R15,
 ];
 
-/// Where a variable is.
+/// Location of a variable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Location {
-    /// Where a fetch argument reads it.
+    /// A fetch argument can read it.
     Fetch(Fetch),
-    /// In memory of its own, at an address as linked.
+    /// In static memory, at this address as linked.
     Static(Gva),
-    /// Nowhere, as it is always this.
+    /// Not in memory or a register: the value is always this constant.
     Constant(i64),
-    /// Nowhere that can be read, and why.
+    /// Not readable, with the reason.
     Nowhere(&'static str),
 }
 
 impl Location {
-    /// So many bytes behind it, if it is in memory.
+    /// Adds `more` to the address, if the location has one.
     pub(super) fn plus(mut self, more: i64) -> Self {
         match &mut self {
             Self::Fetch(fetch) => {
@@ -67,18 +67,18 @@ impl Location {
     }
 }
 
-/// A register, and what it leads to.
+/// A register and the pointers to follow from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fetch {
     /// The register.
     pub register: Gpr,
-    /// The pointers to follow from there, each with what is added to it before; none if the register has the
-    /// variable itself.
+    /// Pointers to follow from the register, each with the offset that is added before it is read. Empty if the
+    /// register holds the variable itself.
     pub offsets: Vec<i64>,
 }
 
 impl fmt::Display for Fetch {
-    /// As it is written in a definition.
+    /// Writes the fetch argument as in a probe definition.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for offset in self.offsets.iter().rev() {
             write!(f, "{offset:+}(")?;
@@ -88,17 +88,18 @@ impl fmt::Display for Fetch {
     }
 }
 
-/// What an expression is relative to.
+/// What the operations of an expression refer to.
 pub(super) struct Frame<'e> {
-    /// The function's frame base, if it is known.
+    /// The function's frame base, if known.
     pub(super) base: &'e dyn Fn() -> Option<Sum>,
-    /// The caller's frame, if it is known.
+    /// The canonical frame address, if known.
     pub(super) cfa: &'e dyn Fn() -> Option<Sum>,
-    /// Whether this is where the function begins.
+    /// Whether the location is at the function's entry.
     pub(super) is_entry: bool,
 }
 
-/// A register or nothing, plus a constant; what is there, plus the next one; and so on.
+/// A constant plus at most one register. Each further offset stands for a step: read the word in memory at the
+/// value so far, and add the offset.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Sum {
     register: Option<Gpr>,
@@ -127,7 +128,7 @@ impl Sum {
         self
     }
 
-    /// Its value, if that is only a constant.
+    /// Returns the value, if it is only a constant.
     fn known(&self) -> Option<i64> {
         match (self.register, self.offsets.as_slice()) {
             (None, [value]) => Some(*value),
@@ -135,7 +136,7 @@ impl Sum {
         }
     }
 
-    /// The variable whose address this is.
+    /// Returns the location of the variable whose address this sum is.
     fn memory(self) -> Location {
         match (self.register, self.offsets.as_slice()) {
             (Some(register), _) => Location::Fetch(Fetch {
@@ -147,7 +148,7 @@ impl Sum {
         }
     }
 
-    /// The variable that this is.
+    /// Returns the location of the variable whose value this sum is.
     fn value(mut self) -> Location {
         match (self.register, self.offsets.pop(), self.offsets.as_slice()) {
             (Some(register), Some(0), _) => Location::Fetch(Fetch {
@@ -160,7 +161,7 @@ impl Sum {
     }
 }
 
-/// What a variable's expression says, and how many operations that took.
+/// Evaluates a variable's location expression, and returns the number of operations evaluated, too.
 pub(super) fn location(
     expression: Expression<Reader<'_>>,
     encoding: Encoding,
@@ -171,14 +172,14 @@ pub(super) fn location(
     (found.unwrap_or_else(Location::Nowhere), steps)
 }
 
-/// The value of an expression that is not a variable's, such as a frame base.
+/// Evaluates an expression that does not locate a variable, such as a frame base.
 pub(super) fn sum(
     expression: Expression<Reader<'_>>,
     encoding: Encoding,
     frame: &Frame<'_>,
 ) -> Option<Sum> {
     match location(expression, encoding, frame).0 {
-        // What is in a register is the value; what is in memory is there by its address.
+        // For a variable in a register the value is the register; for one in memory it is the address.
         Location::Fetch(Fetch { register, offsets }) => Some(Sum {
             register: Some(register),
             offsets: if offsets.is_empty() { vec![0] } else { offsets },
@@ -197,7 +198,7 @@ fn followed(
     const OTHER: &str = "computed in a way that cannot be followed";
 
     let mut stack: Vec<Sum> = Vec::new();
-    // What ends an expression unless there are pieces.
+    // Set by an operation that must be the last one, unless pieces follow.
     let mut ended = None;
     let mut operations = expression.operations(encoding);
     while let Some(operation) = operations.next().map_err(|_| DAMAGED)? {
@@ -285,7 +286,7 @@ fn followed(
     }
 }
 
-/// A constant of that many bytes.
+/// Returns the constant with these little-endian bytes.
 pub(super) fn constant(bytes: &[u8]) -> Location {
     let mut word = [0; 8];
     match word.get_mut(..bytes.len()) {

@@ -1,7 +1,7 @@
-//! From a variable to what is in it, or behind it.
+//! Follows a path from a variable to its members, elements and pointer targets.
 //!
-//! What is kept true: a place is told for a member that there is, in a structure that was described; a step that
-//! does not fit its type is an error that says so, never a guess.
+//! Invariant: a location is returned only for a member that exists, in a structure that is described. A step
+//! that does not fit its type is an error that says so, never a guess.
 
 use gimli::{UnitOffset, constants as dw};
 use hvprobe_spec::fetch::Element;
@@ -14,21 +14,21 @@ use super::shown::Shown;
 use super::typename::reference;
 use super::variables::Variable;
 
-/// Members of one structure.
+/// Limit for members of one structure.
 const MOST_MEMBERS: usize = 1 << 12;
-/// Structures without a name inside each other.
+/// Limit for unnamed structures nested in each other.
 const DEEPEST: usize = 8;
-/// Members that are told beside one that there is not.
+/// Number of similar members to suggest when the named one does not exist.
 const MOST_NEAR: usize = 3;
-/// The longest of them, in bytes.
+/// Longest member name to suggest, in bytes.
 const LONGEST_NEAR: usize = 128;
 
-/// What a way from a variable leads to.
+/// The result of following a path from a variable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selected {
-    /// Where it is.
+    /// Location of the result.
     pub location: Location,
-    /// What its value is shown as.
+    /// How its value is shown.
     pub shown: Shown,
 }
 
@@ -37,17 +37,17 @@ pub struct Selected {
 struct Member {
     name: Option<Vec<u8>>,
     ty: Option<UnitOffset>,
-    /// Bytes from where the structure begins.
+    /// Offset in bytes from the start of the structure.
     offset: u64,
-    /// The first of its bits there, and how many; of one that is less than a number.
+    /// First bit, relative to `offset`, and width of a bit field; `None` for other members.
     bits: Option<(u64, u64)>,
 }
 
 impl<'f> DebugInfo<'f> {
-    /// What `path` leads to from `variable`.
+    /// Follows `path` from `variable`.
     ///
     /// # Errors
-    /// When it leads nowhere, or the debug information is damaged.
+    /// If the path leads nowhere, or the debug information is damaged.
     pub fn select(&self, variable: &Variable, path: &[Step]) -> Result<Selected, DebugError> {
         self.budget.begin();
         let unit = self.unit(variable.unit)?;
@@ -120,7 +120,7 @@ impl<'f> DebugInfo<'f> {
 }
 
 impl<'f> Unit<'_, 'f> {
-    /// The member `name` of a structure, or of one without a name inside it.
+    /// Finds the member `name` of a structure, also in unnamed structures inside it.
     fn member(
         &self,
         structure: &Entry<'f>,
@@ -138,7 +138,7 @@ impl<'f> Unit<'_, 'f> {
                         Some(own) if own == name.as_bytes() => {
                             return Ok(Member { offset, ..member });
                         }
-                        // A longer one is not what was meant.
+                        // A name this long is not what was meant.
                         Some(own) if own.len() > LONGEST_NEAR => {}
                         Some(own) => names.push(String::from_utf8_lossy(own).into_owned()),
                         None => {
@@ -174,7 +174,7 @@ impl<'f> Unit<'_, 'f> {
             let offset = number(dw::DW_AT_data_member_location).unwrap_or(0);
             let width = number(dw::DW_AT_bit_size);
             let first = number(dw::DW_AT_data_bit_offset).or_else(|| {
-                // As DWARF 3 has it: from the highest bit of a number of so many bytes.
+                // DWARF 3 counts from the highest bit of a number of `bytes` bytes.
                 let bytes = number(dw::DW_AT_byte_size)?;
                 let from_top = number(dw::DW_AT_bit_offset)?.checked_add(width?)?;
                 let low = bytes.checked_mul(8)?.checked_sub(from_top)?;
@@ -198,7 +198,8 @@ fn is_structure(entry: &Entry<'_>) -> bool {
     [dw::DW_TAG_structure_type, dw::DW_TAG_union_type].contains(&entry.tag())
 }
 
-/// Where something is that is so many bytes into what `location` has, or into what is behind the pointer there.
+/// Returns the location `offset` bytes into what is at `location`, or, with `is_pointer`, into what the pointer
+/// there points to.
 fn moved(location: Location, is_pointer: bool, offset: u64) -> Result<Location, String> {
     let offset = i32::try_from(offset).map_err(|_| "is too long")?;
     let offset = i64::from(offset);
@@ -220,7 +221,7 @@ fn moved(location: Location, is_pointer: bool, offset: u64) -> Result<Location, 
     Err(why.to_owned())
 }
 
-/// So many bits from the `first` of a byte on, as a fetch argument has them.
+/// Returns the bit field of `width` bits from bit `first`, as a fetch argument writes it.
 fn bitfield(first: u64, width: u64) -> Option<Element> {
     let end = first.checked_add(width)?;
     let container = [8_u8, 16, 32, 64].into_iter();

@@ -1,10 +1,10 @@
-//! What the debug information of a kernel (DWARF) tells: lines of its sources, the places in its text that
-//! they are at, and where variables are there.
+//! The debug information of a kernel (DWARF): source lines, their addresses in the text, and where variables
+//! are at those addresses.
 //!
-//! What is kept true: nothing of the file is trusted. Every read is checked, whatever the file says is
-//! followed for a bounded number of steps, and nothing recurses deeper than a constant; what makes no sense
-//! is an error that tells where it is, never a panic or unbounded work. A file answers for no kernel but the
-//! one it was made with: their build ids are compared before the first question.
+//! Invariants: nothing in the file is trusted. Every read is checked, whatever the file says is followed for a
+//! bounded number of steps, and nothing recurses deeper than a constant. Nonsense is an error that says where
+//! it is, never a panic or unbounded work. A file answers only for the kernel it was made with: the build ids
+//! are compared before the first question.
 
 mod addresses;
 mod budget;

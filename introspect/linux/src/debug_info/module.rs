@@ -1,13 +1,13 @@
-//! The files of modules, which are linked only when they are loaded.
+//! Debug information of module files, which are linked only when they are loaded.
 //!
 //! ```text
-//!   sections that are loaded ──▶ one behind the other, where modules may be ──▶ addresses of symbols
+//!   sections that are loaded ──▶ one after the other, where modules may be ──▶ addresses of symbols
 //!   .rela.debug_*            ──▶ those addresses, and offsets of other sections, in the debug information
 //! ```
 //!
-//! What is kept true: all that is told of a module is told by its symbols, so it does not matter where it really is.
-//! Nothing of the file is trusted: a relocation writes within its section or is an error, and there are no more of
-//! them than the file has room for.
+//! Invariants: everything about a module is reported relative to its symbols, so its real load address does not
+//! matter. Nothing in the file is trusted: a relocation writes within its section or is an error, and there are
+//! no more relocations than the file has room for.
 
 use std::ops::Range;
 
@@ -24,16 +24,16 @@ use crate::symbols::{RawSymbol, SymbolKind, Symbols};
 
 /// The section of every module, with its `struct module` (scripts/module.lds.S).
 const THIS_MODULE: &[u8] = b".gnu.linkonce.this_module";
-/// What a module says of itself, texts of the form `WORD=VALUE` that zeros part.
+/// What a module says of itself: strings of the form `WORD=VALUE`, separated by NULs.
 const MODINFO: &[u8] = b".modinfo";
-/// Where its sections are taken to be: the kernel's modules are there, and nothing is at 0.
+/// Address range assumed for module sections. The kernel's modules are there, and none is at 0.
 const SPACE: Range<u64> = 0xffff_ffff_c000_0000..0xffff_ffff_ff00_0000;
-/// More than any module has.
+/// Limits above what any module has.
 const MOST_SYMBOLS: usize = 1 << 18;
 const LONGEST_MODINFO: u64 = 1 << 20;
-/// The longest name of a symbol (`KSYM_NAME_LEN`).
+/// The longest name of a symbol in bytes (`KSYM_NAME_LEN`).
 const LONGEST_NAME: usize = 512;
-/// `MODULE_NAME_LEN`: 64 less a long (include/linux/moduleparam.h).
+/// The longest module name. `MODULE_NAME_LEN` is 64 less a long (include/linux/moduleparam.h).
 const LONGEST_MODULE_NAME: usize = 55;
 
 type File<'d, R> = ElfFile64<'d, LittleEndian, R>;
@@ -46,31 +46,31 @@ pub struct ModuleFile {
 }
 
 impl ModuleFile {
-    /// What the module is called, if the file says so.
+    /// Returns the name of the module, if the file says it.
     #[must_use]
     pub fn name(&self) -> Option<&str> {
         self.name.as_deref()
     }
 
-    /// Its symbols, at the addresses that its debug information has for them.
+    /// Returns the module's symbols, at the addresses used for them in the debug information.
     #[must_use]
     pub fn symbols(&self) -> &Symbols {
         &self.symbols
     }
 }
 
-/// Where the sections of a module are taken to be.
+/// Addresses assumed for the sections of a module.
 #[derive(Debug)]
 pub(super) struct Placed {
-    /// By their numbers; 0 for those that are not loaded.
+    /// Start addresses by section number; 0 for sections that are not loaded.
     starts: Vec<u64>,
     ranges: Vec<Range<u64>>,
-    /// Relocations that there may be yet.
+    /// Number of relocations that may still follow.
     left: u64,
 }
 
 impl Placed {
-    /// Places the sections of `file`, of that length; `None` if it is no module.
+    /// Assigns addresses to the sections of `file`, which is `len` bytes long; `None` if it is not a module.
     pub(super) fn of<'d, R: ReadRef<'d>>(
         file: &File<'d, R>,
         len: u64,
@@ -100,7 +100,7 @@ impl Placed {
             };
             *start = begins;
             ranges.push(begins..end);
-            // So that no end is another one's beginning.
+            // Leaves a gap, so that no section's end is the start of another.
             at = end + 1;
         }
         Ok(Some(Self {
@@ -110,7 +110,7 @@ impl Placed {
         }))
     }
 
-    /// Carries out the relocations of `section`, called `name`, whose bytes those are.
+    /// Applies the relocations of `section`, called `name`, to its `bytes`.
     pub(super) fn relocate<'d, R: ReadRef<'d>>(
         &mut self,
         file: &File<'d, R>,
@@ -126,7 +126,7 @@ impl Placed {
                     let symbol = file.symbol_by_index(index).map_err(|_| wrong())?;
                     let section = symbol.section_index();
                     let start = section.and_then(|it| self.starts.get(it.0));
-                    // What is elsewhere, in the kernel or another module, is nowhere here.
+                    // A symbol in the kernel or in another module has no address here.
                     start.map_or(0, |start| start.wrapping_add(symbol.address()))
                 }
                 RelocationTarget::Absolute => 0,
@@ -149,7 +149,7 @@ impl Placed {
         Ok(())
     }
 
-    /// What `file` says of the module.
+    /// Reads what `file` says of the module.
     pub(super) fn module<'d, R: ReadRef<'d>>(&self, file: &File<'d, R>) -> ModuleFile {
         ModuleFile {
             name: name(file),
@@ -191,7 +191,7 @@ fn section<'f, 'd, R: ReadRef<'d>>(
     file.elf_section_table().section(index).ok()
 }
 
-/// What the module is called, if its file has that, of the letters that such names are of.
+/// Returns the module's name, if the file has one and it is valid.
 fn name<'d, R: ReadRef<'d>>(file: &File<'d, R>) -> Option<String> {
     let mut sections = file.sections();
     let section = sections.find(|section| section.name_bytes() == Ok(MODINFO))?;
@@ -204,7 +204,7 @@ fn name<'d, R: ReadRef<'d>>(file: &File<'d, R>) -> Option<String> {
     is_module_name(name).then(|| name.to_owned())
 }
 
-/// Whether a module may be called that.
+/// Returns whether a module may have this name.
 #[must_use]
 pub fn is_module_name(name: &str) -> bool {
     let fits = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';

@@ -1,7 +1,7 @@
-//! From a point in the sources to all places in the text that it stands for.
+//! Finds all addresses in the text that a point in the sources stands for.
 //!
-//! What is kept true: a place is where code of the point's line begins, or code of its function; each is told
-//! once, in the order of addresses. Units are held one at a time, however many there are.
+//! Invariants: an address begins code of the point's line or of its function. Each address is listed once, in
+//! ascending order. Units are held one at a time, however many there are.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,25 +14,25 @@ use super::info::{DebugInfo, Unit};
 use super::rows::{ends_with, files_named, path, rows};
 use super::scopes::{Function, Scope, Scopes};
 
-/// Lines that are told beside one without code.
+/// Number of nearby names to suggest when nothing is found.
 const MOST_NEAR: usize = 3;
 
-/// A place in the text.
+/// An address that a point stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PointPlace {
-    /// Its address, as linked.
+    /// The address, as linked.
     pub at: Gva,
-    /// The function whose code it is in; empty where nobody says, as in assembly.
+    /// The function whose code is there; empty if unknown, as in assembly.
     pub function: String,
-    /// The function that was inlined there, if the point is in one.
+    /// The inlined function, if the point is in one.
     pub inlined: Option<String>,
     pub(super) unit: usize,
-    /// The innermost function that the point belongs to.
+    /// The innermost function that contains the point.
     pub(super) scope: Option<UnitOffset>,
 }
 
 impl PointPlace {
-    /// One of a symbol, of which no variables are known.
+    /// Creates the place of a symbol. No variables are known at such a place.
     #[must_use]
     pub fn of_symbol(at: Gva, name: &str) -> Self {
         Self {
@@ -50,18 +50,18 @@ pub(super) struct Found<'a, 'f> {
     pub(super) unit: &'a Unit<'a, 'f>,
     pub(super) scopes: &'a Scopes<'f>,
     pub(super) function: Function<'f>,
-    /// Its scopes that have code.
+    /// Scopes of the function that have code.
     pub(super) members: Vec<usize>,
 }
 
-/// Of each line, where code of it begins, and of which scope that is.
+/// For each line, the addresses at which its code begins, each with the scope of that code.
 pub(super) type LinePlaces = BTreeMap<u64, BTreeMap<u64, usize>>;
 
 impl<'f> DebugInfo<'f> {
-    /// The places that `point` stands for; of `FUNC%return`, where the function begins.
+    /// Returns the places that `point` stands for. `FUNC%return` stands for the function's start.
     ///
     /// # Errors
-    /// When there are none, or the debug information is damaged.
+    /// If there are none, or the debug information is damaged.
     pub fn places(&self, point: &Point) -> Result<Vec<PointPlace>, DebugError> {
         self.budget.begin();
         let mut places = match point {
@@ -74,10 +74,10 @@ impl<'f> DebugInfo<'f> {
         Ok(places)
     }
 
-    /// The places of `lines` of the files whose paths end with `file`: none, if there is no code of them.
+    /// Returns the places of `lines` in files whose paths end with `file`; empty if the lines have no code.
     ///
     /// # Errors
-    /// When no unit has such a file, or the debug information is damaged.
+    /// If no unit has such a file, or the debug information is damaged.
     pub fn places_of_lines(
         &self,
         file: &str,
@@ -89,10 +89,10 @@ impl<'f> DebugInfo<'f> {
         Ok(places)
     }
 
-    /// The paths that end with `file`, from where the kernel was built.
+    /// Returns the paths that end with `file`, from where the kernel was built.
     ///
     /// # Errors
-    /// When there are none, or the debug information is damaged.
+    /// If there are none, or the debug information is damaged.
     pub fn files(&self, file: &str) -> Result<BTreeSet<String>, DebugError> {
         self.budget.begin();
         let mut paths = BTreeSet::new();
@@ -107,7 +107,7 @@ impl<'f> DebugInfo<'f> {
         }
     }
 
-    /// Calls `each` with the function `name` in every unit that has code of it.
+    /// Calls `each` for every function `name` that has code, unit by unit.
     pub(super) fn each_function(
         &self,
         name: &str,
@@ -119,7 +119,7 @@ impl<'f> DebugInfo<'f> {
         for index in self.units_with_function(name) {
             let unit = self.unit(index)?;
             let scopes = Scopes::read(&unit)?;
-            // By where functions are described.
+            // Keyed by the offset of the entry that describes the function.
             let mut members = BTreeMap::<usize, (Function<'f>, Vec<usize>)>::new();
             for (number, _) in scopes.with_code() {
                 let function = scopes.function(number);
@@ -229,7 +229,7 @@ impl<'f> DebugInfo<'f> {
         }
     }
 
-    /// The places of the `wanted` lines of a file, and all of its lines that have code.
+    /// Returns the places of the `wanted` lines of a file, and all of its lines that have code.
     fn of_lines(
         &self,
         file: &str,
@@ -252,7 +252,7 @@ impl<'f> DebugInfo<'f> {
                 .own
                 .name
                 .is_some_and(|name| ends_with(&String::from_utf8_lossy(name.slice()), file));
-            // Every unit has files of which it has no code of these lines.
+            // Most units use the file but have no code of these lines.
             if here.clone().next().is_none() && !is_own {
                 continue;
             }
@@ -282,8 +282,8 @@ impl<'f> DebugInfo<'f> {
 }
 
 impl<'f> Found<'_, 'f> {
-    /// The lines of the function, and where code of them begins: what the table of lines says, the lines
-    /// that others were inlined at, and its first one.
+    /// Returns the lines of the function and where their code begins: the rows of the line table, the lines at
+    /// which other functions were inlined, and the function's first line.
     pub(super) fn lines(&self) -> Result<LinePlaces, DebugError> {
         let function = self.function;
         let mut lines = LinePlaces::new();
@@ -306,7 +306,8 @@ impl<'f> Found<'_, 'f> {
             other.is_some_and(|other| other.root == function.root)
         };
         for (number, scope) in self.scopes.list.iter().enumerate() {
-            // A function of one line calls others in its first one.
+            // A one-line function calls others on its first line, so `is_part` alone would skip those calls,
+            // too.
             if is_own(number) && self.is_part(scope) {
                 continue;
             }
@@ -341,8 +342,8 @@ impl<'f> Found<'_, 'f> {
         Ok(lines)
     }
 
-    /// Whether a scope is a part of the function that the compiler split off and put back: it was inlined at
-    /// the function's own first line, and is no call of it.
+    /// Returns whether a scope is a part of the function that the compiler split off and inlined again: its
+    /// call site is the function's own first line, and it is not a call of the function.
     fn is_part(&self, scope: &Scope<'_>) -> bool {
         scope.call == Some((self.function.file, self.function.line))
     }
@@ -352,13 +353,13 @@ impl<'f> Found<'_, 'f> {
     }
 }
 
-/// Each place once, in the order of addresses.
+/// Sorts places by address and removes duplicates.
 fn in_order(places: &mut Vec<PointPlace>) {
     places.sort_by_key(|place| place.at);
     places.dedup_by_key(|place| place.at);
 }
 
-/// Ranges in their order, without what they share.
+/// Sorts ranges and merges those that overlap or touch.
 fn merged(mut ranges: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
     ranges.sort_unstable();
     let mut merged: Vec<(u64, u64)> = Vec::new();
@@ -390,7 +391,7 @@ fn place(scopes: &Scopes<'_>, unit: usize, at: u64, scope: Option<usize>) -> Poi
     }
 }
 
-/// The lines nearest to one that is not among them, before and behind.
+/// Returns the nearest line before `line` and the nearest one from it on.
 pub(super) fn nearest(lines: &BTreeSet<u64>, line: u64) -> Vec<String> {
     let before = lines.range(..line).next_back();
     let behind = lines.range(line..).next();

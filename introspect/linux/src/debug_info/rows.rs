@@ -1,17 +1,17 @@
-//! The table of a unit that says which line an instruction is of, and its files.
+//! The line table of a unit (which line an instruction belongs to) and the unit's files.
 //!
-//! What is kept true: a row is where the code of a line begins, as the compiler says: what it does not take
-//! for the beginning of a statement, nobody could stop at.
+//! Invariant: a row begins the code of a line. Rows that the compiler does not mark as the start of a statement
+//! are skipped: nothing could stop there.
 
 use std::collections::BTreeSet;
 
 use super::error::DebugError;
 use super::info::{Reader, Unit};
 
-/// Bytes of the longest path.
+/// Longest path, in bytes.
 const LONGEST_PATH: usize = 4096;
 
-/// Where code of a line begins.
+/// The start of code of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Row {
     pub(super) at: u64,
@@ -19,7 +19,7 @@ pub(super) struct Row {
     pub(super) line: u64,
 }
 
-/// The rows of a unit that are `wanted`.
+/// Returns the rows of a unit that `wanted` accepts.
 pub(super) fn rows(
     unit: &Unit<'_, '_>,
     mut wanted: impl FnMut(&Row) -> bool,
@@ -48,7 +48,8 @@ pub(super) fn rows(
     }
 }
 
-/// The path of a unit's file, from where the kernel was built if it is below that; empty if it has none.
+/// Returns the path of a unit's file, relative to the build directory if it is below that; empty if it has
+/// none.
 pub(super) fn path(unit: &Unit<'_, '_>, file: u64) -> String {
     let header = unit
         .own
@@ -80,14 +81,14 @@ fn shown(text: &[u8]) -> String {
     String::from_utf8_lossy(&text[..text.len().min(LONGEST_PATH)]).into_owned()
 }
 
-/// Whether `path` ends with `wanted`, in whole names.
+/// Returns whether `path` ends with `wanted`, comparing whole path components.
 pub(super) fn ends_with(path: &str, wanted: &str) -> bool {
     let wanted = wanted.strip_prefix("./").unwrap_or(wanted);
     let rest = path.strip_suffix(wanted);
     rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('/') || wanted.starts_with('/'))
 }
 
-/// The names of a unit's files, without their folders.
+/// Returns the names of a unit's files, without directories.
 pub(super) fn file_names<'f>(unit: &Unit<'_, 'f>) -> Result<Vec<&'f [u8]>, DebugError> {
     let Some(program) = &unit.own.line_program else {
         return Ok(Vec::new());
@@ -104,7 +105,7 @@ pub(super) fn file_names<'f>(unit: &Unit<'_, 'f>) -> Result<Vec<&'f [u8]>, Debug
     Ok(last.collect())
 }
 
-/// The numbers of a unit's files whose paths end with `wanted`.
+/// Returns the numbers of a unit's files whose paths end with `wanted`.
 pub(super) fn files_named(unit: &Unit<'_, '_>, wanted: &str) -> Result<BTreeSet<u64>, DebugError> {
     let count = unit
         .own
@@ -112,7 +113,7 @@ pub(super) fn files_named(unit: &Unit<'_, '_>, wanted: &str) -> Result<BTreeSet<
         .as_ref()
         .map_or(0, |program| program.header().file_names().len());
     unit.info.budget.spend(count)?;
-    // The tables of older versions count from 1.
+    // Tables before DWARF 5 count from 1.
     let numbers = 0..=u64::try_from(count).unwrap_or(u64::MAX);
     let is_wanted = |file: &u64| ends_with(&path(unit, *file), wanted);
     Ok(numbers.filter(is_wanted).collect())

@@ -1,9 +1,8 @@
 //! The functions of a unit: their own code, and where they were inlined.
 //!
-//! What is kept true: a scope's parent stands before it, so that going outwards ends. Where code is was said
-//! of the scope itself; what it is called may have been said of another one, which is followed for a few steps
-//! and within the unit only. So what was inlined from another unit, as link-time optimisation does, is found
-//! by no name.
+//! Invariants: a scope's parent precedes it in the list, so walking outwards ends. Code ranges come from the
+//! scope's own entry. The name may come from another entry, which is followed for a few steps and only within
+//! the unit. So a function inlined from another unit, as link-time optimisation does, has no name.
 
 use std::ops::Range;
 
@@ -13,33 +12,34 @@ use rustc_hash::FxHashMap;
 use super::error::DebugError;
 use super::info::{DebugInfo, Entry, Unit, Value};
 
-/// Steps from a scope to where its name is said.
+/// Limit for steps from a scope to the entry with its name.
 const MOST_STEPS: usize = 8;
-/// More scopes than a unit has, whatever is inlined into its functions.
+/// Limit for scopes: more than a unit has, with everything inlined into its functions.
 const MOST_SCOPES: usize = 1 << 20;
 
-/// A function, or a place that one was inlined at.
+/// A function, or an inlined copy of one.
 #[derive(Debug)]
 pub(super) struct Scope<'f> {
     pub(super) at: UnitOffset,
-    /// The scope around it.
+    /// The enclosing scope.
     pub(super) parent: Option<usize>,
-    /// Whether this is the code of a function inside another one.
+    /// Whether this is a copy inlined into another function.
     pub(super) is_inlined: bool,
-    /// Where more is said of it.
+    /// Offset of the entry with further attributes.
     origin: Option<usize>,
     name: Option<&'f [u8]>,
     file: Option<u64>,
     line: Option<u64>,
-    /// File and line that it was inlined at.
+    /// File and line of the call that was inlined.
     pub(super) call: Option<(u64, u64)>,
-    /// Where its code is.
+    /// Addresses of the code.
     pub(super) ranges: Vec<Range<u64>>,
     entry: Option<u64>,
 }
 
 impl Scope<'_> {
-    /// Where its code begins; or would, of what was inlined and left no instruction of its own.
+    /// Returns the address at which the code begins. For an inlined function that left no instruction of its
+    /// own, the address at which it would begin.
     pub(super) fn entry(&self) -> Option<u64> {
         self.entry.or(self.ranges.first().map(|range| range.start))
     }
@@ -49,13 +49,13 @@ impl Scope<'_> {
     }
 }
 
-/// What a scope is the code of.
+/// The function whose code a scope holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Function<'f> {
-    /// The entry that describes it: of all scopes of a function the same.
+    /// The entry that describes the function: the same for all its scopes.
     pub(super) root: UnitOffset,
     pub(super) name: &'f [u8],
-    /// File and line in which it begins.
+    /// File and line at which the function begins.
     pub(super) file: u64,
     pub(super) line: u64,
 }
@@ -73,7 +73,7 @@ impl<'f> Scopes<'f> {
         let wrong = |source| unit.damaged(".debug_info", source);
         let mut list = Vec::new();
         let mut by_offset = FxHashMap::default();
-        // The scopes around what is being read, with their depths.
+        // The enclosing scopes of the current entry, with their depths.
         let mut around: Vec<(isize, usize)> = Vec::new();
         let mut entries = unit.own.entries_raw(None).map_err(wrong)?;
         let mut entry = Entry::null();
@@ -109,25 +109,25 @@ impl<'f> Scopes<'f> {
         Ok(Self { list, functions })
     }
 
-    /// What the scope with that number is the code of, if that is said.
+    /// Returns the function whose code scope number `scope` holds, if it is described.
     pub(super) fn function(&self, scope: usize) -> Option<Function<'f>> {
         self.functions.get(scope).copied().flatten()
     }
 
-    /// The scopes that have code, by their numbers, each with where that begins.
+    /// Returns the numbers of the scopes that have code, each with the address at which that begins.
     pub(super) fn with_code(&self) -> impl Iterator<Item = (usize, u64)> {
         let all = self.list.iter().enumerate();
         all.filter_map(|(number, scope)| Some((number, scope.entry()?)))
     }
 
-    /// The scopes with code at `at`, each with its number.
+    /// Returns the scopes with code at `at`, each with its number.
     fn at(&self, at: u64) -> impl Iterator<Item = (usize, &Scope<'f>)> {
         let all = self.list.iter().enumerate();
         all.filter(move |(_, scope)| scope.contains(at))
     }
 
-    /// The scope that a line with code at `at` is in: of those there, the function that begins last before
-    /// the line, in the same file.
+    /// Returns the scope of a line with code at `at`: of the scopes there whose functions begin in the same
+    /// file at or before the line, the one whose function begins last.
     pub(super) fn of_line(
         &self,
         info: &DebugInfo<'f>,
@@ -139,16 +139,16 @@ impl<'f> Scopes<'f> {
         let fits = |scope: usize| {
             let function = self.function(scope)?;
             let fits = function.file == file && function.line <= line;
-            // Of a function that was inlined into itself, the inner one.
+            // For a function inlined into itself, the higher number is the inner one.
             fits.then_some((function.line, scope))
         };
         let best = self.at(at).filter_map(|(scope, _)| fits(scope)).max();
-        // Of what a macro of another file made, the innermost.
+        // If there is none, as for a macro from another file, takes the innermost scope.
         let inner = self.at(at).last().map(|(scope, _)| scope);
         Ok(best.map(|(_, scope)| scope).or(inner))
     }
 
-    /// The function with code of its own that a scope is in.
+    /// Returns the function with code of its own that contains `scope`.
     pub(super) fn outermost(&self, mut scope: usize) -> usize {
         while let Some(parent) = self.list.get(scope).and_then(|scope| scope.parent) {
             scope = parent;
@@ -176,7 +176,7 @@ fn scope<'f>(unit: &Unit<'_, 'f>, entry: &Entry<'f>) -> Result<Scope<'f>, DebugE
         Some(value @ (AttributeValue::Addr(_) | AttributeValue::DebugAddrIndex(_))) => {
             unit.address(value)
         }
-        // Relative to where it begins.
+        // An offset from the start of the code.
         Some(value) => value.udata_value().and_then(|at| first?.checked_add(at)),
         None => None,
     };
@@ -200,12 +200,12 @@ fn scope<'f>(unit: &Unit<'_, 'f>, entry: &Entry<'f>) -> Result<Scope<'f>, DebugE
 }
 
 impl<'f> Unit<'_, 'f> {
-    /// Where the code of an entry is.
+    /// Returns the address ranges of an entry's code.
     pub(super) fn ranges(&self, entry: &Entry<'f>) -> Result<Vec<Range<u64>>, DebugError> {
         let wrong = |source| self.damaged(".debug_rnglists", source);
         let mut found = Vec::new();
         let mut add = |start: u64, end: u64| {
-            // What was left out by the linker is at 0.
+            // Code that the linker discarded is at 0.
             if start != 0 && start < end {
                 found.push(start..end);
             }
@@ -231,13 +231,13 @@ impl<'f> Unit<'_, 'f> {
         Ok(found)
     }
 
-    /// The address that an attribute has, if it is one.
+    /// Returns the address that an attribute refers to; `None` if it does not refer to one.
     fn address(&self, value: Value<'f>) -> Option<u64> {
         self.info.dwarf.attr_address(&self.own, value).ok()?
     }
 }
 
-/// What a scope is the code of: what it does not say itself, its origin does.
+/// Returns the function whose code `scope` holds. Attributes missing in its entry are taken from its origin.
 fn function<'f>(
     list: &[Scope<'f>],
     by_offset: &FxHashMap<usize, usize>,

@@ -1,6 +1,6 @@
-//! What a value is shown as.
+//! How the value of a variable is shown.
 //!
-//! What is kept true: types are followed for a bounded number of steps, whatever they refer to.
+//! Invariant: types are followed for a bounded number of steps, whatever they refer to.
 
 use gimli::{AttributeValue, UnitOffset, constants as dw};
 use hvprobe_spec::fetch::{Element, Shown as Digits};
@@ -9,32 +9,31 @@ use super::error::DebugError;
 use super::info::{Entry, Unit};
 use super::typename::{MOST_STEPS, reference};
 
-/// Arrays of arrays, before it is a loop.
+/// Limit for nested arrays, in case they form a loop.
 const DEEPEST: usize = 8;
 
-/// What a value is shown as.
+/// How a value is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shown {
     /// As a number of this type.
     Number(Element),
-    /// As the address that it is, or as the text there.
+    /// As an address, or as the text there.
     Text,
     /// As its elements.
     Array {
-        /// What each is shown as; nothing if they have several values.
+        /// How each element is shown; `None` if an element has several values.
         element: Option<Element>,
-        /// How many there are; 0 if that is not known.
+        /// Number of elements; 0 if unknown.
         count: u64,
-        /// Whether they are characters.
+        /// Whether the elements are characters.
         is_text: bool,
     },
-    /// As nothing: it has several values, or none that is known.
+    /// Not shown: it has several values, or its type is unknown.
     Whole,
 }
 
 impl<'f> Unit<'_, 'f> {
-    /// A type without its other names and what is said of its values; `None` for `void`, or if it goes on and
-    /// on.
+    /// Strips typedefs and qualifiers from a type; `None` for `void`, or if the chain is too long.
     pub(super) fn bare(&self, mut ty: Option<UnitOffset>) -> Result<Option<Entry<'f>>, DebugError> {
         for _ in 0..MOST_STEPS {
             let Some(at) = ty else { break };
@@ -55,7 +54,7 @@ impl<'f> Unit<'_, 'f> {
         Ok(None)
     }
 
-    /// What a value of that type is shown as.
+    /// Returns how a value of type `ty` is shown.
     pub(super) fn shown(&self, ty: Option<UnitOffset>) -> Result<Shown, DebugError> {
         let Some(entry) = self.bare(ty)? else {
             return Ok(Shown::Whole);
@@ -85,14 +84,14 @@ impl<'f> Unit<'_, 'f> {
         }
     }
 
-    /// How many elements an array has in all; 0 if that is not known.
+    /// Returns the total number of elements of an array; 0 if unknown.
     fn elements(&self, at: UnitOffset) -> Result<u64, DebugError> {
         let dimensions = self.dimensions(at)?;
         let product = |all: u64, one: Option<u64>| all.checked_mul(one?);
         Ok(dimensions.into_iter().try_fold(1, product).unwrap_or(0))
     }
 
-    /// The bytes of a value of that type, if they are known.
+    /// Returns the size in bytes of a value of type `ty`, if known.
     pub(super) fn size(&self, mut ty: Option<UnitOffset>) -> Result<Option<u64>, DebugError> {
         let mut times = 1_u64;
         for _ in 0..DEEPEST {
@@ -139,7 +138,7 @@ fn is_character(entry: &Entry<'_>) -> bool {
     is_one && byte_size(entry) == Some(1)
 }
 
-/// What a value is shown as that is one number.
+/// Returns how a value that is a single number is shown.
 fn simple(entry: &Entry<'_>) -> Option<Element> {
     let digits = match (entry.tag(), encoding(entry)) {
         (_, Some(dw::DW_ATE_signed | dw::DW_ATE_signed_char)) => Digits::Signed,
@@ -150,7 +149,7 @@ fn simple(entry: &Entry<'_>) -> Option<Element> {
     number(digits, byte_size(entry)?)
 }
 
-/// A number of so many bytes.
+/// Returns the number type of `bytes` bytes.
 pub(super) fn number(shown: Digits, bytes: u64) -> Option<Element> {
     let bits = match bytes {
         1 => 8,

@@ -1,4 +1,4 @@
-//! Tests on a file that is made up.
+//! Tests on a made-up file.
 
 mod index;
 mod modules;
@@ -17,14 +17,14 @@ use proptest::prelude::*;
 
 use super::{DebugError, DebugFile, DebugInfo, Location};
 
-/// Offsets in `vfs_test` that a point stands for, or why there are none.
+/// Returns the offsets in `vfs_test` that a point stands for, or the error.
 fn places(info: &DebugInfo<'_>, point: &str) -> Result<Vec<u64>, String> {
     let places = info.places(&Point::parse(point).unwrap());
     let places = places.map_err(|error| error.to_string())?;
     Ok(places.iter().map(|it| it.at.0 - FUNCTION).collect())
 }
 
-/// The variables at a point, each with where it is.
+/// Returns the variables at a point, each with its location.
 fn variables(info: &DebugInfo<'_>, point: &str) -> Vec<String> {
     let places = info.places(&Point::parse(point).unwrap()).unwrap();
     let found = places.iter().flat_map(|it| info.variables(it).unwrap());
@@ -55,12 +55,12 @@ fn questions_end_when_nobody_waits_for_their_answers() {
     let abandoned = Arc::new(AtomicBool::new(true));
     let file = DebugFile::parse(&file()).unwrap().until(&abandoned);
     assert!(matches!(file.index(), Err(DebugError::Abandoned)));
-    // One that was begun before is completed, and the others have it.
+    // An index that was begun before is completed, and can be used.
     let begun = super::indexing::build(&file).unwrap();
     let again = DebugFile::parse(&self::file()).unwrap().until(&abandoned);
     again.adopt(Arc::new(begun));
     again.index().unwrap();
-    // What was not made is made for the next one.
+    // An index that was not built is built for the next question.
     abandoned.store(false, Ordering::Relaxed);
     let info = DebugInfo::new(&file, Some(BUILD_ID)).unwrap();
     let point = Point::parse("vfs_test:1").unwrap();
@@ -110,7 +110,7 @@ fn addresses_are_told_with_their_lines() {
         assert_eq!(found.file, "fs/test.c");
         Some(found.line)
     };
-    // Its first and last byte of each row, with what is inlined in the third.
+    // First and last byte of each row, and the code inlined in the third.
     let wanted = [
         (0, 10),
         (3, 10),
@@ -203,7 +203,7 @@ fn where_frames_cannot_be_read_no_variable_is_told() {
     let elf = object::File::parse(&*bytes).unwrap();
     let frames = elf.section_by_name(".debug_frame").unwrap();
     let at = usize::try_from(frames.file_range().unwrap().0).unwrap();
-    // The version of the first entry, behind its length and what says that others begin there.
+    // The version of the first CIE, after its length and its id.
     bytes[at + 8] = 99;
     let file = DebugFile::parse(&bytes).unwrap();
     let info = DebugInfo::new(&file, Some(BUILD_ID)).unwrap();
@@ -219,7 +219,7 @@ fn where_frames_cannot_be_read_no_variable_is_told() {
     assert!(is_told, "{why}");
 }
 
-/// What a way from a variable at a point leads to, or why it leads nowhere.
+/// Follows a path from a variable at a point; returns the result or the error.
 fn selected(info: &DebugInfo<'_>, point: &str, name: &str, path: &[Step]) -> String {
     let places = info.places(&Point::parse(point).unwrap()).unwrap();
     let all = info.variables(&places[0]).unwrap();

@@ -1,25 +1,25 @@
-//! Types as C writes them.
+//! Writes types as in C.
 //!
-//! What is kept true: a text is bounded in length and in the depth of what is in it, whatever the types say;
-//! where something is left out, there is `...`.
+//! Invariants: the text is bounded in length and in nesting, whatever the types say. `...` stands for what is
+//! left out.
 
 use gimli::{AttributeValue, UnitOffset, constants as dw};
 
 use super::error::DebugError;
 use super::info::{Entry, Reader, Unit};
 
-/// Pointers, arrays and modifiers in a row, before it is a loop.
+/// Limit for consecutive pointers, arrays and modifiers, in case they form a loop.
 pub(super) const MOST_STEPS: usize = 32;
-/// Parameters of parameters, before it is a loop.
+/// Limit for nested parameter lists, in case they form a loop.
 const DEEPEST: usize = 3;
-/// Parameters, or dimensions of an array.
+/// Limit for parameters, and for dimensions of an array.
 const MOST_CHILDREN: usize = 32;
-/// Bytes of a declaration, or so.
+/// Approximate limit in bytes for a declaration.
 const LONGEST: usize = 1 << 10;
-/// What is left out.
+/// Stands for what is left out.
 const LEFT_OUT: &str = "...";
 
-/// An entry of the same unit that an attribute names.
+/// Returns the offset of the entry in the same unit that an attribute refers to.
 pub(super) fn reference(value: Option<AttributeValue<Reader<'_>>>) -> Option<UnitOffset> {
     match value {
         Some(AttributeValue::UnitRef(at)) => Some(at),
@@ -28,7 +28,7 @@ pub(super) fn reference(value: Option<AttributeValue<Reader<'_>>>) -> Option<Uni
 }
 
 impl<'f> Unit<'_, 'f> {
-    /// A variable `name` of a type, as C declares it: `char name[16]`. A type that is not known is `?`.
+    /// Declares a variable `name` of type `ty` as C does: `char name[16]`. An unknown type is `?`.
     pub(super) fn declaration(
         &self,
         ty: Option<UnitOffset>,
@@ -88,7 +88,7 @@ impl<'f> Unit<'_, 'f> {
         Ok(joined(LEFT_OUT, &inner))
     }
 
-    /// The name of a type that is made of no other, with its keyword.
+    /// Returns the name of a type that is not built from another one, with its keyword.
     fn own_name(&self, entry: &Entry<'f>) -> String {
         let name = entry.attr_value(dw::DW_AT_name);
         let name = name.and_then(|name| self.text(name));
@@ -106,14 +106,15 @@ impl<'f> Unit<'_, 'f> {
         }
     }
 
-    /// Whether what a pointer points to is written around it.
+    /// Returns whether C writes the type after the name, so that a pointer to it needs parentheses.
     fn has_suffix(&self, ty: Option<UnitOffset>) -> Result<bool, DebugError> {
         let Some(ty) = ty else { return Ok(false) };
         let tag = self.entry(ty)?.tag();
         Ok([dw::DW_TAG_array_type, dw::DW_TAG_subroutine_type].contains(&tag))
     }
 
-    /// The first `most` entries right below the one at `at` that `each` makes something of.
+    /// Calls `each` for the children of the entry at `at`. Returns the first `most` results that are not
+    /// `None`.
     pub(super) fn children<T>(
         &self,
         at: UnitOffset,
@@ -137,7 +138,7 @@ impl<'f> Unit<'_, 'f> {
         }
     }
 
-    /// The dimensions of an array, as far as they are known.
+    /// Returns the dimensions of an array; `None` for an unknown one.
     pub(super) fn dimensions(&self, at: UnitOffset) -> Result<Vec<Option<u64>>, DebugError> {
         self.children(at, MOST_CHILDREN, |entry| {
             let number = |name| entry.attr(name).and_then(gimli::Attribute::udata_value);
@@ -173,7 +174,7 @@ impl<'f> Unit<'_, 'f> {
     }
 }
 
-/// Words with a blank between them.
+/// Joins two words with a blank.
 fn joined(left: &str, right: &str) -> String {
     match left.is_empty() || right.is_empty() {
         true => format!("{left}{right}"),

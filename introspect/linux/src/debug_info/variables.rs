@@ -1,7 +1,7 @@
-//! The parameters and locals that there are at a place, and where.
+//! Parameters and locals at an address, and their locations.
 //!
-//! What is kept true: a name stands for one variable, the innermost one. A place is told only for the one
-//! address that was asked for: the compiler moves variables from instruction to instruction.
+//! Invariants: a name stands for one variable, the innermost one. A location holds only for the one address
+//! that was asked for: the compiler moves variables from instruction to instruction.
 
 use std::cell::OnceCell;
 
@@ -17,37 +17,37 @@ use super::points::PointPlace;
 use super::scopes::Scopes;
 use super::typename::reference;
 
-/// Steps from a variable to where its name is said.
+/// Limit for steps from a variable to the entry with its name.
 const MOST_STEPS: usize = 8;
-/// Variables of one place.
+/// Limit for variables at one address.
 const MOST_VARIABLES: usize = 4096;
 
-/// A parameter or a local.
+/// A parameter or a local variable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Variable {
-    /// Its name.
+    /// The name of the variable.
     pub name: String,
     /// Its declaration in C.
     pub declaration: String,
     /// Whether it is a parameter of its function.
     pub is_parameter: bool,
-    /// Where it is.
+    /// Location of the value.
     pub location: Location,
     pub(super) unit: usize,
     pub(super) ty: Option<UnitOffset>,
 }
 
-/// A variable's entry, with what others said of it.
+/// Name and type of a variable, from its own entry or from its origins.
 struct Described<'f> {
     name: &'f [u8],
     ty: Option<UnitOffset>,
 }
 
 impl<'f> DebugInfo<'f> {
-    /// The variables at a place, in the order in which they are declared.
+    /// Returns the variables at a place, in the order in which they are declared.
     ///
     /// # Errors
-    /// When the debug information is damaged.
+    /// If the debug information is damaged.
     pub fn variables(&self, place: &PointPlace) -> Result<Vec<Variable>, DebugError> {
         self.budget.begin();
         let unit = self.unit(place.unit)?;
@@ -85,7 +85,7 @@ impl<'f> DebugInfo<'f> {
         let mut found: Vec<(isize, Variable)> = Vec::new();
         let mut entries = unit.own.entries_raw(Some(start)).map_err(wrong)?;
         let mut entry = Entry::null();
-        // How deep what is passed over lies.
+        // Depth of the entry whose children are skipped.
         let mut skipped = None;
         loop {
             let depth = entries.next_depth();
@@ -128,14 +128,14 @@ impl<'f> DebugInfo<'f> {
                 _ => skipped = Some(depth),
             }
         }
-        // What could not be read leaves nothing to tell of any place.
+        // Fails if the frame table could not be read: no location is reliable then.
         read.into_inner().transpose()?;
         Ok(found.into_iter().map(|(_, variable)| variable).collect())
     }
 }
 
 impl<'f> Unit<'_, 'f> {
-    /// The caller's frame at `at`: where the stack was before the call.
+    /// Returns the canonical frame address at `at`: the stack pointer before the call.
     fn cfa(&self, at: u64) -> Result<Option<Sum>, DebugError> {
         let bytes = self.info.file.frame()?;
         self.info.budget.spend(bytes.len())?;
@@ -152,7 +152,7 @@ impl<'f> Unit<'_, 'f> {
         }
     }
 
-    /// The entry of the function whose code a scope is in.
+    /// Returns the entry of the function with code of its own that contains the scope at `start`.
     fn own_code(&self, start: UnitOffset) -> Result<Option<Entry<'f>>, DebugError> {
         let scopes = Scopes::read(self)?;
         let number = scopes.list.iter().position(|scope| scope.at == start);
@@ -197,7 +197,7 @@ impl<'f> Unit<'_, 'f> {
         }))
     }
 
-    /// Name and type of a variable, which may have been said where its function was described.
+    /// Returns name and type of a variable, which may come from the abstract origin of its entry.
     fn described(&self, entry: &Entry<'f>) -> Result<Option<Described<'f>>, DebugError> {
         let (mut name, mut ty) = (None, None);
         let mut next = None;
@@ -214,7 +214,7 @@ impl<'f> Unit<'_, 'f> {
         Ok(name.map(|name| Described { name, ty }))
     }
 
-    /// The expression that holds at `at`, of one or of a list of them.
+    /// Returns the expression that holds at `at`; `value` is a single expression or a location list.
     fn expression(
         &self,
         value: AttributeValue<Reader<'f>>,

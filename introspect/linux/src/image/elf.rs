@@ -1,8 +1,8 @@
-//! The ELF file of a kernel: where its bytes, sections and symbols are.
+//! The ELF file of a kernel: its contents, sections and symbols.
 //!
-//! What is kept true: every slice handed out was bounds-checked against the file, so whatever the
-//! headers claim, reading costs no more than the file is long: no two parts share bytes, and names,
-//! which may, are read only as far as a name goes. Nothing is copied.
+//! Invariants: every slice handed out was bounds-checked against the file. Whatever the headers claim, reading
+//! costs no more than the file is long: no two parts share bytes. Names may share bytes, but are read only up
+//! to the longest name. Nothing is copied.
 
 use std::ops::Range;
 
@@ -14,16 +14,16 @@ use super::error::ImageError;
 use crate::notes::build_id;
 use crate::symbols::{RawSymbol, SymbolKind};
 
-/// The lowest address of the kernel's half of the address space; whatever a symbol has below it
-/// (a per-CPU offset, a constant) is no place.
+/// The lowest address of the kernel's half of the address space. Symbols below it are not addresses, but
+/// per-CPU offsets or constants.
 pub(super) const KERNEL_HALF: u64 = 1 << 63;
 
-/// More sections or segments than a kernel has: look-ups go through all of them.
+/// Limit for sections and for segments; a kernel has fewer. Look-ups go through all of them.
 const MOST_PARTS: usize = 4096;
-/// More symbols than a kernel has.
+/// Limit for symbols; a kernel has fewer.
 const MOST_SYMBOLS: usize = 1 << 22;
-/// Bytes of the longest name of a symbol, with its final NUL (`KSYM_NAME_LEN` from 6.1 on). Any
-/// number of names may share bytes.
+/// Longest name of a symbol in bytes, with its final NUL (`KSYM_NAME_LEN` from 6.1 on). Any number of names may
+/// share bytes.
 const LONGEST_NAME: usize = 512;
 
 /// A part of the image: a section, or a loaded segment.
@@ -31,9 +31,9 @@ const LONGEST_NAME: usize = 512;
 pub(super) struct Part<'a> {
     /// The section's name; empty for a segment.
     pub(super) name: &'a str,
-    /// The addresses it is linked to.
+    /// The addresses it is linked at.
     pub(super) at: Range<u64>,
-    /// Its bytes; fewer than `at` has addresses when the rest is zero (`.bss`).
+    /// The bytes in the file; fewer than `at` has addresses when the rest is zero (`.bss`).
     pub(super) data: &'a [u8],
     /// Whether it holds code.
     pub(super) exec: bool,
@@ -43,7 +43,7 @@ pub(super) struct Part<'a> {
 #[derive(Debug)]
 pub(super) struct Elf<'a> {
     file: ElfFile64<'a, LittleEndian>,
-    /// Loaded segments with the physical address of each.
+    /// Loaded segments, each with its physical address.
     segments: Vec<(Part<'a>, u64)>,
     /// Allocated sections; empty when the file has no section headers.
     sections: Vec<Part<'a>>,
@@ -104,7 +104,7 @@ impl<'a> Elf<'a> {
             segments,
             sections,
         };
-        // Overlaps would let a small file claim any amount of content.
+        // Overlapping parts would let a small file claim any amount of content.
         let segments = elf.segments.iter().map(|(part, _)| part);
         if !within(elf.sections.iter(), bytes.len()) || !within(segments, bytes.len()) {
             return Err(ImageError::Overlap);
@@ -112,7 +112,7 @@ impl<'a> Elf<'a> {
         Ok(elf)
     }
 
-    /// The sections, or the segments of a file without section headers.
+    /// Returns the sections, or the segments of a file without section headers.
     pub(super) fn parts(&self) -> impl Iterator<Item = &Part<'a>> {
         let sectionless = self.sections.is_empty();
         self.sections.iter().chain(
@@ -127,7 +127,7 @@ impl<'a> Elf<'a> {
         self.sections.iter().find(|section| section.name == name)
     }
 
-    /// The bytes of the file that are loaded at `at..at + len`.
+    /// Returns the bytes of the file that are loaded at `at..at + len`.
     pub(super) fn read(&self, at: Gva, len: usize) -> Option<&'a [u8]> {
         self.segments.iter().find_map(|(part, _)| {
             let start = usize::try_from(at.0.checked_sub(part.at.start)?).ok()?;
@@ -135,7 +135,7 @@ impl<'a> Elf<'a> {
         })
     }
 
-    /// As many as there are of the `len` bytes at `at`.
+    /// Returns the bytes of the file at `at`, at most `len`; fewer if the segment ends before.
     pub(super) fn read_up_to(&self, at: Gva, len: usize) -> &'a [u8] {
         let rest = self.segments.iter().find_map(|(part, _)| {
             let start = usize::try_from(at.0.checked_sub(part.at.start)?).ok()?;
@@ -145,14 +145,14 @@ impl<'a> Elf<'a> {
         &rest[..rest.len().min(len)]
     }
 
-    /// From where to where there is anything of the kernel's.
+    /// Returns the range from the lowest to the highest address of the kernel.
     pub(super) fn extent(&self) -> Range<u64> {
         let kernel = || self.parts().filter(|part| part.at.start >= KERNEL_HALF);
         let start = kernel().map(|part| part.at.start).min().unwrap_or(0);
         start..kernel().map(|part| part.at.end).max().unwrap_or(0)
     }
 
-    /// Virtual less physical address of the segment `at` lies in, modulo 2^64.
+    /// Returns the virtual minus the physical address of the segment that contains `at`, modulo 2^64.
     pub(super) fn virt_to_phys_offset(&self, at: Gva) -> Option<u64> {
         self.segments
             .iter()
@@ -160,9 +160,9 @@ impl<'a> Elf<'a> {
             .map(|(part, phys)| part.at.start.wrapping_sub(*phys))
     }
 
-    /// The GNU build id.
+    /// Returns the GNU build id.
     pub(super) fn build_id(&self) -> Option<&'a [u8]> {
-        /// Segments of notes that are looked into; kernels have one or two.
+        /// Limit for note segments to search; kernels have one or two.
         const MOST_NOTES: usize = 8;
         let sections = self.sections.iter();
         let sections = sections.filter(|part| part.name.starts_with(".note"));
@@ -177,14 +177,14 @@ impl<'a> Elf<'a> {
         data.find_map(build_id)
     }
 
-    /// The symbol table, empty in a stripped file.
+    /// Returns the symbols of the ELF symbol table; none for a stripped file.
     pub(super) fn symbols(&self) -> impl Iterator<Item = RawSymbol<'a>> {
         let names = strings(&self.file, self.file.elf_symbol_table().string_section());
         self.file.symbols().take(MOST_SYMBOLS).filter_map(|symbol| {
             let kind = match symbol.kind() {
                 object::SymbolKind::Text => SymbolKind::Text,
                 object::SymbolKind::Data | object::SymbolKind::Tls => SymbolKind::Data,
-                // Assembly labels carry no type: what matters is where they are.
+                // Assembly labels carry no type, so their address decides.
                 object::SymbolKind::Unknown | object::SymbolKind::Label => {
                     if self.is_code(symbol.address()) {
                         SymbolKind::Text
@@ -210,18 +210,18 @@ impl<'a> Elf<'a> {
         })
     }
 
-    /// Whether there is code at `at`.
+    /// Returns whether there is code at `at`.
     pub(super) fn is_code(&self, at: u64) -> bool {
         self.parts().any(|part| part.exec && part.at.contains(&at))
     }
 
-    /// Whether there is anything at `at`.
+    /// Returns whether any section or segment covers `at`.
     pub(super) fn is_loaded(&self, at: u64) -> bool {
         self.parts().any(|part| part.at.contains(&at))
     }
 }
 
-/// The bytes of a string table, none if there is no such section.
+/// Returns the bytes of a string table; empty if there is no such section.
 fn strings<'a>(file: &ElfFile64<'a, LittleEndian>, section: SectionIndex) -> &'a [u8] {
     file.elf_section_table()
         .section(section)
@@ -229,14 +229,14 @@ fn strings<'a>(file: &ElfFile64<'a, LittleEndian>, section: SectionIndex) -> &'a
         .unwrap_or_default()
 }
 
-/// The name at `at` in a string table.
+/// Returns the name at `at` in a string table.
 fn name_at(names: &[u8], at: u32) -> Option<&str> {
     let rest = names.get(usize::try_from(at).ok()?..)?;
     let rest = &rest[..rest.len().min(LONGEST_NAME)];
     str::from_utf8(&rest[..memchr::memchr(0, rest)?]).ok()
 }
 
-/// Whether there are not too many parts and they have no more bytes together than the file.
+/// Returns whether there are at most `MOST_PARTS` parts whose bytes together fit into a file of `file` bytes.
 fn within<'p, 'a: 'p>(parts: impl Iterator<Item = &'p Part<'a>>, file: usize) -> bool {
     let mut count = 0;
     let mut left = Some(file);
@@ -263,11 +263,11 @@ mod tests {
         }
     }
 
-    /// A file with `count` symbols whose names are the same bytes.
+    /// Builds a file with `count` symbols whose names share the same bytes.
     fn sharing(name: &str, count: usize) -> Vec<u8> {
         let text = section(".text", vec![0x90; 0x100]);
         let mut bytes = kernel::elf(&[text], &[(name, TEXT, 0, true)]);
-        // The table goes to the end, once it is longer; its header is the third.
+        // Moves the symbol table, which gets longer, to the end. Its section header is the third.
         let table = u64::from_le_bytes(bytes[40..48].try_into().unwrap());
         let header = usize::try_from(table).unwrap() + 2 * 64;
         let word = |at: usize| {

@@ -1,9 +1,9 @@
-//! Why an image cannot be used.
+//! Errors of reading a kernel image.
 
-/// Why an image cannot be used.
+/// Why a kernel image cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
-    /// The bytes are no 64-bit little-endian ELF file, or a damaged one.
+    /// Not a 64-bit little-endian ELF file, or a damaged one.
     #[error("not a usable ELF file; expected an uncompressed x86-64 vmlinux")]
     NotElf(#[source] object::Error),
     /// An ELF file for another processor.
@@ -12,21 +12,21 @@ pub enum ImageError {
     /// Sections or segments that share bytes of the file, or thousands of them.
     #[error("the ELF file's sections or segments overlap")]
     Overlap,
-    /// Neither an ELF symbol table nor one of the kernel's own.
+    /// The kernel has neither an ELF symbol table nor a readable kallsyms table.
     #[error("the kernel has no symbols")]
     NoSymbols(#[source] KallsymsError),
-    /// No text where the symbols say it is.
+    /// There is no text between `_stext` and `_etext`.
     #[error("the kernel has no text between `_stext` and `_etext`")]
     NoText,
 }
 
-/// Why no symbols could be read.
+/// Why the kallsyms table could not be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum KallsymsError {
-    /// No table of name parts.
+    /// No token table.
     #[error("no kallsyms token table: the kernel was built without CONFIG_KALLSYMS")]
     NoTokens,
-    /// Name parts but no names that use them.
+    /// A token table, but no names that use it.
     #[error("kallsyms token table without a table of names before it")]
     NoNames,
     /// Names, but nothing that can be their addresses.

@@ -1,34 +1,42 @@
-//! Kernel text that must not be probed: the reasons, and the lists an address is looked up in.
+//! Kernel text that must not be probed: the reasons, and the lists that give them.
 //!
-//! What is kept true: an address is forbidden if it lies anywhere in the bytes an entry covers, not
-//! only at its first. The same lists serve the kernel image and each of its modules; who fills them
-//! calls [`Lists::sort`] last.
+//! Invariant: an address is forbidden if it lies anywhere in the bytes that an entry covers, not only at the
+//! first one. The kernel image and each of its modules use the same lists; the code that fills them calls
+//! [`Lists::sort`] last.
 //!
 //! # What the kernel writes to its text after boot
 //!
-//! All of it goes through `text_poke` (arch/x86/kernel/alternative.c) and compares what it finds
-//! with what it expects, so a breakpoint of ours in the way makes the kernel fail, or is written
-//! over. The callers, as of 6.1 with what came later:
+//! All of it goes through `text_poke` (arch/x86/kernel/alternative.c) and compares what it finds with what it
+//! expects. A breakpoint of ours there makes the kernel fail, or is overwritten. The callers, as of 6.1 with
+//! later additions:
 //!
 //! | what | caller | here |
 //! |---|---|---|
-//! | jump labels | kernel/jump_label.c of arch/x86 | [`Forbidden::JumpLabel`], from `__jump_table` |
-//! | static calls and their trampolines | static_call.c | [`Forbidden::StaticCall`], from `.static_call_sites` and the names `__SCT__*` |
-//! | function entries | ftrace.c, and BPF trampolines (`register_fentry`) through it | `is_ftrace_site`: free while ftrace leaves it alone, which only its current bytes tell |
-//! | the calls in `ftrace_caller` and `ftrace_regs_caller` | ftrace.c, `update_ftrace_func` | [`Forbidden::Copied`], as ftrace.c also copies these two to make trampolines |
-//! | lock prefixes | alternative.c, `alternatives_enable_smp` | [`Forbidden::LockPrefix`], from `.smp_locks`: only in a kernel that booted with one processor, and only back to `lock` |
-//! | BPF dispatchers | net/bpf_jit_comp.c, `bpf_arch_text_poke` | [`Forbidden::BpfDispatcher`], by name: the entry of `bpf_dispatcher_*_func` where it is no static call yet |
-//! | the guest's kprobes and kgdb | kprobes/core.c, kprobes/opt.c, kgdb.c | anywhere: only the current bytes tell |
+//! | jump labels | kernel/jump_label.c of arch/x86 | [`Forbidden::JumpLabel`] |
+//! | static calls and their trampolines | static_call.c | [`Forbidden::StaticCall`] |
+//! | function entries | ftrace.c | `is_ftrace_site` |
+//! | the calls in `ftrace_caller` and `ftrace_regs_caller` | ftrace.c, `update_ftrace_func` | [`Forbidden::Copied`] |
+//! | lock prefixes | alternative.c, `alternatives_enable_smp` | [`Forbidden::LockPrefix`] |
+//! | BPF dispatchers | net/bpf_jit_comp.c, `bpf_arch_text_poke` | [`Forbidden::BpfDispatcher`] |
+//! | the guest's kprobes and kgdb | kprobes/core.c, kprobes/opt.c, kgdb.c | anywhere: see the current bytes |
 //! | relocations of live patches | module.c, kernel/livepatch | in a module's text, before it runs |
 //!
-//! Only at boot, and for a module only before its init function runs: alternatives, paravirt calls,
-//! retpolines, return thunks, call depth tracking, `ENDBR` sealing and FineIBT (`alternative.c`,
-//! `callthunks.c`), and the nops of mcount. Text planned while that is over is final.
+//! * Jump labels are read from `__jump_table`, static calls from `.static_call_sites` and the names `__SCT__*`.
+//! * BPF trampolines (`register_fentry`) patch function entries too, through ftrace. A probe may be at an entry
+//!   while ftrace leaves that alone, which only its current bytes show.
+//! * ftrace.c also copies `ftrace_caller` and `ftrace_regs_caller` to make trampolines.
+//! * Lock prefixes are read from `.smp_locks`. The kernel patches them only if it booted with one processor, and
+//!   only back to `lock`.
+//! * BPF dispatchers are found by name: the entry of `bpf_dispatcher_*_func` where it is not a static call yet.
+//!
+//! Only at boot, and for a module only before its init function runs, the kernel also patches alternatives,
+//! paravirt calls, retpolines, return thunks, call depth tracking, `ENDBR` sealing and FineIBT
+//! (`alternative.c`, `callthunks.c`), and the nops of mcount. Probes that are planned after that find the text
+//! final.
 //!
 //! Beyond what `kprobes` refuses, text that the kernel copies and runs elsewhere is forbidden
-//! ([`Forbidden::Copied`]): a copy of a breakpoint is one nobody answers for. These are the two
-//! entries of ftrace above, `relocate_kernel` (machine_kexec_64.c) and `core_restore_code`
-//! (power/hibernate_64.c).
+//! ([`Forbidden::Copied`]): nothing would handle a breakpoint in the copy. This is the text of the two ftrace
+//! entries above, of `relocate_kernel` (machine_kexec_64.c) and of `core_restore_code` (power/hibernate_64.c).
 
 use std::fmt;
 use std::ops::Range;
@@ -55,13 +63,13 @@ pub enum Forbidden {
     /// In `.kprobes.text`.
     #[error("it is marked __kprobes: taking the exception of a probe runs it")]
     Kprobes,
-    /// In what stands before a function for those who call it indirectly.
+    /// In the preamble of a function, which its indirect callers use.
     #[error("it is the preamble of a function, whose bytes its indirect callers check")]
     Preamble,
-    /// In the thunks for indirect jumps and returns.
+    /// In a thunk for indirect jumps or returns.
     #[error("it is a thunk of the speculation mitigations, which the kernel rewrites")]
     Thunk,
-    /// In code that is copied to be run elsewhere.
+    /// In code that the kernel copies and runs elsewhere.
     #[error("the kernel copies this code and runs it elsewhere, where a breakpoint is nobody's")]
     Copied,
     /// In the bytes of a jump label.
@@ -75,26 +83,26 @@ pub enum Forbidden {
         "it is the entry of a BPF dispatcher, which the kernel rewrites as programs come and go"
     )]
     BpfDispatcher,
-    /// At a lock prefix that a kernel on one processor took away.
+    /// At a lock prefix that a kernel on one processor removed.
     #[error(
         "its lock prefix was taken away on the only processor and comes back when a second comes up"
     )]
     LockPrefix,
-    /// In a module that is not laid out yet.
+    /// In a module that is not fully loaded yet.
     #[error("the kernel is still loading the module")]
     Loading,
-    /// What a list might name that the kernel should have.
+    /// Possibly on a list that the kernel should have but that cannot be found.
     #[error("the kernel's {0} cannot be found, so nothing tells whether it may be probed")]
     Unknown(Unknown),
-    /// In a module of which a list that could forbid it cannot be read.
+    /// In a module with an unreadable list that could forbid it.
     #[error("the module's {list} cannot be read, so nothing tells whether it may be probed")]
     Unreadable {
-        /// What it is a list of.
+        /// The unreadable list.
         list: &'static str,
     },
 }
 
-/// What kind of stretch an address was found in.
+/// The kind of an area of forbidden text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Area {
     /// `.noinstr.text`.
@@ -105,20 +113,20 @@ pub enum Area {
     Kprobes,
     /// Thunks for indirect jumps and returns.
     Thunk,
-    /// Code that is copied to be run elsewhere.
+    /// Code that the kernel copies and runs elsewhere.
     Copied,
 }
 
-/// A list that the kernel should have, and that cannot be found or is not what it should be.
+/// A list that the kernel should have, but that cannot be found or is not as expected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unknown {
-    /// Where a kind of text lies: anything may be that.
+    /// The bounds of an area: any address may be in it.
     Area(Area),
-    /// Jump labels: nops and jumps of their forms may be one, and anywhere one may lead.
+    /// Jump labels: any nop or jump of their forms may be one, and may lead anywhere.
     JumpLabels,
-    /// The exception table: any instruction may be in it, and anywhere it may lead.
+    /// The exception table: any instruction may have an entry, and an entry may lead anywhere.
     Fixups,
-    /// Lock prefixes: any prefix that stands for one may be.
+    /// Lock prefixes: any prefix that replaces one may be on the list.
     Locks,
 }
 
@@ -137,7 +145,7 @@ impl fmt::Display for Unknown {
     }
 }
 
-/// What kind of place of a few bytes an address was found in.
+/// The kind of a forbidden site of a few bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Site {
     JumpLabel,
@@ -167,17 +175,17 @@ impl From<Site> for Forbidden {
     }
 }
 
-/// A BPF dispatcher's entry: `endbr64` and a nop.
+/// Length of a BPF dispatcher's entry: `endbr64` and a nop.
 const DISPATCHER: u64 = 9;
-/// The longest site.
+/// Length of the longest site.
 const LONGEST_SITE: u64 = DISPATCHER;
-/// A static call trampoline: `jmp` and the `ud1` that marks it.
+/// Length of a static call trampoline: `jmp` and the `ud1` that marks it.
 const TRAMPOLINE: u64 = 8;
-/// The prefix that stands for `lock` on one processor (DS, which means nothing there).
+/// The prefix that replaces `lock` on one processor (DS, which has no effect there).
 const UNLOCKED: u8 = 0x3e;
 
-/// What the names of preambles begin with. With kCFI there is an instruction in them whose operand is
-/// the hash of the function's type, which callers compare with theirs; with FineIBT they jump to it
+/// Prefix of the names of preambles. With kCFI a preamble has an instruction whose operand is the hash of the
+/// function's type, which callers compare with theirs. With FineIBT callers jump to the preamble
 /// (arch/x86/kernel/alternative.c, `__apply_fineibt`).
 const PREAMBLE: &str = "__cfi_";
 
@@ -191,9 +199,9 @@ pub(crate) struct Lists {
     sites: Vec<(u64, u64, Site)>,
     /// Instructions in the exception table, sorted.
     fixups: Vec<u64>,
-    /// Where jump labels and handled exceptions lead, sorted.
+    /// Targets of jump labels and of handled exceptions, sorted.
     landings: Vec<u64>,
-    /// Calls to `__fentry__`, sorted; `None` when there is no list.
+    /// Calls to `__fentry__`, sorted; `None` if there is no list of them.
     ftrace: Option<Vec<u64>>,
     /// Lock prefixes, sorted.
     locks: Vec<u64>,
@@ -201,7 +209,7 @@ pub(crate) struct Lists {
 }
 
 impl fmt::Debug for Lists {
-    /// How long each list is.
+    /// Writes the length of each list.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let count = |wanted| {
             self.sites
@@ -224,7 +232,7 @@ impl fmt::Debug for Lists {
 }
 
 impl Lists {
-    /// Forbids a stretch of text.
+    /// Forbids an area of text.
     pub(crate) fn add_area(&mut self, range: Range<u64>, area: Area) {
         self.areas.push((range, area));
     }
@@ -238,14 +246,14 @@ impl Lists {
         self.sites.push((at.0, len, site));
     }
 
-    /// Forbids a jump label whose code begins with `code`. From 5.14 on the compiler picks a
+    /// Forbids the jump label at `at`, whose code begins with `code`. From 5.14 on the compiler picks a
     /// two-byte form where the target is near: `jmp rel8` or its nop. All others have five bytes.
     pub(crate) fn add_jump_label(&mut self, at: Gva, code: Option<[u8; 2]>) {
         let short = matches!(code, Some([0xeb, _] | [0x66, 0x90]));
         self.add_site(at, if short { 2 } else { 5 }, Site::JumpLabel);
     }
 
-    /// Forbids the entry of the dispatcher to BPF programs at `at`.
+    /// Forbids the entry of the BPF dispatcher at `at`.
     pub(super) fn add_bpf_dispatcher(&mut self, at: Gva) {
         self.add_site(at, DISPATCHER, Site::BpfDispatcher);
     }
@@ -255,45 +263,45 @@ impl Lists {
         self.add_site(at, 5, Site::StaticCall);
     }
 
-    /// Forbids what is recognised by its name: trampolines of static calls.
+    /// Forbids the trampolines of static calls, which are recognised by name.
     pub(crate) fn add_trampolines(&mut self, symbols: &Symbols) {
         for at in trampolines(symbols) {
             self.add_site(at, TRAMPOLINE, Site::StaticCall);
         }
     }
 
-    /// Notes instructions that have an exception-table entry.
+    /// Adds instructions that have an exception-table entry.
     pub(crate) fn add_fixups(&mut self, at: impl Iterator<Item = Gva>) {
         self.fixups.extend(at.map(|at| at.0));
     }
 
-    /// Notes addresses that text is entered at other than by its own branches.
+    /// Adds addresses at which text is entered other than by its own branches.
     pub(super) fn add_landings(&mut self, at: impl Iterator<Item = Gva>) {
         self.landings.extend(at.map(|at| at.0));
     }
 
-    /// Notes that there is a list of calls to `__fentry__`, and these are in it.
+    /// Adds calls to `__fentry__`. From then on there is a list of them.
     pub(crate) fn add_ftrace_sites(&mut self, at: impl Iterator<Item = u64>) {
         self.ftrace.get_or_insert_default().extend(at);
     }
 
-    /// Notes lock prefixes the kernel may patch.
+    /// Adds lock prefixes that the kernel may patch.
     pub(crate) fn add_locks(&mut self, at: impl Iterator<Item = Gva>) {
         self.locks.extend(at.map(|at| at.0));
     }
 
-    /// Notes that a list is not known.
+    /// Records that a list is unknown.
     pub(super) fn add_unknown(&mut self, list: Unknown) {
         self.unknown.push(list);
     }
 
-    /// How many lock prefixes there are.
+    /// Returns the number of lock prefixes.
     #[cfg(test)]
     pub(super) fn locks(&self) -> usize {
         self.locks.len()
     }
 
-    /// Makes the lists ready to be looked up in.
+    /// Sorts the lists for look-ups.
     pub(crate) fn sort(&mut self) {
         self.sites.sort_unstable();
         self.sites.dedup();
@@ -310,13 +318,12 @@ impl Lists {
         }
     }
 
-    /// The lists that are not known.
+    /// Returns the lists that are unknown.
     pub(super) fn unknown(&self) -> &[Unknown] {
         &self.unknown
     }
 
-    /// Why the place where the image has the bytes `code` must not be probed, as far as only a list that is not known
-    /// could tell.
+    /// Returns why the instruction `code` at `at` must not be probed because an unknown list might name it.
     pub(super) fn doubt(&self, at: Gva, code: &[u8]) -> Option<Forbidden> {
         let may_be_label = || {
             let is_form = matches!(
@@ -354,12 +361,12 @@ impl Lists {
         area.or_else(|| self.site(at).map(Into::into))
     }
 
-    /// Whether an exception-table entry names the instruction at `at`, or may.
+    /// Returns whether the instruction at `at` has an exception-table entry, or may have one.
     pub(crate) fn has_fixup(&self, at: Gva) -> bool {
         self.is_unknown(Unknown::Fixups) || self.fixups.binary_search(&at.0).is_ok()
     }
 
-    /// Whether a jump label or a handled exception leads to one of these addresses, or may.
+    /// Returns whether a jump label or a handled exception leads into `range`, or may.
     pub(super) fn has_landing(&self, range: &Range<u64>) -> bool {
         if self.is_unknown(Unknown::JumpLabels) || self.is_unknown(Unknown::Fixups) {
             return true;
@@ -370,14 +377,14 @@ impl Lists {
             .is_some_and(|at| range.contains(at))
     }
 
-    /// Whether a call to `__fentry__` is at `at`; `None` when there is no list of them.
+    /// Returns whether there is a call to `__fentry__` at `at`; `None` if there is no list of them.
     pub(crate) fn is_ftrace_site(&self, at: Gva) -> Option<bool> {
         let sites = self.ftrace.as_ref()?;
         Some(sites.binary_search(&at.0).is_ok())
     }
 
-    /// Why `at`, where the byte is `first`, must not be probed if it is a lock prefix: one that is
-    /// still there stays, as does anything else.
+    /// Returns why `at` must not be probed if it is a lock prefix that the kernel removed. `first` is the byte
+    /// there now. Any other byte, such as a lock prefix that is still there, will stay.
     pub(crate) fn lock_prefix(&self, at: Gva, first: u8) -> Option<Forbidden> {
         if first != UNLOCKED {
             return None;
@@ -389,8 +396,8 @@ impl Lists {
         is_lock.then_some(Forbidden::LockPrefix)
     }
 
-    /// The blacklisted function `at` belongs to. As in the kernel, `foo.cold` and its like belong
-    /// to `foo`.
+    /// Returns the blacklisted function that contains `at`. As in the kernel, `foo.cold` and the like belong to
+    /// `foo`.
     fn blacklisted(&self, at: Gva, symbols: &Symbols) -> Option<String> {
         let (symbol, _) = symbols.containing(at)?;
         if self.functions.binary_search(&symbol.addr.0).is_ok() {
@@ -415,7 +422,7 @@ impl Lists {
     }
 }
 
-/// Where the trampolines of static calls are.
+/// Returns the addresses of the trampolines of static calls.
 pub(super) fn trampolines(symbols: &Symbols) -> impl Iterator<Item = Gva> {
     let named = symbols
         .iter()
@@ -423,8 +430,8 @@ pub(super) fn trampolines(symbols: &Symbols) -> impl Iterator<Item = Gva> {
     named.map(|symbol| symbol.addr)
 }
 
-/// The addresses in the table at `place` whose entries of `size` bytes begin with an i32 relative
-/// to the entry.
+/// Returns the addresses in the table at `place`. Its entries of `size` bytes begin with an i32 relative to the
+/// entry.
 pub(crate) fn relative(
     table: &[u8],
     place: Gva,
@@ -433,7 +440,7 @@ pub(crate) fn relative(
     relative_field(table, place, size, 0)
 }
 
-/// As [`relative`], of the i32 that is `field` bytes into each entry and relative to itself.
+/// As [`relative`], but for the i32 that is `field` bytes into each entry and relative to itself.
 pub(super) fn relative_field(
     table: &[u8],
     place: Gva,
@@ -452,7 +459,7 @@ pub(super) fn relative_field(
         })
 }
 
-/// The 64-bit words of a table of addresses.
+/// Returns the 64-bit words of a table of addresses.
 pub(crate) fn words(table: &[u8]) -> impl Iterator<Item = u64> + use<'_> {
     table
         .chunks_exact(8)

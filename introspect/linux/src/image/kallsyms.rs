@@ -1,20 +1,20 @@
-//! The symbol table a kernel carries for itself, found and decoded in a stripped image.
+//! Finds and decodes kallsyms, the kernel's own symbol table, in a stripped image.
 //!
-//! The table (`scripts/kallsyms.c`, `kernel/kallsyms.c`) is a few arrays in `.rodata` without
-//! anything that points to them, so they are found by what must hold between them:
+//! The table (`scripts/kallsyms.c`, `kernel/kallsyms.c`) consists of a few arrays in `.rodata` that nothing
+//! points to, so they are found by the relations between them:
 //!
-//! * `token_table`: 256 strings; a byte of a compressed name stands for one of them. The digits
-//!   stand for themselves. `token_index`: 256 u16, where each string begins; it follows.
-//! * `num_syms`, `names` (per symbol a length and so many bytes), `markers` (where every 256th
-//!   name begins) lie before them in this order.
-//! * Addresses lie in an array before `num_syms` (kernels up to 6.3) or after `token_index` (from
-//!   6.4 on), in one of the encodings of [`Encoding`].
+//! * `token_table`: 256 strings; a byte of a compressed name stands for one of them. The digits stand for
+//!   themselves. `token_index` follows it: 256 u16, the offset of each string.
+//! * `num_syms`, `names` (for each symbol a length and that many bytes), `markers` (the offset of every 256th
+//!   name) lie before them in this order.
+//! * Addresses lie in an array before `num_syms` (kernels up to 6.3) or after `token_index` (from 6.4 on), in
+//!   one of the encodings of [`Encoding`].
 //!
-//! Read on 5.10, 6.1, 6.12 and 7.2; the encodings in between from what the kernel's own script writes.
+//! Tested on 5.10, 6.1, 6.12 and 7.2; the encodings in between follow what the kernel's own script writes.
 //!
-//! What is kept true: a table is accepted only if all of this fits together, the addresses ascend
-//! as the kernel's own binary search needs, and `_stext` is where the image has code. All work is
-//! bounded by the size of the image and the constants below, whatever the bytes are.
+//! Invariants: a table is accepted only if all of this fits together, the addresses ascend as the kernel's own
+//! binary search needs, and the image has code at `_stext`. All work is bounded by the size of the image and
+//! the constants below, whatever the bytes are.
 
 use hvprobe_arch::Gva;
 use memchr::memmem;
@@ -26,24 +26,24 @@ use crate::symbols::{MOST_TEXT, RawSymbol, SymbolKind};
 
 /// Number of tokens.
 const TOKENS: usize = 256;
-/// Every so many symbols have a marker.
+/// Number of symbols per marker.
 const MARKED: usize = 256;
-/// Fewer symbols than any kernel has.
+/// Lower limit for the number of symbols; every kernel has more.
 const FEWEST: u64 = 64;
-/// More symbols than any kernel has.
+/// Upper limit for the number of symbols; every kernel has fewer.
 const MOST: u64 = 1 << 22;
-/// The longest name with its type letter (`KSYM_NAME_LEN` is 512 from 6.1 on).
+/// Longest name in bytes, with its type letter (`KSYM_NAME_LEN` is 512 from 6.1 on).
 const LONGEST_NAME: usize = 512;
-/// How many places that look like a table at first sight are looked at again.
+/// Limit for candidates that get the cheap checks.
 const GLANCES: usize = 1 << 14;
-/// How many of those that still do are gone through.
+/// Limit for candidates that get the full checks.
 const TRIES: usize = 16;
 
-/// How the addresses are written.
+/// Encoding of the addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Encoding {
-    /// An i32 each: not negative, the value itself (per-CPU offsets); negative, `base - 1 - it`
-    /// (`CONFIG_KALLSYMS_ABSOLUTE_PERCPU`, x86-64 until 6.14).
+    /// An i32 each. A value that is not negative is the address itself (a per-CPU offset); a negative one means
+    /// `base - 1 - value` (`CONFIG_KALLSYMS_ABSOLUTE_PERCPU`, x86-64 until 6.14).
     AbsolutePerCpu,
     /// A u32 each, added to the base (6.15 to 6.19).
     Relative,
@@ -100,7 +100,7 @@ impl Kallsyms {
         Err(error)
     }
 
-    /// The symbols, in the table's order.
+    /// Returns the symbols, in the table's order.
     pub(super) fn symbols(&self) -> impl Iterator<Item = RawSymbol<'_>> {
         self.names
             .iter()
@@ -114,7 +114,8 @@ impl Kallsyms {
     }
 }
 
-/// What the letter of nm(1) says. A weak symbol may be of either kind and is nearly always code.
+/// Returns the kind that the letter of nm(1) stands for. A weak symbol may be code or data, and is nearly
+/// always code.
 fn kind(letter: u8, addr: u64) -> SymbolKind {
     match letter {
         b'A' | b'a' => SymbolKind::Absolute,
@@ -124,16 +125,16 @@ fn kind(letter: u8, addr: u64) -> SymbolKind {
     }
 }
 
-/// The 256 parts of names, and where their tables lie in the data.
+/// The 256 tokens, and where their tables are in the data.
 struct Tokens<'a> {
     table: usize,
-    /// Just after `token_index`.
+    /// Offset just after `token_index`.
     end: usize,
     parts: Vec<&'a [u8]>,
 }
 
 impl<'a> Tokens<'a> {
-    /// All places where a token table can be, going by the digits and checked against its index.
+    /// Finds all candidates for a token table: offsets with the digits, checked against the index.
     fn candidates(data: &'a [u8]) -> impl Iterator<Item = Self> {
         const DIGITS: &[u8] = b"0\x001\x002\x003\x004\x005\x006\x007\x008\x009\x00";
         memmem::find_iter(data, DIGITS)
@@ -141,9 +142,9 @@ impl<'a> Tokens<'a> {
             .filter_map(|at| Self::around(data, at))
     }
 
-    /// The table whose token for `0` lies at `digits`.
+    /// Returns the table whose token for `0` is at `digits`.
     fn around(data: &'a [u8], digits: usize) -> Option<Self> {
-        // Forward from there to the end of the table, whose index then tells where it begins.
+        // Walks forward to the end of the table. The index after it then gives the start.
         let mut end = digits;
         for _ in usize::from(b'0')..TOKENS {
             end += token_at(data, end)?.len() + 1;
@@ -175,14 +176,14 @@ impl<'a> Tokens<'a> {
     }
 }
 
-/// The string at `at`, up to its NUL.
+/// Returns the string at `at`, up to its NUL.
 fn token_at(data: &[u8], at: usize) -> Option<&[u8]> {
     let rest = data.get(at..)?;
     let rest = &rest[..rest.len().min(LONGEST_NAME)];
     Some(&rest[..memchr::memchr(0, rest)?])
 }
 
-/// Where `num_syms` and `names` lie in the data.
+/// Offsets of `num_syms` and `names` in the data.
 struct NamesPlace {
     count: usize,
     num_syms: usize,
@@ -190,13 +191,12 @@ struct NamesPlace {
 }
 
 impl NamesPlace {
-    /// Places before the token table where a count is followed by so many names, and these by
-    /// markers that fit, nearest first.
+    /// Finds offsets before the token table at which a count is followed by that many names, and these by
+    /// markers that fit. Nearest first.
     ///
-    /// Names are dense enough that many a place among them looks like a count with names after it,
-    /// so what comes between is looked at before any name is: zeroes up to the next multiple of 8,
-    /// or, in kernels that align tables to 4, nothing; these have the markers just before the
-    /// token table.
+    /// Names are so dense that many offsets among them look like a count with names after it. So the gap
+    /// between count and names is checked before any name: zeroes up to the next multiple of 8, or, in kernels
+    /// that align tables to 4, no gap. In the latter kernels the markers are just before the token table.
     fn candidates(data: &[u8], tokens: &Tokens<'_>) -> impl Iterator<Item = Self> {
         let table = tokens.table;
         let padded = counts(data, table)
@@ -218,7 +218,7 @@ impl NamesPlace {
             .filter(move |place| place.markers_fit(data, table).is_some())
     }
 
-    /// Whether the first names have a type letter each: a cheap look before all are walked.
+    /// Returns whether each of the first names begins with a type letter: a cheap check before all are walked.
     fn starts_well(&self, data: &[u8], tokens: &Tokens<'_>) -> bool {
         let mut at = self.names;
         (0..self.count.min(MARKED)).all(|_| {
@@ -243,7 +243,7 @@ impl NamesPlace {
             at = name_at(data, at)?.1;
             (at <= limit).then_some(())?;
         }
-        // u32 each; before 4.20 u64.
+        // A u32 each; a u64 before 4.20.
         let found = [4, 8].into_iter().any(|width| {
             [at.next_multiple_of(8), at.next_multiple_of(4)]
                 .into_iter()
@@ -258,15 +258,15 @@ impl NamesPlace {
     }
 }
 
-/// Counts that fit their distance to the token table, and where they are, nearest first.
+/// Finds counts that fit their distance to the token table, each with its offset. Nearest first.
 fn counts(data: &[u8], table: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..=table.saturating_sub(8) / 4)
         .rev()
         .map(|word| 4 * word)
         .filter_map(move |num_syms| {
             let count = u64::from(u32_at(data, num_syms)?);
-            // A name takes two bytes at least and on average far less than 64; with the markers
-            // this bounds the distance to the token table.
+            // A name takes at least two bytes and on average far fewer than 64; with the markers this bounds
+            // the distance to the token table.
             let distance = u64::try_from(table - num_syms).ok()?;
             (FEWEST..=MOST).contains(&count).then_some(())?;
             (2 * count <= distance && distance <= 64 * count + 4096).then_some(())?;
@@ -274,8 +274,8 @@ fn counts(data: &[u8], table: usize) -> impl Iterator<Item = (usize, usize)> {
         })
 }
 
-/// Whether the markers of `count` names, a u32 each, can be just before the token table: they
-/// ascend from 0. The first few tell.
+/// Returns whether the markers of `count` names, a u32 each, can be just before the token table: they ascend
+/// from 0. Checks the first few.
 fn has_markers(data: &[u8], table: usize, count: usize) -> bool {
     const LOOKED_AT: usize = 4;
     let marks = count.div_ceil(MARKED);
@@ -283,10 +283,10 @@ fn has_markers(data: &[u8], table: usize, count: usize) -> bool {
     mark(0) == Some(0) && (1..marks.min(LOOKED_AT)).all(|i| mark(i - 1) < mark(i))
 }
 
-/// The compressed name at `at` and where the next one is.
+/// Returns the compressed name at `at` and the offset of the next one.
 fn name_at(data: &[u8], at: usize) -> Option<(&[u8], usize)> {
     let low = usize::from(*data.get(at)?);
-    // Longer than 127: seven bits, and the rest in a second byte (from 6.1 on).
+    // A length above 127 has its low seven bits here, and the rest in a second byte (from 6.1 on).
     let (len, start) = if low < 0x80 {
         (low, at + 1)
     } else {
@@ -299,7 +299,7 @@ fn name_at(data: &[u8], at: usize) -> Option<(&[u8], usize)> {
         .then_some((name, start + len))
 }
 
-/// All names, each with its type letter in front, in one text.
+/// All names, each preceded by its type letter, in one string.
 #[derive(Debug)]
 struct Names {
     text: String,
@@ -308,8 +308,8 @@ struct Names {
 
 impl Names {
     fn expand(data: &[u8], place: &NamesPlace, tokens: &Tokens<'_>) -> Option<Self> {
-        // Many times as many parts as there are names are put together: nearly all of them by one copy of
-        // a length that is known here.
+        // Joins many times as many tokens as there are names. Nearly all are joined by one copy of a constant
+        // length.
         const WIDE: usize = 16;
         let padded = |part: &[u8]| {
             let mut wide = [0; WIDE];
@@ -317,7 +317,7 @@ impl Names {
             wide[..short].copy_from_slice(&part[..short]);
             wide
         };
-        // What assemblers and compilers make names of.
+        // The characters that assemblers and compilers use in names.
         let is_text = |part: &&[u8]| part.iter().all(u8::is_ascii_graphic);
         let parts = tokens.parts.iter();
         let parts: Vec<_> = parts
@@ -340,7 +340,7 @@ impl Names {
                 len += part.len();
                 (len <= LONGEST_NAME).then_some(())?;
             }
-            // A letter and a name.
+            // At least a type letter and one character.
             (len >= 2).then_some(())?;
             text.extend_from_slice(&whole[..len]);
             (text.len() <= MOST_TEXT).then_some(())?;
@@ -352,7 +352,7 @@ impl Names {
         })
     }
 
-    /// Letter and name of each.
+    /// Returns type letter and name of each symbol.
     fn iter(&self) -> impl Iterator<Item = (u8, &str)> {
         let starts = [0].into_iter().chain(self.ends.iter().copied());
         starts.zip(&self.ends).map(|(start, end)| {
@@ -362,7 +362,7 @@ impl Names {
     }
 }
 
-/// Everything that can be the addresses, in all encodings.
+/// Returns every array that may hold the addresses, in all encodings.
 fn address_candidates(
     part: &Part<'_>,
     place: &NamesPlace,
@@ -377,7 +377,7 @@ fn address_candidates(
         let offsets = base.checked_sub(offsets_len.next_multiple_of(8))?;
         Some((offsets, base))
     });
-    // After `token_index`: offsets, padding, the base.
+    // After `token_index`: offsets, padding to 8 bytes, the base.
     let after_base = (tokens.end + offsets_len).next_multiple_of(8);
     let after = (tokens.end, after_base);
 
@@ -437,8 +437,7 @@ fn based_addresses(offsets: &[u8], base: u64, encoding: Encoding) -> Vec<u64> {
         .collect()
 }
 
-/// Whether these can be the addresses of these names: ascending, and the text where the image has
-/// code.
+/// Returns whether these can be the addresses of these names: they ascend, and the image has code at `_stext`.
 fn plausible(names: &Names, addrs: &[u64], parts: &[&Part<'_>]) -> bool {
     let text_start = names
         .iter()

@@ -1,4 +1,4 @@
-//! The whole image: what its parts say, in one value.
+//! Reads the whole kernel image into one value.
 
 use std::fmt;
 use std::ops::Range;
@@ -19,7 +19,7 @@ use crate::symbols::Symbols;
 use crate::types::{BtfError, Member, Types};
 use crate::unwind::{Orc, OrcError};
 
-/// Text as linked.
+/// A range of text, as linked.
 pub(super) struct Text {
     pub(super) at: Range<u64>,
     pub(super) bytes: Box<[u8]>,
@@ -31,7 +31,7 @@ impl fmt::Debug for Text {
     }
 }
 
-/// A kernel image, taken apart.
+/// A parsed kernel image.
 #[derive(Debug)]
 pub struct KernelImage {
     symbols: Symbols,
@@ -52,10 +52,10 @@ pub struct KernelImage {
 }
 
 impl KernelImage {
-    /// Takes an uncompressed ELF `vmlinux` apart, stripped or not.
+    /// Parses an uncompressed ELF `vmlinux`, stripped or not.
     ///
     /// # Errors
-    /// When it is no x86-64 ELF kernel, or one without readable symbols or text.
+    /// If it is not an x86-64 ELF kernel, or has no readable symbols or text.
     pub fn parse(elf: &[u8]) -> Result<Self, ImageError> {
         let elf = Elf::parse(elf)?;
         let symbols = read_symbols(&elf)?;
@@ -99,31 +99,31 @@ impl KernelImage {
         })
     }
 
-    /// The kernel's symbols.
+    /// Returns the kernel's symbols.
     #[must_use]
     pub fn symbols(&self) -> &Symbols {
         &self.symbols
     }
 
-    /// The release from the kernel's banner, such as `6.1.0-37-cloud-amd64`.
+    /// Returns the release from the kernel's banner, such as `6.1.0-37-cloud-amd64`.
     #[must_use]
     pub fn release(&self) -> Option<&str> {
         self.release.as_deref()
     }
 
-    /// The GNU build id.
+    /// Returns the GNU build id.
     #[must_use]
     pub fn build_id(&self) -> Option<&[u8]> {
         self.build_id.as_deref()
     }
 
-    /// Whether `at` lies in text that stays, `_stext` to `_etext`.
+    /// Returns whether `at` lies in text that stays, `_stext` to `_etext`.
     #[must_use]
     pub fn is_text(&self, at: Gva) -> bool {
         self.text.at.contains(&at.0)
     }
 
-    /// Whether `at` lies in text the kernel frees at the end of its boot, `_sinittext` to
+    /// Returns whether `at` lies in text that the kernel frees at the end of its boot, `_sinittext` to
     /// `_einittext`.
     #[must_use]
     pub fn is_init_text(&self, at: Gva) -> bool {
@@ -132,8 +132,8 @@ impl KernelImage {
             .is_some_and(|text| text.at.contains(&at.0))
     }
 
-    /// Why `at` must not be probed, if it must not. Says nothing about whether it is text,
-    /// nor about instruction boundaries.
+    /// Returns why `at` must not be probed; `None` if nothing forbids it. Does not check that `at` is text, nor
+    /// that it is an instruction boundary.
     #[must_use]
     pub fn forbidden(&self, at: Gva) -> Option<Forbidden> {
         self.lists.find(at, &self.symbols).or_else(|| {
@@ -142,30 +142,30 @@ impl KernelImage {
         })
     }
 
-    /// Why `at` must not be probed while the byte there is `first`, though [`Self::forbidden`] does
-    /// not object: the kernel booted with one processor, took the lock prefix of the instruction
-    /// away, and will put it back when a second processor comes up.
+    /// Returns why `at` must not be probed while the byte there is `first`, although [`Self::forbidden`] allows
+    /// it. The reason is a lock prefix: the kernel booted with one processor, removed the instruction's lock
+    /// prefix, and will restore it when a second processor comes up.
     #[must_use]
     pub fn forbidden_as_is(&self, at: Gva, first: u8) -> Option<Forbidden> {
         self.lists.lock_prefix(at, first)
     }
 
-    /// Whether a jump label or a handled exception leads to an address from `start` up to, not
+    /// Returns whether a jump label or a handled exception leads to an address from `start` up to, not
     /// including, `end`.
     #[must_use]
     pub fn has_landing(&self, start: Gva, end: Gva) -> bool {
         self.lists.has_landing(&(start.0..end.0))
     }
 
-    /// Whether the kernel's exception table has an entry for the instruction at `at`: it may fault
-    /// by design, and the kernel looks up what to do then by the address of the instruction.
+    /// Returns whether the kernel's exception table has an entry for the instruction at `at`: it may fault by
+    /// design, and the kernel finds its handler by the instruction's address.
     #[must_use]
     pub fn has_fixup(&self, at: Gva) -> bool {
         self.lists.has_fixup(at)
     }
 
-    /// Whether the compiler put a call to `__fentry__` at `at`, which the kernel makes a nop at
-    /// boot and a call again while it traces the function.
+    /// Returns whether the compiler put a call to `__fentry__` at `at`. The kernel makes it a nop at boot, and
+    /// a call again while it traces the function.
     #[must_use]
     pub fn is_ftrace_site(&self, at: Gva) -> bool {
         self.lists
@@ -173,7 +173,7 @@ impl KernelImage {
             .unwrap_or_else(|| self.looks_like_ftrace_site(at))
     }
 
-    /// What [`Self::is_ftrace_site`] goes by when the image has no list: the bytes a compiler or
+    /// Implements [`Self::is_ftrace_site`] for an image without a list: checks for the bytes that a compiler or
     /// the build leaves there.
     fn looks_like_ftrace_site(&self, at: Gva) -> bool {
         match self.bytes_at(at, 5) {
@@ -187,79 +187,80 @@ impl KernelImage {
         }
     }
 
-    /// The lists [`Self::forbidden`] goes by that the kernel should have but that cannot be found.
-    /// What they might name is forbidden.
+    /// Returns the lists used by [`Self::forbidden`] that the kernel should have but that cannot be found. What
+    /// they might name is forbidden.
     #[must_use]
     pub fn unknown_lists(&self) -> &[Unknown] {
         self.lists.unknown()
     }
 
-    /// Where the current task and its fields are.
+    /// Returns where the current task and its fields are.
     ///
     /// # Errors
-    /// When the image's type information does not tell.
+    /// If the image's type information does not describe it.
     pub fn task_layout(&self) -> Result<TaskLayout, BtfError> {
         self.task_layout.clone()
     }
 
-    /// What the image tells of its tasks by its code and data, whether or not it has types.
+    /// Returns what code and data of the image show of its tasks; needs no type information.
     #[must_use]
     pub fn task_clues(&self) -> Option<TaskClues> {
         self.task_clues
     }
 
-    /// What to add, modulo 2^64, to a CPU's per-CPU base for the address of its number, an `i32`;
-    /// `None` if the image does not tell, as that of a kernel for one processor.
+    /// Returns the offset, modulo 2^64, from a CPU's per-CPU base to its number, an `i32`. `None` if the image
+    /// does not show it, as with a kernel for one processor.
     #[must_use]
     pub fn cpu_number(&self) -> Option<u64> {
         self.cpu_number
     }
 
-    /// From where to where there is anything of the image in memory, per-CPU data aside.
+    /// Returns the range from the lowest to the highest address of the image in memory, without per-CPU data.
     #[must_use]
     pub fn extent(&self) -> Range<Gva> {
         Gva(self.extent.start)..Gva(self.extent.end)
     }
 
-    /// The kernel's types.
+    /// Returns the kernel's types.
     ///
     /// # Errors
-    /// When the image has no readable type information.
+    /// If the image has no readable type information.
     pub fn types(&self) -> Result<&Arc<Types>, BtfError> {
         self.types.as_ref().map_err(Clone::clone)
     }
 
-    /// The tables by which the kernel's stacks are followed.
+    /// Returns the ORC tables, by which the kernel's stacks are unwound.
     ///
     /// # Errors
-    /// When the image has none that can be read.
+    /// If the image has no readable tables.
     pub fn orc(&self) -> Result<&Arc<Orc>, OrcError> {
         self.orc.as_ref().map_err(Clone::clone)
     }
 
-    /// What the system call takes that `function`, such as `__x64_sys_openat`, is the kernel's entry of: it
-    /// gets all of it in one `pt_regs`. `None` if it is none, or the image does not tell.
+    /// Returns the parameters of the system call whose kernel entry is `function`, such as `__x64_sys_openat`;
+    /// the entry gets all of them in one `pt_regs`. `None` if `function` is not such an entry, or the image
+    /// does not describe it.
     #[must_use]
     pub fn system_call(&self, function: &str) -> Option<&[CallParameter]> {
         self.syscalls.of_wrapper(function)
     }
 
-    /// Where members of structures lie, for any number of questions at the cost of one. A question
-    /// is a structure's name (no `struct`) and a path as in C: `list`, `core_layout.base`,
-    /// `mem[4].size`. Members of anonymous members count as the structure's own; pointers are not
-    /// followed. The answer is `None` where there is no such member, or it is a bit field.
+    /// Returns the offsets of members of structures. Any number of questions costs as much as one. A question
+    /// is a structure's name (without `struct`) and a path as in C: `list`, `core_layout.base`, `mem[4].size`.
+    /// Members of anonymous members count as the structure's own; pointers are not followed. The answer is
+    /// `None` if there is no such member, or if it is a bit field.
     ///
     /// # Errors
-    /// When the image has no readable type information.
+    /// If the image has no readable type information.
     pub fn members(&self, questions: &[(&str, &str)]) -> Result<Vec<Option<Member>>, BtfError> {
         Ok(self.types()?.members(questions))
     }
 
-    /// The offset in bytes of the member that `path` leads to in the structure `of`, as in
+    /// Returns the offset in bytes of the member that `path` leads to in the structure `of`, as in
     /// [`Self::members`], which is the better choice for more than one question.
     ///
     /// # Errors
-    /// When the image has no readable type information, or the structure no such member.
+    /// If the image has no readable type information, or the structure no such member.
     pub fn member_offset(&self, of: &str, path: &str) -> Result<u64, BtfError> {
         let found = self.types()?.structures(&[of]).member(of, path);
         let member = found.ok_or_else(|| BtfError::NoField {
@@ -269,20 +270,20 @@ impl KernelImage {
         Ok(member.offset)
     }
 
-    /// Virtual less physical address of the text, modulo 2^64.
+    /// Returns the virtual minus the physical address of the text, modulo 2^64.
     #[must_use]
     pub fn virt_to_phys_offset(&self) -> u64 {
         self.virt_to_phys_offset
     }
 
-    /// The physical address of the top-level page table the kernel maps itself with.
+    /// Returns the physical address of the kernel's own top-level page table.
     #[must_use]
     pub fn init_top_pgt(&self) -> Option<Gpa> {
         self.init_top_pgt
     }
 
-    /// The `len` bytes at `at` as they are in the image, before the booting kernel rewrites them.
-    /// Only text, init text included, is kept.
+    /// Returns the `len` bytes at `at` as they are in the image, before the booting kernel rewrites them. Only
+    /// text, init text included, is kept.
     #[must_use]
     pub fn bytes_at(&self, at: Gva, len: usize) -> Option<&[u8]> {
         [Some(&self.text), self.init_text.as_ref()]
@@ -294,7 +295,7 @@ impl KernelImage {
             })
     }
 
-    /// The kernel's entry for the breakpoint exception (`asm_exc_int3`; `int3` before 5.8).
+    /// Returns the kernel's entry for the breakpoint exception (`asm_exc_int3`; `int3` before 5.8).
     #[must_use]
     pub fn idt_bp_entry(&self) -> Option<Gva> {
         ["asm_exc_int3", "int3"]
@@ -304,7 +305,7 @@ impl KernelImage {
     }
 }
 
-/// Symbols from the ELF symbol table or, in a stripped file, from kallsyms.
+/// Reads symbols from the ELF symbol table or, in a stripped file, from kallsyms.
 fn read_symbols(elf: &Elf<'_>) -> Result<Symbols, ImageError> {
     let ranges: Vec<Range<u64>> = elf.parts().map(|part| part.at.clone()).collect();
     let symbols = Symbols::new(elf.symbols(), &ranges);
@@ -326,7 +327,7 @@ fn text(elf: &Elf<'_>, symbols: &Symbols, start: &str, end: &str) -> Option<Text
     })
 }
 
-/// The release in `linux_banner`.
+/// Returns the release in `linux_banner`.
 fn release(elf: &Elf<'_>) -> Option<String> {
     const BANNER: &[u8] = b"Linux version ";
     /// As in `struct new_utsname`, less the NUL.

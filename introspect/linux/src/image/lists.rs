@@ -1,8 +1,8 @@
-//! Fills the lists of what must not be probed from a kernel image.
+//! Fills the lists of text that must not be probed from a kernel image.
 //!
-//! What is kept true: the lists are read from the image, since part of them is gone once the
-//! kernel has booted. A list that the kernel should have and that cannot be found, or is not what
-//! [`super::tables`] knows of it, is unknown: what it might name is refused ([`Lists::unknown`]).
+//! Invariants: the lists are read from the image, since some of them are freed once the kernel has booted. A
+//! list that the kernel should have, but that cannot be found or does not match [`super::tables`], is unknown,
+//! and whatever it might name is refused ([`Lists::unknown`]).
 
 use std::ops::Range;
 
@@ -14,8 +14,8 @@ use super::tables::{self, Found, Places, Table};
 use crate::bytes::u32_at;
 use crate::symbols::{SymbolKind, Symbols};
 
-/// Functions that some kernel from 5.10 to 7.2 forbids its own kprobes, for kernels that have no
-/// kprobes, and so no list, or whose list cannot be found.
+/// Functions that some kernel from 5.10 to 7.2 forbids its own kprobes. Used for kernels that have no kprobes,
+/// and so no list, or whose list cannot be found.
 const NOKPROBE: &str = include_str!("nokprobe.txt");
 
 /// Reads all lists.
@@ -57,8 +57,8 @@ impl<'a> Source<'a> {
                 None => self.lists.add_unknown(Unknown::Area(area)),
             }
         }
-        // The symbols at its ends are gone in later kernels (6.12 has none), but what was first and
-        // last between them still is (arch/x86/lib/retpoline.S).
+        // The symbols that enclose the thunks are gone in later kernels (6.12 has none), but the first and last
+        // symbol between them still exist (arch/x86/lib/retpoline.S).
         let area = self
             .symbols
             .between("__indirect_thunk_start", "__indirect_thunk_end")
@@ -67,7 +67,7 @@ impl<'a> Source<'a> {
             self.lists.add_area(range, Area::Thunk);
             return;
         }
-        // A kernel without all of these mitigations has some of it, or none.
+        // A kernel with only some of these mitigations has only some of the thunks, or none.
         for symbol in self.symbols.iter() {
             let is_thunk = symbol.name.starts_with("__x86_indirect_")
                 || symbol.name.ends_with("_return_thunk");
@@ -78,8 +78,8 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Code that is copied: from the first symbol to the second, or to the second's end. A kernel
-    /// without kexec, hibernation or ftrace lacks it.
+    /// Forbids code that is copied. Each range goes from one symbol to another, or to the end of another. A
+    /// kernel without kexec, hibernation or ftrace lacks some of it.
     fn read_copied(&mut self) {
         let symbols = self.symbols;
         let copied = [
@@ -93,8 +93,8 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// The kernel's own list; else, by name, what is on that of others. As taking the breakpoint of a
-    /// probe needs none of that here, the names may do.
+    /// Reads the kernel's own kprobe blacklist, or else finds by name the functions that other kernels
+    /// blacklist. A list by name suffices, as handling a probe's breakpoint runs none of these functions here.
     fn read_blacklist(&mut self) {
         if let Found::At(_, table) = self.find(&tables::BLACKLIST) {
             self.lists.add_functions(words(table));
@@ -120,8 +120,8 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Calls, and the trampolines `__SCT__*`. Without the table the calls are those that lead to a
-    /// trampoline: so the compiler made them all.
+    /// Forbids static calls and the trampolines `__SCT__*`. Without the table, any branch to a trampoline
+    /// counts as a call: the compiler generates all of them that way.
     fn read_static_calls(&mut self) {
         match self.find(&tables::STATIC_CALLS) {
             Found::At(place, table) => {
@@ -158,8 +158,8 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// `bpf_dispatcher_*_func` begin with a nop that becomes a jump, unless they end in a static call
-    /// `bpf_dispatcher_*_call` (include/linux/bpf.h, `DEFINE_BPF_DISPATCHER`).
+    /// Forbids the entries of `bpf_dispatcher_*_func`. They begin with a nop that becomes a jump, unless they
+    /// end in a static call `bpf_dispatcher_*_call` (include/linux/bpf.h, `DEFINE_BPF_DISPATCHER`).
     fn read_bpf_dispatchers(&mut self) {
         let symbols = self.symbols;
         for symbol in symbols.iter() {
@@ -168,7 +168,7 @@ impl<'a> Source<'a> {
                 continue;
             };
             let call = format!("__SCT__bpf_dispatcher_{name}_call");
-            // `nop` is what a program is called through when it has no dispatcher.
+            // Programs without a dispatcher are called through `nop`.
             if name != "nop" && symbols.address_of(&call).is_none() {
                 self.lists.add_bpf_dispatcher(symbol.addr);
             }
@@ -186,20 +186,20 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// The second fields of the entries: where they lead.
+    /// Adds the targets of the entries, which are their second fields.
     fn add_landings(&mut self, place: Gva, table: &[u8], size: usize) {
         self.lists
             .add_landings(relative_field(table, place, size, 4));
     }
 
-    /// A kernel without ftrace has no such list; where it is not known, the bytes tell.
+    /// A kernel without ftrace has no such list. If it is not known, the bytes decide.
     fn read_ftrace_sites(&mut self) {
         if let Found::At(_, table) = self.find(&tables::FTRACE_SITES) {
             self.lists.add_ftrace_sites(words(table));
         }
     }
 
-    /// A kernel for one processor has none.
+    /// A kernel for one processor has no lock prefixes to patch.
     fn read_lock_prefixes(&mut self) {
         match self.find(&tables::LOCKS) {
             Found::At(place, table) => {
@@ -212,7 +212,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// The addresses from one symbol up to the end of another.
+    /// Returns the range from one symbol up to the end of another.
     fn through(&self, start: &str, last: &str) -> Option<Range<u64>> {
         let start = self.symbols.address_of(start)?;
         let last = self.symbols.lookup(last).ok()?;

@@ -1,9 +1,8 @@
-//! What the kernel image says about the guest.
+//! Reads the kernel image that the guest is booted from.
 //!
-//! A [`KernelImage`] is built once from the ELF file the guest is booted from and never changes.
-//! What is kept true: it owns all it needs (the symbols, the text as linked, the lists of what
-//! must not be probed), so the file can be dropped, and no byte of the file is trusted: a hostile
-//! one gives an error or wrong names, never a panic or unbounded work.
+//! A [`KernelImage`] is built once from the ELF file and never changes. Invariants: it owns all it needs (the
+//! symbols, the text as linked, the lists of text that must not be probed), so the file can be dropped. No byte
+//! of the file is trusted: a hostile one gives an error or wrong names, never a panic or unbounded work.
 
 mod elf;
 mod error;

@@ -1,9 +1,9 @@
-//! What system calls take, as the kernel itself keeps it for its own trace events.
+//! Parameters of system calls, from what the kernel keeps for its own trace events.
 //!
-//! `SYSCALL_METADATA` (include/linux/syscalls.h) leaves a `struct syscall_metadata` for each system call, with
+//! `SYSCALL_METADATA` (include/linux/syscalls.h) defines a `struct syscall_metadata` for each system call, with
 //! the names and the types of its arguments as they are written in the source. Its symbol is
-//! `__syscall_meta__NAME`; kernels without `CONFIG_FTRACE_SYSCALLS` have none. What is kept true: an entry is
-//! told only if its own name is that of its symbol, and everything about it is bounded.
+//! `__syscall_meta__NAME`; kernels without `CONFIG_FTRACE_SYSCALLS` have none. Invariants: an entry is used
+//! only if its own name matches its symbol, and everything about it is bounded.
 
 use std::collections::BTreeMap;
 
@@ -14,19 +14,19 @@ use crate::bytes::u64_at;
 use crate::symbols::Symbols;
 use crate::types::Types;
 
-/// The most arguments of a system call: the registers that it has for them.
+/// Limit for arguments: a system call has this many registers for them.
 const MOST: usize = 6;
-/// More system calls than a kernel has.
+/// Limit for system calls; a kernel has fewer.
 const MOST_CALLS: usize = 4096;
-/// Bytes of the longest name or type.
+/// Longest name or type in bytes.
 const LONGEST: usize = 128;
 
 /// A parameter of a system call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallParameter {
-    /// Its name.
+    /// The name of the parameter.
     pub name: String,
-    /// Its type as the source has it, such as `const char *`.
+    /// The type as written in the source, such as `const char *`.
     pub ty: String,
 }
 
@@ -35,12 +35,12 @@ pub struct CallParameter {
 pub(super) struct Syscalls(BTreeMap<Box<str>, Box<[CallParameter]>>);
 
 impl Syscalls {
-    /// Those that the image keeps something of, and whose layout its types tell.
+    /// Reads the system calls that have metadata in the image, if its types describe the layout.
     pub(super) fn read(elf: &Elf<'_>, symbols: &Symbols, types: &Types) -> Self {
         const OF: &str = "syscall_metadata";
         let members = ["name", "types", "args"].map(|member| (OF, member));
         let members = types.members(&members);
-        // A word of its own up to 6.12; on 7.2 some of its bits.
+        // A whole word up to 6.12, and a bit field on 7.2.
         let number = types.number(OF, "nb_args");
         let ([Some(name), Some(types), Some(names)], Some(number)) = (members.as_slice(), number)
         else {
@@ -72,7 +72,7 @@ impl Syscalls {
         Self(meta.take(MOST_CALLS).collect())
     }
 
-    /// What the call that `function` is the kernel's own entry of (`__x64_sys_openat`) takes.
+    /// Returns the parameters of the system call whose kernel entry is `function` (`__x64_sys_openat`).
     pub(super) fn of_wrapper(&self, function: &str) -> Option<&[CallParameter]> {
         let call = function.strip_prefix("__x64_sys_")?;
         self.0.get(call).map(|parameters| &**parameters)
@@ -83,7 +83,7 @@ fn pointer(elf: &Elf<'_>, at: Gva) -> Option<Gva> {
     u64_at(elf.read(at, 8)?, 0).map(Gva)
 }
 
-/// The text at `at`, which is printable and not empty.
+/// Returns the text at `at`; `None` unless it is printable and not empty.
 fn text<'a>(elf: &Elf<'a>, at: Gva) -> Option<&'a str> {
     let bytes = elf.read_up_to(at, LONGEST + 1);
     let end = bytes.iter().position(|byte| *byte == 0)?;

@@ -1,17 +1,16 @@
-//! The kernel's tables about its own text: where they are in an image, and whether they are what is
-//! known of them.
+//! Finds the kernel's tables about its own text in an image, and checks their entries.
 //!
-//! Three things tell where a table is: the symbols at its ends, which are data and which a kernel
-//! without `CONFIG_KALLSYMS_ALL` does not keep; a section of its own; and the code of a function that
-//! goes through it, where its ends are constants. Symbols of functions are always kept.
+//! A table can be found in three ways: by the symbols at its ends, which are data symbols, so a kernel without
+//! `CONFIG_KALLSYMS_ALL` does not keep them; by a section of its own; and by the code of a function that walks
+//! the table, which has its ends as constants. Symbols of functions are always kept.
 //!
-//! What is kept true: a table is handed out only if all that tells where it is agrees, and every
-//! entry is what the layout says, which can be seen of each: what it refers to is code, and the bytes
-//! there are what the kernel will find there. Otherwise the table is unknown, and whoever wanted it has to do as if
-//! everything were in it. Only a kernel without the functions that need a table has none.
+//! Invariants: a table is returned only if all ways that find it agree, and if every entry fits the layout:
+//! what it refers to is code, and the bytes there are what the kernel expects to find. Otherwise the table is
+//! unknown, and its users must assume that it lists everything. A table counts as absent only if the kernel
+//! lacks the functions that need it.
 //!
-//! The layouts are those of 5.10, 6.1, 6.12 and 7.2; each was checked on Debian's kernels of these
-//! versions, by all three ways.
+//! The layouts are those of 5.10, 6.1, 6.12 and 7.2. Each was checked on Debian's kernels of these versions, in
+//! all three ways.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -26,44 +25,44 @@ use crate::symbols::Symbols;
 #[cfg(test)]
 mod tests;
 
-/// A table: where it is told, and what its entries look like.
+/// A table: how to find it, and the layout of its entries.
 pub(super) struct Table {
-    /// The symbols at its beginning and end.
+    /// The symbols at its start and end.
     symbols: [&'static str; 2],
-    /// The section that has it for itself.
+    /// The section that holds only this table.
     section: Option<&'static str>,
-    /// Functions that go through all of it.
+    /// Functions that walk the whole table.
     readers: &'static [&'static str],
-    /// Functions of which a kernel has one if it has the table.
+    /// A kernel with the table has at least one of these functions.
     signs: &'static [&'static str],
-    /// Bytes of an entry.
+    /// Length of an entry in bytes.
     entry: usize,
-    /// Entries of zeroes fill it up.
+    /// Whether entries of zeroes may fill gaps.
     gaps: bool,
     fit: fn(&Elf<'_>, Gva, &[u8]) -> Option<Fit>,
 }
 
-/// What an entry is.
+/// What a valid entry is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fit {
     Entry,
-    /// What could be anything.
+    /// Valid, but too unspecific to recognise a table by.
     Filler,
 }
 
-/// What became of looking for a table.
+/// Result of looking for a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Found<'a> {
-    /// Its address and bytes.
+    /// The address and the bytes of the table.
     At(Gva, &'a [u8]),
-    /// The kernel has none.
+    /// The kernel has no such table.
     Absent,
-    /// The kernel has one, but it cannot be found or is not as it should be.
+    /// The kernel has the table, but it cannot be found or is not as expected.
     Unknown,
 }
 
-/// `__jump_table`: {s32 code, s32 target, s64 key}, relative to each field's own place; the lowest bits of
-/// the key are flags (include/linux/jump_label.h).
+/// `__jump_table`: {s32 code, s32 target, s64 key}, each relative to its own address; the lowest bits of the
+/// key are flags (include/linux/jump_label.h).
 pub(super) const JUMP_LABELS: Table = Table {
     symbols: ["__start___jump_table", "__stop___jump_table"],
     section: Some("__jump_table"),
@@ -78,7 +77,7 @@ pub(super) const JUMP_LABELS: Table = Table {
     fit: jump_label,
 };
 
-/// `.static_call_sites`: {s32 addr, s32 key}, relative likewise (include/linux/static_call_types.h).
+/// `.static_call_sites`: {s32 addr, s32 key}, relative in the same way (include/linux/static_call_types.h).
 pub(super) const STATIC_CALLS: Table = Table {
     symbols: ["__start_static_call_sites", "__stop_static_call_sites"],
     section: Some(".static_call_sites"),
@@ -89,8 +88,8 @@ pub(super) const STATIC_CALLS: Table = Table {
     fit: static_call,
 };
 
-/// `__ex_table`: {s32 insn, s32 fixup} and four bytes of which versions make different use, relative
-/// likewise (arch/x86/include/asm/extable.h).
+/// `__ex_table`: {s32 insn, s32 fixup}, relative in the same way, and four bytes that kernel versions use
+/// differently (arch/x86/include/asm/extable.h).
 pub(super) const FIXUPS: Table = Table {
     symbols: ["__start___ex_table", "__stop___ex_table"],
     section: Some("__ex_table"),
@@ -99,7 +98,7 @@ pub(super) const FIXUPS: Table = Table {
         "search_exception_tables",
         "sort_main_extable",
     ],
-    // Every kernel has one.
+    // Every kernel has an exception table.
     signs: &["_stext"],
     entry: 12,
     gaps: false,
@@ -117,7 +116,7 @@ pub(super) const BLACKLIST: Table = Table {
     fit: function,
 };
 
-/// `__mcount_loc`: addresses of calls, with zeroes where a call was dropped (kernel/trace/ftrace.c).
+/// `__mcount_loc`: addresses of calls, with zeroes for calls that were dropped (kernel/trace/ftrace.c).
 pub(super) const FTRACE_SITES: Table = Table {
     symbols: ["__start_mcount_loc", "__stop_mcount_loc"],
     section: Some("__mcount_loc"),
@@ -128,7 +127,7 @@ pub(super) const FTRACE_SITES: Table = Table {
     fit: ftrace_site,
 };
 
-/// `.smp_locks`: an s32 relative to its own place for each lock prefix, filled up with zeroes
+/// `.smp_locks`: for each lock prefix an s32 relative to its own address, padded with zeroes
 /// (arch/x86/kernel/alternative.c).
 pub(super) const LOCKS: Table = Table {
     symbols: ["__smp_locks", "__smp_locks_end"],
@@ -150,7 +149,7 @@ pub(super) const ALL: [&Table; 6] = [
     &LOCKS,
 ];
 
-/// Where to look.
+/// The image and the symbols in which tables are looked for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Places<'a, 's> {
     pub(super) elf: &'a Elf<'a>,
@@ -179,7 +178,7 @@ impl<'a> Places<'a, '_> {
             return Found::Unknown;
         };
         let at = Gva(range.start);
-        // What code tells was looked through.
+        // `in_code` has checked the entries of its own range.
         let is_whole =
             in_code.as_ref() == Some(&range) || self.entries(table, at, bytes).1 == bytes.len();
         if is_whole && told.all(|other| other == range) {
@@ -189,12 +188,13 @@ impl<'a> Places<'a, '_> {
         }
     }
 
-    /// The stretch between two constants of a function that goes through the table in which there are
-    /// only entries, and the most of them; with the least that fills up.
+    /// Finds the table by the constants in the code of a function that walks it. Returns the range between two
+    /// constants that consists of entries only: of several, the one with the most entries, and then the
+    /// shortest, which has the least filler.
     fn in_code(&self, table: &Table) -> Option<Range<u64>> {
-        /// Bytes of code that are looked at.
+        /// Limit for bytes of code per function.
         const LONGEST: u64 = 4096;
-        /// Bytes of what may be tables that are looked at.
+        /// Limit for bytes of possible tables.
         const MOST: usize = 1 << 25;
         let mut best = (0, Reverse(usize::MAX));
         let mut found = None;
@@ -209,7 +209,7 @@ impl<'a> Places<'a, '_> {
             ends.sort_unstable();
             ends.dedup();
             for (n, start) in ends.iter().enumerate() {
-                // As far as there are only entries, and nothing is looked at twice.
+                // Extends the range while it consists of entries; no bytes are checked twice.
                 let (mut count, mut len) = (0, 0);
                 for end in ends.get(n + 1..).unwrap_or_default() {
                     let Some(bytes) = self.bytes(&(*start..*end)) else {
@@ -235,12 +235,12 @@ impl<'a> Places<'a, '_> {
         found
     }
 
-    /// How many entries `bytes` begin with, and how many bytes are these and what fills up.
+    /// Returns the number of entries at the start of `bytes`, and the length in bytes of entries and filler.
     fn entries(&self, table: &Table, at: Gva, bytes: &[u8]) -> (usize, usize) {
         let (mut count, mut len) = (0, 0);
         while let Some((entry, behind)) = bytes[len..].split_at_checked(table.entry) {
             if table.gaps && entry.iter().all(|byte| *byte == 0) {
-                // Much of what lies between two constants is nothing but zeroes.
+                // Between two constants there are often long runs of zeroes.
                 len += table.entry + zeroes(behind) / table.entry * table.entry;
                 continue;
             }
@@ -260,7 +260,7 @@ impl<'a> Places<'a, '_> {
     }
 }
 
-/// How many zeroes `bytes` begin with.
+/// Returns the number of zeroes at the start of `bytes`.
 fn zeroes(bytes: &[u8]) -> usize {
     const STEP: usize = 64;
     let steps = bytes.chunks_exact(STEP);
@@ -269,7 +269,7 @@ fn zeroes(bytes: &[u8]) -> usize {
     whole + rest.take_while(|byte| **byte == 0).count()
 }
 
-/// What the s32 that is `field` bytes into the entry at `place` leads to.
+/// Returns the address that the s32 at offset `field` of the entry at `place` refers to.
 fn target(place: Gva, entry: &[u8], field: u32) -> Option<Gva> {
     let offset = i32_at(entry, usize::try_from(field).ok()?)?;
     let field = place.wrapping_add(u64::from(field));
@@ -290,7 +290,7 @@ fn jump_label(elf: &Elf<'_>, place: Gva, entry: &[u8]) -> Option<Fit> {
     let is_label = match elf.read(code, 5)? {
         [0xeb, near, ..] => lands(2, i64::from(near.cast_signed())),
         [0xe9, far @ ..] => lands(5, i64::from(i32_at(far, 0)?)),
-        // The kernel's own nops of five bytes, and what assemblers make of a short one.
+        // The kernel's own five-byte nops, and the two-byte nop of assemblers.
         [0x0f, 0x1f, 0x44, 0, 0] | [0x3e, 0x8d, 0x74, 0x26, 0] | [0x66, 0x90, ..] => true,
         _ => false,
     };
@@ -333,7 +333,7 @@ fn lock(elf: &Elf<'_>, place: Gva, entry: &[u8]) -> Option<Fit> {
     let at = target(place, entry, 0)?;
     match elf.read(at, 1)? {
         LOCK => entry_if(elf.is_code(at.0)),
-        // Where an alternative goes, and until then there is another instruction.
+        // An alternative will be patched in here; until then there is another instruction.
         _ => elf.is_code(at.0).then_some(Fit::Filler),
     }
 }

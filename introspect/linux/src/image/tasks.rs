@@ -1,8 +1,8 @@
-//! Where an image keeps its tasks and the number of a processor: from its types, and from its code.
+//! Finds where an image keeps the current task and the number of a processor, from its types or from its code.
 //!
-//! What is kept true: nothing is taken from code on the word of one function alone where there are
-//! two, nor if a function loads more than one thing that it could be. The functions are system calls, which every kernel
-//! has: checked on 5.10, 6.1, 6.12 and 7.2, where they tell the same as types and symbols do.
+//! Invariants: what code shows is used only if all functions that should load it agree, and if none of them
+//! loads another candidate. The functions are system calls, which every kernel has. Checked on 5.10, 6.1, 6.12
+//! and 7.2, where they agree with types and symbols.
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::insn::per_cpu_loads;
@@ -13,43 +13,43 @@ use crate::bytes::u64_at;
 use crate::symbols::Symbols;
 use crate::types::{BtfError, Types};
 
-/// Where a task's identity is found from the per-CPU base on. Offsets in bytes.
+/// Layout of a task's identity, starting from the per-CPU base. Offsets in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskLayout {
-    /// What to add, modulo 2^64, to a CPU's per-CPU base (`GS_BASE` in kernel mode) for the
-    /// address of its pointer to the current `task_struct`.
+    /// Offset, modulo 2^64, from a CPU's per-CPU base (`GS_BASE` in kernel mode) to its pointer to the current
+    /// `task_struct`.
     pub current_task: u64,
-    /// The `i32` `pid` in `task_struct`: the thread's id.
+    /// Offset in `task_struct` of the `i32` `pid`: the thread's id.
     pub pid: u64,
-    /// The `i32` `tgid`: the process's id.
+    /// Offset in `task_struct` of the `i32` `tgid`: the process's id.
     pub tgid: u64,
-    /// The 16 bytes of `comm`, NUL-terminated.
+    /// Offset in `task_struct` of the 16 bytes of `comm`, NUL-terminated.
     pub comm: u64,
 }
 
-/// What an image tells of its tasks without types. The rest only a guest shows.
+/// What an image shows of its tasks without types. The rest can only be seen in a running guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskClues {
     /// As in [`TaskLayout`].
     pub current_task: u64,
-    /// The first task, which is part of the image: the idle task of the first processor.
+    /// Address of the first task, which is part of the image: the idle task of the first processor.
     pub init_task: Gva,
     /// As in [`TaskLayout`].
     pub comm: u64,
 }
 
-/// System calls that hand the current task on, and do nothing else with it.
+/// System calls that load the current task only to pass it on.
 const OF_CURRENT: [&str; 2] = ["__x64_sys_getpid", "__x64_sys_gettid"];
-/// The system call that asks for the number of the processor.
+/// The system call that returns the number of the processor.
 const OF_CPU: [&str; 1] = ["__x64_sys_getcpu"];
-/// What the first task is called in the image (`INIT_TASK_COMM` in include/linux/init_task.h), in all of
-/// its `comm`.
+/// The name of the first task in the image (`INIT_TASK_COMM` in include/linux/init_task.h), padded to the
+/// length of `comm`.
 const INIT_COMM: &[u8; 16] = b"swapper\0\0\0\0\0\0\0\0\0";
-/// More than any `task_struct` has before its `comm`.
+/// Limit for the offset of `comm` in `task_struct`; none has more bytes before it.
 const LONGEST: usize = 1 << 14;
 
-/// What to add to a CPU's per-CPU base for the address of its variable `name`, which has `size`
-/// bytes: one of its own up to 6.1 and from 6.15 on; in between in a structure.
+/// Returns the offset from a CPU's per-CPU base to its variable `name` of `size` bytes. The variable has a
+/// symbol of its own up to 6.1 and from 6.15 on; in between it is a member of a structure.
 fn per_cpu(btf: &Types, symbols: &Symbols, name: &str, size: u64) -> Result<u64, BtfError> {
     match symbols.address_of(name) {
         Some(at) => Ok(at.0),
@@ -63,7 +63,7 @@ fn per_cpu(btf: &Types, symbols: &Symbols, name: &str, size: u64) -> Result<u64,
     }
 }
 
-/// The layout that the types tell.
+/// Returns the layout that the types describe.
 pub(super) fn layout(btf: &Types, symbols: &Symbols) -> Result<TaskLayout, BtfError> {
     Ok(TaskLayout {
         current_task: per_cpu(btf, symbols, "current_task", 8)?,
@@ -73,10 +73,10 @@ pub(super) fn layout(btf: &Types, symbols: &Symbols) -> Result<TaskLayout, BtfEr
     })
 }
 
-/// What the code and the data tell.
+/// Returns the clues in the code and data of the image.
 pub(super) fn clues(elf: &Elf<'_>, symbols: &Symbols) -> Option<TaskClues> {
     let current_task = loaded(elf, symbols, &OF_CURRENT, 8)?;
-    // The per-CPU data of the first processor, whose task it is from the beginning.
+    // Per-CPU data of the first processor, where this is the current task from the start.
     let init_task = Gva(u64_at(elf.read(Gva(current_task), 8)?, 0)?);
     let task = elf.read_up_to(init_task, LONGEST);
     let mut found = memmem::find_iter(task, INIT_COMM);
@@ -88,14 +88,15 @@ pub(super) fn clues(elf: &Elf<'_>, symbols: &Symbols) -> Option<TaskClues> {
     })
 }
 
-/// Where the number of a processor is beyond its per-CPU base.
+/// Returns the offset from the per-CPU base to the number of the processor.
 pub(super) fn cpu_number(elf: &Elf<'_>, symbols: &Symbols, btf: Option<&Types>) -> Option<u64> {
     let own = symbols.address_of("cpu_number").map(|at| at.0);
     own.or_else(|| per_cpu(btf?, symbols, "cpu_number", 4).ok())
         .or_else(|| loaded(elf, symbols, &OF_CPU, 4))
 }
 
-/// The one place in per-CPU data that each of `functions` loads `size` bytes from.
+/// Returns the one offset in per-CPU data from which all of `functions` load `size` bytes; `None` if there is
+/// none, or more than one.
 fn loaded(elf: &Elf<'_>, symbols: &Symbols, functions: &[&str], size: usize) -> Option<u64> {
     let mut found = None;
     for function in functions {

@@ -1,4 +1,4 @@
-//! Tests of whole images, made up and, where one is at hand, real.
+//! Tests of whole images: made-up ones and, if one is given, a real one.
 
 use std::time::Instant;
 
@@ -177,14 +177,14 @@ fn lists_that_forbid_nothing_are_looked_up_apart() {
     assert!(image.has_fixup(at(0x640)));
     assert!(!image.has_fixup(at(0x63f)) && !image.has_fixup(at(0x641)));
     assert!(image.is_ftrace_site(at(0x104)) && image.is_ftrace_site(at(0x660)));
-    // It has the bytes of one, but the list knows better.
+    // The bytes look like one, but the list decides.
     assert!(!image.is_ftrace_site(at(0x610)));
     assert_eq!(image.forbidden(at(0x650)), None);
     let lock = |offset, first| image.forbidden_as_is(at(offset), first);
     assert_eq!(lock(0x650, 0x3e), Some(Forbidden::LockPrefix));
     assert_eq!(lock(0x650, 0xf0), None);
     assert_eq!(lock(0x651, 0x3e), None);
-    // What fills up the list is no entry.
+    // Filler in the list is not an entry.
     assert_eq!(image.lists.locks(), 1);
 }
 
@@ -268,7 +268,8 @@ fn members_are_found_by_their_paths() {
         ("task_struct", "tgid"),
         ("pcpu_hot", "current_task"),
         ("task_struct", "comm[3]"),
-        // No index there; nothing to go into; behind a pointer; not there; no structure.
+        // Index out of range; neither array nor structure; a pointer; no such member; bad path; not a
+        // structure.
         ("task_struct", "comm[16]"),
         ("task_struct", "pid[0]"),
         ("task_struct", "pid.x"),
@@ -334,7 +335,7 @@ fn sections_that_claim_the_same_bytes_are_refused() {
     ));
 }
 
-/// Looks up everything that could trip over what a damaged image says.
+/// Calls every look-up that a damaged image could break.
 fn poke(image: &KernelImage) {
     for at in (TEXT..TEXT + 0x1000)
         .step_by(7)
@@ -409,8 +410,8 @@ proptest! {
     }
 }
 
-/// What a stock Debian 6.1 cloud kernel says. Runs only if `HVPROBE_TEST_VMLINUX` names an
-/// uncompressed x86-64 `vmlinux`; any kernel with kprobes, BTF and `KALLSYMS_ALL` should pass.
+/// Expectations for a stock Debian 6.1 cloud kernel. Runs only if `HVPROBE_TEST_VMLINUX` names an uncompressed
+/// x86-64 `vmlinux`; any kernel with kprobes, BTF and `KALLSYMS_ALL` should pass.
 #[test]
 fn real_kernel_is_understood_when_one_is_given() {
     let Some(path) = std::env::var_os("HVPROBE_TEST_VMLINUX") else {
@@ -452,8 +453,8 @@ fn real_kernel_is_understood_when_one_is_given() {
         matches!(&error, LookupError::Unknown { near, .. } if near[0] == "vfs_read"),
         "{error}"
     );
-    // Exported symbols are listed a second time: {s32 value, s32 name, s32 namespace}, relative to
-    // each field's own place.
+    // `__ksymtab` lists exported symbols a second time: {s32 value, s32 name, s32 namespace}, each relative to
+    // its own address.
     let elf = Elf::parse(&bytes).unwrap();
     let exports = elf.section("__ksymtab").unwrap();
     let mut exported = 0;
@@ -485,7 +486,8 @@ fn real_kernel_is_understood_when_one_is_given() {
     }
     assert_eq!(exported, 500);
 
-    // The kernel puts these into every module's reach, and itself where it expects them.
+    // Code that the kernel copies is forbidden. Functions that hvprobe itself watches are not, and ftrace can
+    // trace them.
     for (name, forbidden) in [
         ("ftrace_caller", Some(Forbidden::Copied)),
         ("relocate_kernel", Some(Forbidden::Copied)),
@@ -505,7 +507,7 @@ fn real_kernel_is_understood_when_one_is_given() {
     let member = image.members(&[("module", "kallsyms"), ("module", "list")]);
     assert!(matches!(member.as_deref(), Ok([Some(_), Some(_)])));
 
-    // Lock prefixes are that, but for a few in the midst of alternatives; calls to `__fentry__` are
+    // Entries of the lock list are lock prefixes, except a few inside alternatives; calls to `__fentry__` are
     // calls or nops.
     let (mut locks, mut others) = (0, 0);
     for (at, code) in (image.text.at.start..).zip(&image.text.bytes) {

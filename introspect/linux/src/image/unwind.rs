@@ -1,4 +1,4 @@
-//! The unwind tables in an image.
+//! Reads the unwind tables of an image.
 
 use std::ops::Range;
 
@@ -8,8 +8,8 @@ use super::elf::Elf;
 use crate::symbols::{SymbolKind, Symbols};
 use crate::unwind::{Orc, OrcError, Tables};
 
-/// Functions whose addresses the kernel puts in the place of the return addresses of calls that it
-/// follows: of its kretprobes since 5.18, before, and before 5.15; of its function graph tracer.
+/// Functions whose addresses the kernel puts in place of the return addresses of calls that it follows: the
+/// trampolines of its kretprobes (since 5.18; from 5.15 on; before 5.15) and of its function graph tracer.
 const TRAMPOLINES: [&str; 4] = [
     "arch_rethook_trampoline",
     "__kretprobe_trampoline",
@@ -17,8 +17,7 @@ const TRAMPOLINES: [&str; 4] = [
     "return_to_handler",
 ];
 
-/// Reads the unwind tables about `text`: from their sections, or from where the symbols at their ends
-/// say.
+/// Reads the unwind tables of `text`, from their sections or from the addresses of the symbols at their ends.
 pub(super) fn read(elf: &Elf<'_>, symbols: &Symbols, text: Range<u64>) -> Result<Orc, OrcError> {
     let table = |section, start, stop| {
         if let Some(section) = elf.section(section) {
@@ -48,7 +47,7 @@ pub(super) fn read(elf: &Elf<'_>, symbols: &Symbols, text: Range<u64>) -> Result
         .iter()
         .filter_map(|name| symbols.address_of(name));
     let init_text = symbols.between("_sinittext", "_einittext");
-    // All addresses need to have the same higher half.
+    // All addresses must have the same upper 32 bits.
     let init_text = init_text.filter(|init| init.start >> 32 == text.start >> 32);
     let text = (text.clone(), init_text.unwrap_or_default());
     Orc::read(tables, text, functions, trampolines.collect())

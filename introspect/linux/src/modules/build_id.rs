@@ -1,10 +1,10 @@
-//! Which build of a module is loaded.
+//! Reads the build id of a loaded module.
 //!
-//! What is kept true: a build id is the guest's word, as all of a module; so many bytes of notes of the module's own
-//! memory are looked into, and no more.
+//! Invariants: a build id is the guest's claim, like everything about a module. Only a bounded number of bytes
+//! of notes is read, and only from the module's own memory.
 //!
-//! The kernel keeps where the notes of a module are for `/sys/module/NAME/notes` (`add_notes_attrs` in
-//! kernel/module/sysfs.c), before its init function runs.
+//! The kernel records where the notes of a module are for `/sys/module/NAME/notes` (`add_notes_attrs` in
+//! kernel/module/sysfs.c), before the module's init function runs.
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::mem::PhysMemory;
@@ -14,14 +14,14 @@ use super::list::Module;
 use super::read::{Guest, ModuleReader};
 use crate::notes::build_id;
 
-/// Sections of notes that are looked into, and bytes of each; modules have two or three short ones.
+/// Limits for the note sections to read and for the bytes of each; modules have two or three short ones.
 const MOST_NOTES: u64 = 8;
 const LONGEST_NOTES: u64 = 4096;
-/// More bytes than all of them have.
+/// Limit for all bytes read; above the limits for notes together.
 const BUDGET: usize = 1 << 20;
 
 impl ModuleReader {
-    /// The build id of `module`, if the kernel keeps it.
+    /// Returns the build id of `module`, if the kernel keeps it.
     #[must_use]
     pub fn build_id<M: PhysMemory + ?Sized>(
         &self,

@@ -1,4 +1,4 @@
-//! Why modules cannot be read, or their symbols not be found.
+//! Errors of reading modules, their types and their symbols.
 
 use hvprobe_arch::Gva;
 
@@ -11,32 +11,32 @@ pub enum ModuleError {
     /// The kernel has no list of modules.
     #[error("no symbol `modules`: the kernel was built without CONFIG_MODULES")]
     NoList,
-    /// The kernel has a list of modules, to which nothing leads.
+    /// The kernel has a list of modules, but no symbol for it.
     #[error(
         "no symbol `modules` leads to the kernel's modules: it was built without CONFIG_KALLSYMS_ALL"
     )]
     HiddenList,
-    /// The kernel's type information does not tell what a module looks like.
+    /// The kernel's type information does not describe `struct module`.
     #[error("the kernel's type information does not describe its modules")]
     Layout(#[from] BtfError),
-    /// `struct module` has parts nobody knew when this was written.
+    /// `struct module` has a number of memory kinds that is not supported.
     #[error("`struct module` has {found} kinds of memory, not {expected}")]
     Memories {
-        /// How many it has.
+        /// Number of kinds found.
         found: u64,
-        /// How many are known.
+        /// Number of kinds supported.
         expected: u64,
     },
     /// A link of the list, or a module, is not in memory.
     #[error("the guest's list of modules leads to {at}, which cannot be read")]
     Unreadable {
-        /// Where.
+        /// The address that cannot be read.
         at: Gva,
     },
-    /// The list comes back to a module before it comes back to its head.
+    /// The list returns to a module before it returns to its head.
     #[error("the guest's list of modules comes back to {at} without an end")]
     Cycle {
-        /// The module met twice.
+        /// The address that was reached twice.
         at: Gva,
     },
     /// The list has more modules than any guest loads.
@@ -45,7 +45,7 @@ pub enum ModuleError {
         /// The limit.
         most: usize,
     },
-    /// The modules' tables together are longer than any guest's.
+    /// The modules' tables together are longer than those of any guest.
     #[error("the guest's modules claim more than {most} bytes of tables and names")]
     TooMuch {
         /// The limit in bytes.
@@ -53,22 +53,22 @@ pub enum ModuleError {
     },
 }
 
-/// Why nothing tells of a module's types.
+/// Why the types of a module are not available.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoModuleTypes {
-    /// Nobody asked for them.
+    /// The types were not requested.
     #[error("the module's types were not read")]
     NotRead,
     /// The kernel is built without `CONFIG_DEBUG_INFO_BTF_MODULES`, or older than 5.11.
     #[error("this kernel keeps no types of modules")]
     NotKept,
-    /// The module was built without them, or for another kernel.
+    /// The module was built without types, or for another kernel.
     #[error("the module has no type information that the kernel took")]
     None,
-    /// They cannot be read.
+    /// The types cannot be read.
     #[error(transparent)]
     Unreadable(#[from] ModuleError),
-    /// They make no sense.
+    /// The types are malformed.
     #[error("the module's type information: {0}")]
     Malformed(BtfError),
 }
@@ -87,7 +87,7 @@ pub enum ModuleLookupError {
     Symbol {
         /// The module.
         module: String,
-        /// What its symbols say.
+        /// The error of the look-up in its symbols.
         why: LookupError,
     },
     /// No loaded module has such a symbol.
@@ -96,7 +96,7 @@ pub enum ModuleLookupError {
         /// The name asked for.
         name: String,
     },
-    /// Several places in modules have the name.
+    /// Several symbols in modules have the name.
     #[error(
         "symbol `{name}` is in several modules: {}; name the module or the address",
         first_few(.at, |(module, at)| format!("{module} ({at})"))
@@ -104,7 +104,7 @@ pub enum ModuleLookupError {
     Ambiguous {
         /// The name asked for.
         name: String,
-        /// Module and address of each, in the order of the list.
+        /// Module and address of each symbol, in the order of the list.
         at: Vec<(String, Gva)>,
     },
 }

@@ -1,12 +1,12 @@
-//! Where the fields of `struct module` and its tables are, from the kernel's BTF.
+//! The layout of `struct module` and of its tables, from the kernel's BTF.
 //!
-//! What is kept true: a field is known only with the size the reader expects, and all of them lie
-//! in the first [`Layout::len`] bytes of the structure. Fields that depend on the kernel's
-//! configuration are optional: a kernel without them has no such list.
+//! Invariants: a field is used only if it has the size that the reader expects, and all fields lie in the first
+//! [`Layout::len`] bytes of the structure. Fields that depend on the kernel's configuration are optional: a
+//! kernel without such a field lacks the list.
 //!
-//! Both forms, up to 6.3 and from 6.4 on, were checked on 5.10, 6.1, 6.12 and 7.2. The list that it leads to
-//! is held against the guest whenever it is read: it has to come back to its head, and what of a
-//! module does not lie where modules do is not its.
+//! Both forms, up to 6.3 and from 6.4 on, were checked on 5.10, 6.1, 6.12 and 7.2. The list of modules is
+//! checked whenever it is read: it must return to its head, and memory outside the address range of modules
+//! does not count as a module's.
 
 use std::cell::Cell;
 
@@ -14,33 +14,34 @@ use super::error::ModuleError;
 use crate::image::KernelImage;
 use crate::types::{BtfError, Member, Structures};
 
-/// `MODULE_NAME_LEN`: 64 less a long (include/linux/moduleparam.h).
+/// Length of a module's name in `struct module`. `MODULE_NAME_LEN` is 64 less a long
+/// (include/linux/moduleparam.h).
 pub(super) const NAME_LEN: u64 = 56;
-/// Kinds of memory since 6.4 (`enum mod_mem_type`): text, data, rodata, ro_after_init, and the same
-/// for init without the last.
+/// Number of memory kinds since 6.4 (`enum mod_mem_type`): text, data, rodata, ro_after_init, and for init
+/// text, data and rodata.
 const MEMORIES: u64 = 7;
-/// More than any `struct module` has: it is read in one piece.
+/// Limit for the length of `struct module`, which is read in one piece; none is that long.
 const LONGEST: u64 = 1 << 16;
 
-/// A pointer and a count of what it points to.
+/// A pointer and the number of elements it points to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Table {
-    /// Offset of the u64.
+    /// Offset of the pointer, a u64.
     pub(super) start: u64,
-    /// Offset of the u32.
+    /// Offset of the count, a u32.
     pub(super) count: u64,
 }
 
-/// A stretch of a module's memory. Offsets in `struct module`.
+/// An area of a module's memory. Offsets in `struct module`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Memory {
-    /// Of the address, a u64.
+    /// Offset of the address, a u64.
     pub(super) base: u64,
-    /// Of the length in bytes, a u32.
+    /// Offset of the length in bytes, a u32.
     pub(super) size: u64,
-    /// Of the length of the text it begins with, a u32, if it has any.
+    /// Offset of the length of the text at its start, a u32, if it has any.
     pub(super) text: Option<u64>,
-    /// Whether it is freed when the module's init function has run.
+    /// Whether the area is freed after the module's init function has run.
     pub(super) init: bool,
 }
 
@@ -53,44 +54,45 @@ pub(super) struct LockEntry {
     pub(super) next: u64,
 }
 
-/// An entry of the list of modules' types (`struct btf_module`), and of what it leads to (`struct btf`).
+/// An entry of the list of modules' types (`struct btf_module`), and the `struct btf` it points to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TypesEntry {
     pub(super) next: u64,
     pub(super) module: u64,
     pub(super) types: u64,
-    /// Address and length in bytes, in `struct btf`.
+    /// Address and length in bytes of the types, in `struct btf`.
     pub(super) data: Table,
 }
 
 /// The unwind tables of a module (`struct mod_arch_specific`). Offsets in `struct module`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Unwind {
-    /// Of the addresses and how many there are.
+    /// The addresses and their number.
     pub(super) addresses: Table,
-    /// Of the pointer to the entries.
+    /// Offset of the pointer to the entries.
     pub(super) entries: u64,
 }
 
-/// Where it is kept where the notes of a module are.
+/// Where the kernel records the notes of a module.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Notes {
-    /// Of the pointer to all of it, in `struct module`.
+    /// Offset in `struct module` of the pointer to `struct module_notes_attrs`.
     pub(super) all: u64,
-    /// Of the first `struct bin_attribute` there, which others follow, each of that length.
+    /// Offset in that structure of the first `struct bin_attribute`. The others follow it, each `len` bytes
+    /// long.
     pub(super) first: u64,
     pub(super) len: u64,
-    /// In each of them: of the address, and of the length in bytes, a u64.
+    /// Offsets in `struct bin_attribute` of the address, and of the length in bytes, a u64.
     pub(super) start: u64,
     pub(super) size: u64,
 }
 
-/// Offsets, in bytes.
+/// Layout of the structures. All offsets are in bytes.
 #[derive(Clone, Debug)]
 pub(super) struct Layout {
-    /// How much of `struct module` holds all that is asked for.
+    /// Number of bytes from the start of `struct module` that contain all its fields used here.
     pub(super) len: usize,
-    /// The u32 state.
+    /// The state, a u32.
     pub(super) state: u64,
     /// The `list_head`: pointers to the next and the previous one.
     pub(super) list: u64,
@@ -98,9 +100,9 @@ pub(super) struct Layout {
     pub(super) memories: Vec<Memory>,
     /// The pointer to `struct mod_kallsyms`.
     pub(super) kallsyms: u64,
-    /// In `struct mod_kallsyms`.
+    /// Pointer and count of the symbols, in `struct mod_kallsyms`.
     pub(super) symtab: Table,
-    /// In `struct mod_kallsyms`: the pointer to the names.
+    /// The pointer to the names, in `struct mod_kallsyms`.
     pub(super) strtab: u64,
     pub(super) extable: Option<Table>,
     pub(super) jump_entries: Option<Table>,
@@ -117,10 +119,10 @@ pub(super) struct Layout {
     pub(super) notes: Option<Notes>,
 }
 
-/// The structures that are asked about.
+/// The structures that the layout is read from.
 struct Answers<'a> {
     structures: Structures<'a>,
-    /// How much of `struct module` holds all that was found in it.
+    /// Number of bytes from the start of `struct module` that contain all members found so far.
     len: Cell<u64>,
 }
 
@@ -134,7 +136,7 @@ impl Answers<'_> {
         Some(member)
     }
 
-    /// The offset of a member of exactly `size` bytes that may not be there.
+    /// Returns the offset of a member of exactly `size` bytes, if there is one.
     fn optional(&self, of: &str, path: &str, size: u64) -> Option<u64> {
         self.required(of, path, size).ok()
     }
@@ -143,7 +145,7 @@ impl Answers<'_> {
         Member::exactly(self.get(of, path), of, path, size)
     }
 
-    /// A pointer and a count in `struct module`, both or none.
+    /// Returns a pointer and a count in `struct module`, if both exist.
     fn table(&self, start: &str, count: &str) -> Option<Table> {
         Some(Table {
             start: self.optional("module", start, 8)?,
@@ -151,7 +153,7 @@ impl Answers<'_> {
         })
     }
 
-    /// As up to 6.3: two stretches, each with text first.
+    /// Returns the two memory areas of kernels up to 6.3, each with text first.
     fn layouts(&self) -> Option<Vec<Memory>> {
         let offset = |path, size| self.optional("module", path, size);
         Some(vec![
@@ -170,7 +172,7 @@ impl Answers<'_> {
         ])
     }
 
-    /// As from 6.4 on: one stretch of each kind.
+    /// Returns the memory areas of kernels from 6.4 on, one of each kind.
     fn memories(&self) -> Result<Vec<Memory>, ModuleError> {
         let base = self.required("module", "mem[0].base", 8)?;
         let size = self.required("module", "mem[0].size", 4)?;
@@ -279,7 +281,7 @@ impl Layout {
             types_entry: answers.types_entry(),
             unwind: answers.unwind(),
             notes: answers.notes(),
-            // Last, when all else was asked for.
+            // Last, as every question above may extend it.
             len: usize::try_from(answers.len.get().min(LONGEST)).unwrap_or(0),
         })
     }

@@ -1,4 +1,4 @@
-//! Modules as they were read, and how their places are found by name and address.
+//! A snapshot of the guest's modules, with look-ups by name and address.
 
 use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
@@ -11,16 +11,16 @@ use crate::image::{Forbidden, Lists};
 use crate::symbols::{Symbol, Symbols};
 use crate::types::Types;
 
-/// How far a module is (`enum module_state` in include/linux/module.h).
+/// State of a module (`enum module_state` in include/linux/module.h).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ModuleState {
-    /// It works.
+    /// The module is in use.
     Live,
-    /// Its text is final; its init function is about to run, or running.
+    /// The text is final; the init function is about to run, or running.
     Coming,
-    /// Its exit function is about to run, running or done, or its init function failed.
+    /// The exit function is about to run, running or done, or the init function failed.
     Going,
-    /// It is being laid out: nothing of it may be relied on.
+    /// The module is being laid out: nothing in it is reliable.
     Unformed,
 }
 
@@ -37,42 +37,42 @@ pub struct Module {
     pub(super) lists: Lists,
     /// The first list that could not be read.
     pub(super) unreadable: Option<&'static str>,
-    /// Empty until they are read.
+    /// Empty until the types are read.
     pub(super) types: OnceLock<Result<Arc<Types>, NoModuleTypes>>,
 }
 
 impl Module {
-    /// Its name, as in `/proc/modules`; anything but printable ASCII is escaped.
+    /// Returns the name, as in `/proc/modules`; anything but printable ASCII is escaped.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Where its `struct module` is.
+    /// Returns the address of the module's `struct module`.
     #[must_use]
     pub fn address(&self) -> Gva {
         self.at
     }
 
-    /// How far it is.
+    /// Returns the state.
     #[must_use]
     pub fn state(&self) -> ModuleState {
         self.state
     }
 
-    /// Its text that stays until it is unloaded; empty while it is unformed.
+    /// Returns the text that stays until the module is unloaded; empty while it is unformed.
     #[must_use]
     pub fn text(&self) -> Range<Gva> {
         self.text.clone()
     }
 
-    /// Its init text, while it has any.
+    /// Returns the init text, while the module has any.
     #[must_use]
     pub fn init_text(&self) -> Option<Range<Gva>> {
         self.init_text.clone()
     }
 
-    /// Whether `at` lies in its text or init text.
+    /// Returns whether `at` lies in the module's text or init text.
     #[must_use]
     pub fn is_text(&self, at: Gva) -> bool {
         self.text.contains(&at)
@@ -82,27 +82,27 @@ impl Module {
                 .is_some_and(|text| text.contains(&at))
     }
 
-    /// Whether `at` is in its memory.
+    /// Returns whether `at` lies in the module's memory.
     pub(super) fn has(&self, at: Gva) -> bool {
         self.memory.iter().any(|memory| memory.contains(&at))
     }
 
-    /// Its symbols, those of init text as long as it has it.
+    /// Returns the symbols. Symbols of init text are included while the module has it.
     #[must_use]
     pub fn symbols(&self) -> &Symbols {
         &self.symbols
     }
 
-    /// Its types, if they [were read](super::ModuleReader::read_types).
+    /// Returns the types, if they [were read](super::ModuleReader::read_types).
     ///
     /// # Errors
-    /// Why there are none.
+    /// If there are none, with the reason.
     pub fn types(&self) -> Result<&Arc<Types>, NoModuleTypes> {
         let read = self.types.get().ok_or(NoModuleTypes::NotRead)?;
         read.as_ref().map_err(Clone::clone)
     }
 
-    /// Why `at`, in its text, must not be probed, if it must not.
+    /// Returns why `at`, an address in the module's text, must not be probed; `None` if nothing forbids it.
     #[must_use]
     pub fn forbidden(&self, at: Gva) -> Option<Forbidden> {
         if self.state == ModuleState::Unformed {
@@ -114,50 +114,50 @@ impl Module {
         })
     }
 
-    /// Why `at` must not be probed while the byte there is `first`, as
+    /// Returns why `at` must not be probed while the byte there is `first`, like
     /// [`KernelImage::forbidden_as_is`](crate::image::KernelImage::forbidden_as_is).
     #[must_use]
     pub fn forbidden_as_is(&self, at: Gva, first: u8) -> Option<Forbidden> {
         self.lists.lock_prefix(at, first)
     }
 
-    /// Whether its exception table has an entry for the instruction at `at`.
+    /// Returns whether the module's exception table has an entry for the instruction at `at`.
     #[must_use]
     pub fn has_fixup(&self, at: Gva) -> bool {
         self.lists.has_fixup(at)
     }
 
-    /// Whether a call to `__fentry__`, or the nop in its place, is at `at`.
+    /// Returns whether a call to `__fentry__`, or the nop in its place, is at `at`.
     #[must_use]
     pub fn is_ftrace_site(&self, at: Gva) -> bool {
         self.lists.is_ftrace_site(at).unwrap_or(false)
     }
 }
 
-/// The modules a guest had loaded when they were read.
+/// The modules that a guest had loaded when they were read.
 #[derive(Debug)]
 pub struct ModuleList {
     pub(super) modules: Vec<Module>,
     pub(super) restores_locks: bool,
-    /// Bytes that types of its modules may have yet, all together.
+    /// Bytes left for reading types of these modules, all together.
     pub(super) types_left: AtomicUsize,
 }
 
 impl ModuleList {
-    /// All of them, the last loaded first.
+    /// Returns an iterator over all modules, the last loaded first.
     pub fn iter(&self) -> std::slice::Iter<'_, Module> {
         self.modules.iter()
     }
 
-    /// Whether the kernel will put lock prefixes back that it took away: it booted with one
-    /// processor, and has room for more. If not, [`Forbidden::LockPrefix`] is no reason to refuse a
-    /// place in the kernel image, where it goes by the bytes alone. When in doubt, it is.
+    /// Returns whether the kernel will restore lock prefixes that it removed: it booted with one processor, and
+    /// has room for more. If not, [`Forbidden::LockPrefix`] is no reason to refuse an address in the kernel
+    /// image, where it is decided by the bytes alone. When in doubt, returns true.
     #[must_use]
     pub fn restores_lock_prefixes(&self) -> bool {
         self.restores_locks
     }
 
-    /// The module called `name`; as for `modprobe`, `-` and `_` are the same.
+    /// Returns the module called `name`. As for `modprobe`, `-` and `_` are the same.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Module> {
         let folded = |c: u8| if c == b'-' { b'_' } else { c };
@@ -171,16 +171,16 @@ impl ModuleList {
         })
     }
 
-    /// The module whose text or init text `at` lies in.
+    /// Returns the module whose text or init text contains `at`.
     #[must_use]
     pub fn containing(&self, at: Gva) -> Option<&Module> {
         self.iter().find(|module| module.is_text(at))
     }
 
-    /// `MODULE:SYMBOL`: the one symbol called `symbol` in the module called `module`.
+    /// Looks up `MODULE:SYMBOL`: the only symbol called `symbol` in the module called `module`.
     ///
     /// # Errors
-    /// When the module is not loaded, or has no such symbol or several.
+    /// If the module is not loaded, has no such symbol, or has several.
     pub fn lookup_in(
         &self,
         module: &str,
@@ -200,10 +200,10 @@ impl ModuleList {
         }
     }
 
-    /// The one symbol called `symbol` in any module: for names the kernel image does not have.
+    /// Looks up the only symbol called `symbol` in any module: for names that the kernel image does not have.
     ///
     /// # Errors
-    /// When there is none, or several.
+    /// If there is none, or several.
     pub fn lookup(&self, symbol: &str) -> Result<(&Module, Symbol<'_>), ModuleLookupError> {
         let found: Vec<_> = self
             .iter()

@@ -1,9 +1,9 @@
 //! Reads modules from guest memory.
 //!
-//! What is kept true: every byte taken from the guest is charged to one budget per reading before
-//! it is taken, so work and memory are bounded whatever counts, pointers and lists say; no list is
-//! followed past [`MOST_MODULES`] entries. What cannot be read of one module is noted with that
-//! module and does not keep the others from being read.
+//! Invariants: every byte read from the guest is charged to one budget per reading before it is read, so work
+//! and memory are bounded whatever counts, pointers and lists say. No list is followed past [`MOST_MODULES`]
+//! entries. If part of one module cannot be read, that is recorded in the module and does not keep the others
+//! from being read.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -22,21 +22,20 @@ use crate::image::{Area, KernelImage, Lists, relative, words};
 use crate::symbols::{RawSymbol, SymbolKind, Symbols};
 use crate::unwind::{ModuleTables, Text};
 
-/// Ten times what a distribution's kernel has loaded on a large machine.
+/// Ten times the number of modules that a distribution's kernel loads on a large machine.
 const MOST_MODULES: usize = 2048;
-/// Bytes of tables, symbols and names in one reading, and of types that are read of its modules then: a
+/// Limit in bytes for tables, symbols and names in one reading, and again for the types read of its modules. A
 /// desktop's two hundred modules need ten million.
 const BUDGET: usize = 64 << 20;
-/// What a symbol is charged besides its name and its place in the guest's table: what it takes in
-/// ours.
+/// Charge for each symbol besides its name and its entry in the guest's table: the bytes it takes in our table.
 const PER_SYMBOL: usize = 64;
-/// The longest name with its NUL (`KSYM_NAME_LEN` from 6.1 on).
+/// The longest name in bytes with its NUL (`KSYM_NAME_LEN` from 6.1 on).
 const LONGEST_NAME: usize = 512;
-/// A function of every kernel that has modules.
+/// A function that every kernel with modules has.
 const LOADS: &str = "do_init_module";
-/// Where modules lie at most: above the kernel image, which has 512 MiB or 1 GiB, and below the
-/// fixmap (`MODULES_VADDR`, `MODULES_END` in Documentation/arch/x86/x86_64/mm.rst). Neither the
-/// image nor what we map is there.
+/// Widest address range of modules: above the kernel image, which has 512 MiB or 1 GiB, and below the fixmap
+/// (`MODULES_VADDR`, `MODULES_END` in Documentation/arch/x86/x86_64/mm.rst). Neither the image nor our own
+/// mappings are there.
 const SPACE: Range<u64> = 0xffff_ffff_a000_0000..0xffff_ffff_ff00_0000;
 const PAGE: u64 = 4096;
 
@@ -53,10 +52,10 @@ pub struct ModuleReader {
 }
 
 impl ModuleReader {
-    /// Finds out where this kernel keeps its modules and what they look like.
+    /// Finds where this kernel keeps its modules, and reads their layout.
     ///
     /// # Errors
-    /// When the kernel has no modules, or no type information that describes them.
+    /// If the kernel has no modules, or no type information that describes them.
     pub fn new(image: &KernelImage) -> Result<Self, ModuleError> {
         let symbols = image.symbols();
         Ok(Self {
@@ -72,7 +71,7 @@ impl ModuleReader {
         })
     }
 
-    /// Where the unwind tables of its modules are, if this kernel has any.
+    /// Returns where modules keep their unwind tables, if this kernel has any.
     #[must_use]
     pub fn unwind_tables(&self) -> Option<ModuleTables> {
         let unwind = self.layout.unwind?;
@@ -94,10 +93,10 @@ impl ModuleReader {
         })
     }
 
-    /// The module in whose memory `at` is; `None` if it is in no module's.
+    /// Reads the module whose memory contains `at`; `None` if no module's does.
     ///
     /// # Errors
-    /// As [`Self::read`], of the list and of that module.
+    /// As [`Self::read`], for the list and for that module.
     pub fn containing<M: PhysMemory + ?Sized>(
         &self,
         at: Gva,
@@ -107,7 +106,7 @@ impl ModuleReader {
         let mut guest = Guest::new(tables, mem);
         for link in guest.list(self.modules)? {
             let module = link.wrapping_sub(self.layout.list);
-            // One that is being taken off is no reason not to find others.
+            // A module that is being unloaded does not keep others from being found.
             let Some(raw) = guest.bytes(module, self.layout.len)?.map(Raw) else {
                 continue;
             };
@@ -125,8 +124,8 @@ impl ModuleReader {
     /// Reads all modules on the guest's list.
     ///
     /// # Errors
-    /// When the list cannot be followed to its end, or is longer than any. A module that cannot be
-    /// read any further is on the list, and forbidden.
+    /// If the list cannot be followed to its end, or is longer than the limits. A module that cannot be read
+    /// completely is still listed, but forbidden.
     pub fn read<M: PhysMemory + ?Sized>(
         &self,
         tables: &PageTables,
@@ -149,11 +148,11 @@ impl ModuleReader {
         })
     }
 
-    /// Reads the one module whose `struct module` is at `at`, as the kernel hands it to
-    /// `do_init_module` and `free_module`.
+    /// Reads the module whose `struct module` is at `at`: the argument of the kernel's `do_init_module` and
+    /// `free_module`.
     ///
     /// # Errors
-    /// When there is no module, or its tables are longer than any.
+    /// If there is no module, or its tables exceed the limits.
     pub fn read_one<M: PhysMemory + ?Sized>(
         &self,
         at: Gva,
@@ -214,9 +213,9 @@ impl ModuleReader {
         Ok(module)
     }
 
-    /// Where the lock prefixes of each module, and of the kernel itself, are listed. They are only in
-    /// a kernel that booted with one processor of several there may be
-    /// (`alternatives_smp_module_add` in arch/x86/kernel/alternative.c).
+    /// Returns the lists of lock prefixes of each module and of the kernel itself. They exist only in a kernel
+    /// that booted with one processor and may get more (`alternatives_smp_module_add` in
+    /// arch/x86/kernel/alternative.c).
     fn lock_tables<M: PhysMemory + ?Sized>(&self, guest: &mut Guest<'_, M>) -> LockTables {
         let Some(head) = self.locks else {
             return Ok(FxHashMap::default());
@@ -239,19 +238,19 @@ impl ModuleReader {
 #[derive(Clone, Copy, Debug)]
 struct NoLocks;
 
-/// The address of no module: the kernel itself.
+/// Stands for the kernel itself where a module's address is expected.
 const KERNEL: u64 = 0;
 
-/// By the address of the module: where the list of its lock prefixes begins and ends.
+/// Start and end of the list of lock prefixes, by the address of the module.
 type LockTables = Result<HashMap<u64, Range<u64>, rustc_hash::FxBuildHasher>, NoLocks>;
 
-/// The addresses of `len` bytes at `start`, if a module may have them.
+/// Returns the range of `len` bytes at `start`, if modules can be there.
 fn range(start: u64, len: u32) -> Option<Range<Gva>> {
     let end = start.checked_add(len.into())?;
     (len > 0 && SPACE.start <= start && end <= SPACE.end).then_some(Gva(start)..Gva(end))
 }
 
-/// The bytes of a structure. What is outside it reads as zero.
+/// The bytes of a structure. Fields outside it read as zero.
 struct Raw(Vec<u8>);
 
 impl Raw {
@@ -268,7 +267,7 @@ impl Raw {
         u64::from_le_bytes(self.at(offset).unwrap_or_default())
     }
 
-    /// The memory of a module whose structure it is.
+    /// Returns the memory areas of the module whose structure this is.
     fn memories(&self, layout: &Layout) -> impl Iterator<Item = Range<u64>> {
         let memories = layout.memories.iter();
         memories.filter_map(|memory| {
@@ -295,16 +294,16 @@ struct Reading<'a, 'g, M: ?Sized> {
 }
 
 impl<M: PhysMemory + ?Sized> Reading<'_, '_, M> {
-    /// Notes that a list cannot be read, whether or not others can.
+    /// Records that a list cannot be read; the first such list is kept.
     fn cannot_read(&mut self, list: &'static str) {
         self.module.unreadable.get_or_insert(list);
     }
 
-    /// The symbols, from the table of {u32 name, u8 info, u8 other, u16 section, u64 value,
-    /// u64 size} that kernel/module/kallsyms.c keeps.
+    /// Reads the symbols from the table of {u32 name, u8 info, u8 other, u16 section, u64 value, u64 size} that
+    /// kernel/module/kallsyms.c keeps.
     fn symbols(&mut self) -> Result<(), ModuleError> {
         const ENTRY: usize = 24;
-        /// Sections from here on are none: absolute values, file names.
+        /// Section numbers from here on are special: absolute values, file names.
         const SPECIAL: u16 = 0xff00;
         const LIST: &str = "symbols";
 
@@ -420,8 +419,8 @@ impl<M: PhysMemory + ?Sized> Reading<'_, '_, M> {
         Ok(())
     }
 
-    /// Address and bytes of a table of entries of `size` bytes. `None` if there is none, or it
-    /// cannot be read, which is noted.
+    /// Returns address and bytes of a table of entries of `size` bytes. `None` if there is no such table or it
+    /// cannot be read; the latter is recorded.
     fn table(
         &mut self,
         table: Option<Table>,
@@ -439,12 +438,12 @@ impl<M: PhysMemory + ?Sized> Reading<'_, '_, M> {
     }
 }
 
-/// Guest memory, as far as the budget goes.
+/// Guest memory, read within a budget.
 pub(super) struct Guest<'a, M: ?Sized> {
     tables: &'a PageTables,
     mem: &'a M,
     pub(super) left: usize,
-    /// Pages names and code were taken from; `None` if it cannot be read.
+    /// Pages that names and code were read from; `None` for a page that cannot be read.
     pages: FxHashMap<u64, Option<Box<[u8]>>>,
 }
 
@@ -453,7 +452,7 @@ impl<'a, M: PhysMemory + ?Sized> Guest<'a, M> {
         Self::with(BUDGET, tables, mem)
     }
 
-    /// With so many bytes to take.
+    /// Creates a reader with a budget of `left` bytes.
     pub(super) fn with(left: usize, tables: &'a PageTables, mem: &'a M) -> Self {
         Self {
             tables,
@@ -476,7 +475,7 @@ impl<'a, M: PhysMemory + ?Sized> Guest<'a, M> {
         self.tables.read_u64(self.mem, at).ok()
     }
 
-    /// The links of the list with its head at `head`, without the head.
+    /// Follows the list with its head at `head`; returns its links without the head.
     pub(super) fn list(&self, head: Gva) -> Result<Vec<Gva>, ModuleError> {
         let mut links = Vec::new();
         let mut seen = FxHashSet::default();
@@ -496,7 +495,7 @@ impl<'a, M: PhysMemory + ?Sized> Guest<'a, M> {
         }
     }
 
-    /// `len` bytes at `at`, or `None` if not all can be read.
+    /// Reads `len` bytes at `at`; `None` if not all of them can be read.
     pub(super) fn bytes(&mut self, at: Gva, len: usize) -> Result<Option<Vec<u8>>, ModuleError> {
         self.charge(len)?;
         let mut bytes = vec![0; len];
@@ -504,7 +503,7 @@ impl<'a, M: PhysMemory + ?Sized> Guest<'a, M> {
         Ok(read.is_ok().then_some(bytes))
     }
 
-    /// The `count` entries of `size` bytes at `at`, as [`Self::bytes`].
+    /// Reads the `count` entries of `size` bytes at `at`, as [`Self::bytes`].
     fn table(
         &mut self,
         at: Gva,
@@ -512,18 +511,18 @@ impl<'a, M: PhysMemory + ?Sized> Guest<'a, M> {
         size: usize,
     ) -> Result<Option<Vec<u8>>, ModuleError> {
         match count {
-            // A pointer to nothing may be anything.
+            // The pointer to an empty table may be anything.
             0 => Ok(Some(Vec::new())),
             _ => {
                 let len = count.saturating_mul(size);
-                // What is made of the table takes about as much again.
+                // Our copy of the table's contents takes about as much again.
                 self.charge(len)?;
                 self.bytes(at, len)
             }
         }
     }
 
-    /// The bytes from `at` to the end of its page.
+    /// Returns the bytes from `at` to the end of its page.
     fn page(&mut self, at: Gva) -> Result<Option<&[u8]>, ModuleError> {
         let offset = at.0 % PAGE;
         let page = at.0 - offset;
@@ -535,7 +534,7 @@ impl<'a, M: PhysMemory + ?Sized> Guest<'a, M> {
         Ok(bytes.and_then(|bytes| bytes.get(usize::try_from(offset).ok()?..)))
     }
 
-    /// The name at `at`; `None` if it cannot be read, does not end, or is none.
+    /// Returns the name at `at`; `None` if it cannot be read, does not end, or is not a valid name.
     fn name(&mut self, mut at: Gva) -> Result<Option<String>, ModuleError> {
         let mut name = Vec::new();
         while name.len() < LONGEST_NAME {
@@ -557,7 +556,7 @@ impl<'a, M: PhysMemory + ?Sized> Guest<'a, M> {
         Ok(None)
     }
 
-    /// The first two bytes of the instruction at `at`.
+    /// Returns the first two bytes of the instruction at `at`.
     fn code(&mut self, at: Gva) -> Result<Option<[u8; 2]>, ModuleError> {
         let first = self.page(at)?.and_then(|page| page.first().copied());
         let second = self

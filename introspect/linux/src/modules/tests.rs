@@ -1,4 +1,4 @@
-//! Modules read from made-up guests, sound and hostile.
+//! Tests of reading modules from made-up guests, sound and hostile.
 
 mod types;
 
@@ -18,7 +18,7 @@ use crate::image::{Forbidden, KernelImage};
 use crate::symbols::SymbolKind;
 use crate::types::{BtfError, Types};
 
-/// A [module with all there is](modules::full), in a state.
+/// Adds a [module with everything](modules::full) in the given state.
 fn full(guest: &mut Guest, name: &str, state: u32) -> Gva {
     modules::full(guest, name, state).at
 }
@@ -81,7 +81,7 @@ fn module_is_read_as_kernels_of_every_age_lay_it_out() {
                 ("listed", 0x200, 0x20, text),
                 ("listed.cold", 0x280, 0x10, text),
                 ("__SCT__own", 0x300, 8, text),
-                // Up to the next one, or the end of its memory, whatever that begins with.
+                // Up to the next symbol, or to the end of its memory.
                 (
                     "last",
                     0xf00,
@@ -186,7 +186,7 @@ fn module_is_found_by_any_address_in_its_memory() {
 fn unformed_module_is_named_and_forbidden() {
     let mut guest = Guest::new(Age::V61);
     let at = full(&mut guest, "m", 3);
-    // What it says of itself means nothing yet.
+    // The fields of an unformed module mean nothing yet.
     guest.put(at.wrapping_add(KALLSYMS.into()), &[0xff; 8]);
     let module = one(&guest);
     assert_eq!(
@@ -315,7 +315,7 @@ fn list_that_does_not_end_is_an_error() {
     let first = full(&mut guest, "first", 0);
     let second = full(&mut guest, "second", 0);
     let link = |at: Gva| at.wrapping_add(8);
-    // The first one's link leads back to the second instead of the head.
+    // The first module's link leads back to the second instead of the head.
     guest.put(link(first), &link(second).0.to_le_bytes());
     let at = link(second);
     assert_eq!(read(&guest).unwrap_err(), ModuleError::Cycle { at });
@@ -379,7 +379,7 @@ fn kernel_without_modules_or_types_is_an_error() {
 #[test]
 fn unknown_kind_of_memory_is_an_error() {
     let mut damaged = types(Age::V64).bytes();
-    // The array's length is the one word of 7 in all of it.
+    // The array's length is the only word with value 7 in the types.
     let at = damaged
         .windows(4)
         .position(|word| word == 7_u32.to_le_bytes())
@@ -392,8 +392,8 @@ fn unknown_kind_of_memory_is_an_error() {
     );
 }
 
-/// What a stock Debian 6.1 cloud kernel says of its modules. Runs only if `HVPROBE_TEST_VMLINUX`
-/// names an uncompressed x86-64 `vmlinux`; any distribution's kernel should pass.
+/// Expectations for the modules of a stock Debian 6.1 cloud kernel. Runs only if `HVPROBE_TEST_VMLINUX` names
+/// an uncompressed x86-64 `vmlinux`; any distribution's kernel should pass.
 #[test]
 fn real_kernel_describes_its_modules_when_one_is_given() {
     let Some(path) = std::env::var_os("HVPROBE_TEST_VMLINUX") else {
@@ -429,7 +429,7 @@ proptest! {
         words in proptest::collection::vec(
             (any::<u64>(), prop_oneof![
                 any::<u64>(),
-                // Somewhere in the modules' memory.
+                // An address in the modules' memory.
                 (0..15_u64 * 0x1000).prop_map(|offset| 0xffff_ffff_c000_0000 + offset),
                 Just(u64::MAX),
                 Just(0xffff_ffff),

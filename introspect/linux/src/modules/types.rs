@@ -1,12 +1,12 @@
-//! The types of modules.
+//! Reads the types of modules.
 //!
-//! What is kept true: a module's types are read once for each [`ModuleList`], when they are wanted first, as
-//! most never are; they are the guest's word, as all of a module, and those of one list are charged to one
+//! Invariants: a module's types are read at most once for each [`ModuleList`], when they are first wanted, as
+//! most never are. Like everything about a module they are the guest's claim, and those of one list share one
 //! budget.
 //!
-//! The section `.BTF` of a module is gone once its init function has run. A copy of it is there from before
-//! that function runs until the module leaves, on the list `btf_modules` in kernel/bpf/btf.c, whose ids go on
-//! where the kernel's end, whatever they were in the file.
+//! The section `.BTF` of a module is freed once its init function has run. A copy exists from before that
+//! function runs until the module is unloaded, on the list `btf_modules` in kernel/bpf/btf.c. Its type ids
+//! continue where the kernel's end, whatever they were in the file.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,14 +22,14 @@ use super::read::{Guest, ModuleReader};
 use crate::types::Types;
 
 impl ModuleReader {
-    /// Whether this kernel keeps types of its modules.
+    /// Returns whether this kernel keeps types of its modules.
     #[must_use]
     pub fn has_types(&self) -> bool {
         self.types.is_some() && self.layout.types_entry.is_some()
     }
 
-    /// Reads the types of `module`, which is one of `modules`, unless that was done; `kernel` are those of its
-    /// kernel. From then on it [has them](Module::types), or the reason why not.
+    /// Reads the types of `module`, which must be in `modules`, unless they were read before. `kernel` are the
+    /// types of its kernel. Afterwards [`Module::types`] returns the types, or why there are none.
     pub fn read_types<M: PhysMemory + ?Sized>(
         &self,
         modules: &ModuleList,
@@ -64,7 +64,7 @@ impl ModuleReader {
             }
             let types = Gva(word(guest, at, types)?);
             let start = Gva(word(guest, types, entry.data.start)?);
-            // A u32, with what follows it.
+            // A u32, read together with the bytes after it.
             let len = word(guest, types, entry.data.count)? & u64::from(u32::MAX);
             let len = usize::try_from(len).unwrap_or(usize::MAX);
             let data = guest.bytes(start, len)?;

@@ -1,4 +1,4 @@
-//! Look-ups by name, address and pattern.
+//! Tests of look-ups by name, address and pattern.
 
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
@@ -31,7 +31,7 @@ fn table() -> Symbols {
         size: if name == "sized" { Some(0x20) } else { size },
         kind,
     });
-    // The table sorts: order of entry must not matter.
+    // The table sorts its entries, so their order does not matter.
     Symbols::new(
         raw.into_iter().rev(),
         &[
@@ -112,7 +112,7 @@ fn unknown_name_offers_near_ones() {
 
 #[test]
 fn names_that_go_on_are_offered_first_and_code_of_tracepoints_last() {
-    // As Linux 6.12 has them, in which `kmem_cache_alloc` is a macro.
+    // Names in Linux 6.12, where `kmem_cache_alloc` is a macro.
     let names = [
         "__SCT__tp_func_kmem_cache_alloc",
         "__bpf_trace_kmem_cache_alloc",
@@ -141,7 +141,7 @@ fn names_that_go_on_are_offered_first_and_code_of_tracepoints_last() {
         ]
     "#]]
     .assert_debug_eq(&symbols.near("kmem_cache_alloc")[..3].to_vec());
-    // They are functions, and offered where there is nothing else.
+    // Code of tracepoints consists of functions too, and is offered if nothing else matches.
     let traced = symbols.near("trace_kmem_cache_alloc");
     assert!(
         traced.iter().any(|name| name.starts_with("__bpf_")),
@@ -188,7 +188,7 @@ fn containing_symbol_is_the_nearest_before_and_ends_with_its_size() {
 
 #[test]
 fn among_names_of_one_address_the_first_in_the_image_is_meant() {
-    // The table was given in reverse.
+    // The table was built in reverse order.
     let (symbol, _) = table()
         .containing(Gva(0xffff_ffff_8100_0510))
         .map(|(s, o)| (s.name.to_owned(), o))
@@ -224,7 +224,7 @@ fn empty_table_answers() {
 
 #[test]
 fn a_name_that_got_an_underscore_is_offered_before_those_that_go_on() {
-    // As Linux has them since 5.15, in which `printk` is a macro.
+    // Names in Linux since 5.15, where `printk` is a macro.
     let names = ["printk_get", "printk_timed", "_printk", "vprintk"];
     let raw = (0..).zip(names).map(|(n, name)| RawSymbol {
         name,

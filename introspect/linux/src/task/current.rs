@@ -1,4 +1,4 @@
-//! The task that runs.
+//! The current task and its identity.
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::mem::PhysMemory;
@@ -21,7 +21,7 @@ pub struct Task {
 }
 
 impl Task {
-    /// The command name up to its first NUL, with what is not UTF-8 replaced.
+    /// Returns the command name up to its first NUL. Invalid UTF-8 is replaced.
     #[must_use]
     pub fn comm(&self) -> String {
         let end = self.comm.iter().position(|&b| b == 0).unwrap_or(COMM_LEN);
@@ -30,8 +30,8 @@ impl Task {
 }
 
 impl TaskLayout {
-    /// Where the task that runs on the virtual CPU whose per-CPU base is `gs_base` is; `None` when
-    /// the guest's memory does not tell. Allocates nothing.
+    /// Returns the address of the current task's `task_struct` on the virtual CPU whose per-CPU base is
+    /// `gs_base`; `None` if the guest's memory cannot be read there. Allocates nothing.
     #[inline]
     pub fn pointer(
         &self,
@@ -43,7 +43,8 @@ impl TaskLayout {
         walker.read_u64(mem, pointer).ok().map(Gva)
     }
 
-    /// The task at `task`; `None` when the guest's memory does not hold one there. Allocates nothing.
+    /// Reads the task whose `task_struct` is at `task`; `None` if the guest's memory cannot be read there.
+    /// Allocates nothing.
     #[inline]
     pub fn read(
         &self,
@@ -54,7 +55,7 @@ impl TaskLayout {
         if self.tgid != self.pid.wrapping_add(4) {
             return self.read_apart(walker, mem, task);
         }
-        // The kernel has its numbers side by side: one word.
+        // The kernel has `pid` and `tgid` side by side: one word.
         let offsets = [self.pid, self.comm, self.comm.wrapping_add(8)];
         let [both, first, second] = walker.read_words(mem, task, offsets).ok()?;
         let [a, b, c, d, rest @ ..] = both.to_le_bytes();
@@ -69,7 +70,7 @@ impl TaskLayout {
         })
     }
 
-    /// The same where it has them apart.
+    /// Like [`Self::read`], for a layout where `pid` and `tgid` are apart.
     #[inline(never)]
     fn read_apart(
         &self,
@@ -108,7 +109,7 @@ mod tests {
         comm: 0x18,
     };
 
-    /// One mapped page, in which the current task is at `task`.
+    /// Maps one page, in which the pointer to the current task is `task`.
     fn memory(task: u64) -> Memory {
         let mem = Memory::new(0);
         Mapper::new(&mem).map(PAGE, FRAME);

@@ -1,14 +1,15 @@
-//! What tasks of a guest look like, from its types or from what it shows, and held against the guest.
+//! Determines the layout of tasks, from the kernel's types or from the guest's memory, and checks it against
+//! the guest.
 //!
-//! What is kept true: a [`TaskLayout`] that comes from here fits the guest as it ran the first time
-//! its tasks were looked at. Just before the first program is run the task that runs is number 1, and still has the
-//! name that it has from the image. A layout that does not fit is not used, wherever it comes from.
+//! Invariant: a [`TaskLayout`] returned here fits the guest as it was when its tasks were first read. That is
+//! just before the first program runs: the current task is number 1, and still has the name from the image. A
+//! layout that does not fit is not used, wherever it comes from.
 //!
-//! Without types (CONFIG_DEBUG_INFO_BTF) the image tells where the current and the first task are, and
-//! where a task has its name ([`TaskClues`]). The first task heads a list of all processes, which is
-//! recognised by that each member has a name where the first has. All their numbers are different, 0
-//! and 1 come first, and the first thread of each has that of its process: `pid` and `tgid`, which are side
-//! by side. Checked on 5.10, 6.1, 6.12 and 7.2.
+//! Without types (CONFIG_DEBUG_INFO_BTF) the image shows where the current and the first task are, and the
+//! offset of a task's name ([`TaskClues`]). The first task heads a list of all processes; the list is
+//! recognised because each member has a name at the same offset as the first. All process numbers differ, 0 and
+//! 1 come first, and the first thread of each process has the process's number. This identifies `pid` and
+//! `tgid`, which are side by side. Checked on 5.10, 6.1, 6.12 and 7.2.
 
 use std::collections::BTreeSet;
 
@@ -19,22 +20,22 @@ use hvprobe_arch::paging::{PageTables, Walker};
 use super::current::Task;
 use crate::image::{KernelImage, TaskClues, TaskLayout};
 
-/// Why the guest's tasks cannot be told.
+/// Why the layout of the guest's tasks cannot be determined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TaskUnknown {
-    /// Neither types nor code lead to the current task.
+    /// Neither types nor code show where the current task is.
     #[error(
         "the kernel has no type information (CONFIG_DEBUG_INFO_BTF), and its code does not tell where the \
          current task is"
     )]
     NoClues,
-    /// No list of tasks, or several things that could be their numbers.
+    /// No list of tasks, or several candidates for their numbers.
     #[error(
         "the kernel has no type information (CONFIG_DEBUG_INFO_BTF), and its tasks do not tell where they \
          have their {0}"
     )]
     NoEvidence(&'static str),
-    /// The layout is not the guest's.
+    /// The layout does not fit the guest.
     #[error(
         "the layout of `task_struct` does not fit the guest: the first process is not found by it"
     )]
@@ -43,26 +44,26 @@ pub enum TaskUnknown {
 
 /// The number of the first process.
 const FIRST: i32 = 1;
-/// What the names of the idle tasks, and of the first process before it runs a program, begin with.
+/// Prefix of the names of the idle tasks, and of the first process before it runs a program.
 const BOOTING: &[u8] = b"swapper";
-/// The most tasks that are looked at.
+/// Limit for the number of tasks.
 const MOST: usize = 1 << 12;
-/// Fewer do not prove anything.
+/// A list with fewer tasks proves nothing.
 const FEWEST: usize = 4;
 
 impl TaskLayout {
-    /// The layout of the guest that is about to run its first program, on the processor whose per-CPU
-    /// base is `gs_base`.
+    /// Determines the layout of tasks in a guest that is about to run its first program, on the processor whose
+    /// per-CPU base is `gs_base`.
     ///
     /// # Errors
-    /// When nothing tells, or the guest tells otherwise.
+    /// If the layout cannot be determined, or does not fit the guest.
     pub fn of_guest(
         image: &KernelImage,
         tables: PageTables,
         mem: &(impl PhysMemory + ?Sized),
         gs_base: u64,
     ) -> Result<Self, TaskUnknown> {
-        /// Other processors may be changing the list.
+        /// More than one, as other processors may be changing the list.
         const TRIES: usize = 5;
         let guest = Guest {
             walker: Walker::new(tables),
@@ -101,7 +102,7 @@ impl<M: PhysMemory + ?Sized> Guest<'_, M> {
         })
     }
 
-    /// The layout that the tasks show.
+    /// Determines the layout from the tasks themselves.
     fn shows(&self, clues: TaskClues) -> Result<TaskLayout, TaskUnknown> {
         let missing = TaskUnknown::NoEvidence;
         self.walker.begin();
@@ -123,7 +124,7 @@ impl<M: PhysMemory + ?Sized> Guest<'_, M> {
                 Some(i32::from_le_bytes(bytes.try_into().ok()?))
             };
             let mut seen = BTreeSet::new();
-            // They are in the order in which they were made, but for two that were made at once.
+            // Tasks are listed in order of creation, except for two that were created at the same time.
             heads.iter().enumerate().all(|(n, head)| {
                 let (pid, tgid) = (number(head, at), number(head, at + 4));
                 let pid = pid.filter(|pid| Some(*pid) == tgid && seen.insert(*pid));
@@ -148,8 +149,8 @@ impl<M: PhysMemory + ?Sized> Guest<'_, M> {
         })
     }
 
-    /// The tasks on the list whose head is the `list_head` that is `link` bytes into the first task and
-    /// leads to `next`, that task included; `None` if that is no list of tasks.
+    /// Returns the tasks on the list whose head is the `list_head` at offset `link` of the first task,
+    /// including that task. `next` is the first link after the head. `None` if it is not a list of tasks.
     fn list(&self, clues: TaskClues, link: u64, mut next: Gva) -> Option<Vec<Gva>> {
         let head = clues.init_task.wrapping_add(link);
         let mut before = head;
@@ -166,7 +167,7 @@ impl<M: PhysMemory + ?Sized> Guest<'_, M> {
         (tasks.len() >= FEWEST).then_some(tasks)
     }
 
-    /// Whether there is a name at `at`: text, and zeroes up to its end.
+    /// Returns whether there is a task's name at `at`: printable characters, terminated by a NUL.
     fn has_name(&self, at: Gva) -> bool {
         let Some(comm) = self.bytes(at, super::current::COMM_LEN) else {
             return false;

@@ -1,7 +1,7 @@
-//! The task a hit belongs to, read from the guest's `task_struct`.
+//! Reads the task that a hit belongs to from the guest's `task_struct`.
 //!
-//! Invariant: every read is bounds-checked and a failed one yields "no task", never an error: a
-//! hit is an event even when the guest's own structures are nonsense.
+//! Invariant: every read is bounds-checked, and a failed one yields "no task", never an error: a hit is an
+//! event even if the guest's own structures are nonsense.
 
 mod current;
 mod evidence;

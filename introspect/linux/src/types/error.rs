@@ -1,15 +1,15 @@
-//! Why types cannot be told.
+//! Errors of reading types.
 
-/// Why BTF does not tell where a field is.
+/// Why BTF does not give the offset of a field.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BtfError {
-    /// The image has none.
+    /// The image has no BTF.
     #[error("the kernel has no BTF: it was built without CONFIG_DEBUG_INFO_BTF")]
     Missing,
-    /// The bytes are not what the format says.
+    /// The bytes violate the format.
     #[error("malformed BTF at offset {0:#x}")]
     Malformed(usize),
-    /// No variable that could point to the current task.
+    /// No symbol for a variable that could point to the current task.
     #[error("no symbol `current_task` or `pcpu_hot` leads to the current task")]
     NoCurrentTask,
     /// No such field, or it is a bit field.
@@ -20,7 +20,7 @@ pub enum BtfError {
         /// The field.
         field: String,
     },
-    /// The field has another size than the code knows how to read.
+    /// The field has a size other than the one that the code can read.
     #[error("field `{field}` of `struct {of}` has {found} bytes, not {expected}")]
     Size {
         /// The structure.
@@ -29,7 +29,7 @@ pub enum BtfError {
         field: String,
         /// The size in BTF.
         found: u64,
-        /// The size known.
+        /// The size that the code can read.
         expected: u64,
     },
 }
@@ -37,13 +37,13 @@ pub enum BtfError {
 /// Why a function's parameters are not known.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PrototypeError {
-    /// There is no such function among the types.
+    /// The types contain no such function.
     #[error("the kernel's types do not tell of a function `{0}`")]
     Unknown(String),
     /// Functions of that name differ in their parameters.
     #[error("the kernel has functions `{0}` with different parameters")]
     Ambiguous(String),
-    /// What the types say of it makes no sense.
+    /// The types describe the function in a way that makes no sense.
     #[error("malformed BTF of the function `{0}`")]
     Malformed(String),
 }

@@ -1,7 +1,7 @@
-//! The bytes of BTF (Documentation/bpf/btf.rst), as in 5.10, 6.1, 6.12 and 7.2.
+//! The encoding of BTF (Documentation/bpf/btf.rst), as in 5.10, 6.1, 6.12 and 7.2.
 //!
-//! What is kept true: an [`Entry`] has all the bytes that its kind and its count of parts call for, so
-//! that who reads parts of it need not check again.
+//! Invariant: an [`Entry`] has all the bytes that its kind and number of parts require, so that readers of the
+//! parts need not check again.
 
 use super::error::BtfError;
 use crate::bytes::u32_at;
@@ -19,7 +19,7 @@ pub(super) const ENUMERATOR_64: usize = 12;
 /// Bytes of a parameter (`struct btf_param`).
 pub(super) const PARAMETER: usize = 8;
 
-/// `BTF_KIND_*`, as far as they matter here.
+/// The `BTF_KIND_*` constants used here.
 pub(super) mod kind {
     pub(crate) const INT: u32 = 1;
     pub(crate) const PTR: u32 = 2;
@@ -42,28 +42,28 @@ pub(super) mod kind {
     pub(crate) const ENUM64: u32 = 19;
 }
 
-/// One type's entry.
+/// The entry of a type.
 pub(super) struct Entry<'a> {
-    /// Where its name is among the strings; 0 for none.
+    /// Offset of its name among the strings; 0 for none.
     pub(super) name: u32,
     /// One of [`kind`].
     pub(super) kind: u32,
-    /// Of a structure: the top byte of member offsets is the size of a bit field. Of an enumeration: it
-    /// is signed. Of a forward declaration: it is of a union.
+    /// Meaning by kind. Structure: the top byte of member offsets is the size of a bit field. Enumeration: it
+    /// is signed. Forward declaration: it is of a union.
     pub(super) flag: bool,
-    /// Its size, or the id of the type it refers to.
+    /// The size of the type, or the id of the type it refers to.
     pub(super) size_or_type: u32,
-    /// What follows the fixed part: members, array bounds.
+    /// The bytes after the fixed part: members, array bounds.
     pub(super) rest: &'a [u8],
 }
 
-/// The two parts of BTF.
+/// The two sections of BTF.
 pub(super) struct Sections<'a> {
     pub(super) types: &'a [u8],
     pub(super) strings: &'a [u8],
 }
 
-/// The parts that the header tells of.
+/// Returns the sections that the header describes.
 pub(super) fn sections(data: &[u8]) -> Result<Sections<'_>, BtfError> {
     if !data.starts_with(&MAGIC.to_le_bytes()) {
         return Err(BtfError::Malformed(0));
@@ -80,7 +80,7 @@ pub(super) fn sections(data: &[u8]) -> Result<Sections<'_>, BtfError> {
     })
 }
 
-/// Where each entry begins, and whether enumerations say that they are signed, which they do since 6.0.
+/// Returns the start of each entry, and whether enumerations say that they are signed, as they do since 6.0.
 pub(super) fn starts(types: &[u8]) -> Result<(Vec<u32>, bool), BtfError> {
     let mut starts = Vec::new();
     let mut signs = false;
@@ -94,9 +94,9 @@ pub(super) fn starts(types: &[u8]) -> Result<(Vec<u32>, bool), BtfError> {
     Ok((starts, signs))
 }
 
-/// The entry that begins at `at`.
+/// Returns the entry that begins at `at`.
 pub(super) fn entry_at(types: &[u8], at: usize) -> Option<Entry<'_>> {
-    /// The last kind the format defines: whatever comes later has a length unknown here.
+    /// The last kind that is known; the length of any later one is unknown.
     const LAST: u32 = kind::ENUM64;
 
     let info = u32_at(types, at.checked_add(4)?)?;

@@ -1,42 +1,42 @@
-//! What functions take and return.
+//! Prototypes of functions.
 //!
-//! What is kept true: nothing is guessed. A function of which there are several with different
-//! prototypes has none, and neither has what a compiler made of one under another name, such as
-//! `vfs_read.isra.0`. Of a module its own functions are meant, whatever the kernel calls its: of the
-//! kernel's only those are taken that the module has none of, as one that is the same in both is told once.
+//! Invariants: nothing is guessed. A function that exists several times with different prototypes has none, and
+//! neither has a variant that the compiler made under another name, such as `vfs_read.isra.0`. For a module its
+//! own functions count, whatever functions the kernel has. A function of the kernel counts only if the module
+//! has none of that name, as a function that is the same in both is described only once.
 
 use super::error::PrototypeError;
 use super::kinds::Kind;
 use super::table::{TypeId, Types};
 
-/// More parameters than any function of a kernel has.
+/// Limit for parameters; no function of a kernel has more.
 const MOST_PARAMETERS: usize = 64;
 
-/// What a function takes and returns.
+/// The parameters and the return type of a function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prototype {
-    /// What it takes, in the order of the declaration.
+    /// The parameters, in the order of the declaration.
     pub parameters: Vec<Parameter>,
-    /// What it returns; `None` for nothing.
+    /// The return type; `None` for `void`.
     pub returns: Option<TypeId>,
-    /// Whether it takes any number of arguments more.
+    /// Whether the function takes any number of further arguments.
     pub variadic: bool,
 }
 
 /// A parameter of a function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parameter {
-    /// Its name; empty if the declaration gives none.
+    /// The name; empty if the declaration gives none.
     pub name: String,
-    /// Its type.
+    /// The type.
     pub ty: TypeId,
 }
 
 impl Types {
-    /// The prototype of the function `name`, which is the whole name of its symbol.
+    /// Returns the prototype of the function `name`, which is the whole name of its symbol.
     ///
     /// # Errors
-    /// When the types do not tell of it, or of several that differ.
+    /// If the types do not describe it, or describe several that differ.
     pub fn function(&self, name: &str) -> Result<Prototype, PrototypeError> {
         let mut found: Option<Prototype> = None;
         for id in self.functions(name) {
@@ -55,7 +55,7 @@ impl Types {
         found.ok_or_else(|| PrototypeError::Unknown(name.to_owned()))
     }
 
-    /// All functions called `name`: a module's own, or those of its kernel if it has none.
+    /// Returns all functions called `name`: a module's own, or those of its kernel if it has none.
     #[must_use]
     pub fn functions(&self, name: &str) -> Vec<TypeId> {
         let is_function = |id: &TypeId| matches!(self.kind(*id), Some(Kind::Function(_)));
@@ -66,7 +66,7 @@ impl Types {
         }
     }
 
-    /// The prototype that `id` is, as that which a pointer to a function leads to.
+    /// Returns the prototype with this id, such as the target of a function pointer.
     #[must_use]
     pub fn prototype(&self, id: TypeId) -> Option<Prototype> {
         let Kind::Prototype {
@@ -100,7 +100,7 @@ impl Types {
 }
 
 impl Prototype {
-    /// Whether a call of one is a call of the other; parameters may have other names.
+    /// Returns whether both are called in the same way; names of parameters may differ.
     fn takes_the_same(&self, other: &Self) -> bool {
         let types = |it: &Self| -> Vec<_> { it.parameters.iter().map(|it| it.ty).collect() };
         self.returns == other.returns

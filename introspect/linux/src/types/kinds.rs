@@ -1,12 +1,13 @@
-//! What a type is, one step deep.
+//! Describes a type one step deep.
 //!
-//! What is kept true: nothing is looked up here but what the step needs; who goes on bounds the way.
+//! Invariant: only what that one step needs is looked up; callers that follow types further limit the number of
+//! steps.
 
 use super::format::{ENUMERATOR, ENUMERATOR_64, Entry, MEMBER, PARAMETER, kind};
 use super::table::{TypeId, Types};
 use crate::bytes::{i32_at, u32_at, u64_at};
 
-/// What a type is, one step deep.
+/// Description of a type, one step deep.
 #[derive(Clone, Copy, Debug)]
 pub enum Kind<'a> {
     /// No type.
@@ -17,16 +18,16 @@ pub enum Kind<'a> {
     Float,
     /// A pointer.
     Pointer(TypeId),
-    /// Elements one behind the other.
+    /// Consecutive elements of one type.
     Array {
-        /// What each is.
+        /// The type of each element.
         element: TypeId,
-        /// How many there are; 0 if the array has no bound.
+        /// Number of elements; 0 if the array has no bound.
         count: u32,
     },
     /// A structure, or a union.
     Struct {
-        /// Whether the members lie in the same place.
+        /// Whether it is a union: the members share the same bytes.
         union: bool,
         /// The members.
         members: Members<'a>,
@@ -35,10 +36,10 @@ pub enum Kind<'a> {
     Enum {
         /// Whether its values are signed.
         signed: bool,
-        /// The names of values.
+        /// The named values.
         values: Enumerators<'a>,
     },
-    /// A structure, or a union, of which no more is known than its name.
+    /// A structure or union of which only the name is known.
     Forward {
         /// Whether it is a union.
         union: bool,
@@ -51,49 +52,49 @@ pub enum Kind<'a> {
     Volatile(TypeId),
     /// `restrict`.
     Restrict(TypeId),
-    /// A mark on a type, such as `__user`.
+    /// A type tag, such as `__user`.
     Tag(TypeId),
     /// A function, of this prototype.
     Function(TypeId),
-    /// What a function takes and returns.
+    /// A function's parameters and return type.
     Prototype {
-        /// [`TypeId::VOID`] for nothing.
+        /// The return type; [`TypeId::VOID`] for nothing.
         returns: TypeId,
-        /// What it takes.
+        /// The parameters.
         parameters: Parameters<'a>,
     },
-    /// A variable, or another thing that is no type.
+    /// A variable, or something else that is not a type.
     Other,
 }
 
 /// An integer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Int {
-    /// Whether it is in two's complement.
+    /// Whether it is signed (two's complement).
     pub signed: bool,
     /// Whether it is `char`.
     pub char: bool,
     /// Whether it is `_Bool`.
     pub bool: bool,
-    /// The first bit, and how many, if these are not all of its bytes.
+    /// First bit and number of bits, if it does not use all of its bytes.
     pub bits: Option<(u8, u8)>,
 }
 
 /// A member of a structure, one level deep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field<'a> {
-    /// Its name; empty if it has none.
+    /// The name; empty if it has none.
     pub name: &'a str,
-    /// Bits from the beginning of the structure.
+    /// Offset in bits from the start of the structure.
     pub bit_offset: u64,
-    /// How many bits it has, if it is a bit field.
+    /// Width in bits, if it is a bit field.
     pub width: Option<u8>,
-    /// Its type.
+    /// The type.
     pub ty: TypeId,
 }
 
 impl Types {
-    /// What the type is.
+    /// Returns the description of a type; `None` if the id is invalid or the entry malformed.
     #[must_use]
     pub fn kind(&self, id: TypeId) -> Option<Kind<'_>> {
         if id == TypeId::VOID {
@@ -151,14 +152,15 @@ impl Types {
         let whole = offset == 0 && u32::from(bits) == entry.size_or_type.saturating_mul(8);
         Some(Int {
             signed: word & SIGNED != 0,
-            // Compilers do not set the bit that the format has for it.
+            // Compilers do not set the bit that the format has for this.
             char: entry.size_or_type == 1 && self.is_named(entry.name, "char"),
             bool: word & BOOL != 0,
             bits: (!whole).then_some((offset, bits)),
         })
     }
 
-    /// Whether an enumeration has signed values. Where none says so, those that have one below zero are.
+    /// Returns whether an enumeration has signed values. If no enumeration in the data says so, those with a
+    /// negative value count as signed.
     fn is_signed(&self, entry: &Entry<'_>) -> bool {
         entry.flag
             || !self.signs
@@ -168,7 +170,7 @@ impl Types {
                     .any(|raw| i32_at(raw, 4).is_some_and(|value| value < 0))
     }
 
-    /// The members of a structure.
+    /// Returns the members of a structure.
     pub(super) fn members_of<'a>(&'a self, entry: &Entry<'a>) -> Members<'a> {
         Members {
             types: self,
@@ -177,8 +179,8 @@ impl Types {
         }
     }
 
-    /// The first bit of an integer, and how many, if these are not all of its bytes: how BTF without
-    /// bit fields in its structures has them.
+    /// Returns first bit and number of bits of an integer that does not use all of its bytes. BTF without bit
+    /// fields in structures describes bit fields in this way.
     fn odd_bits(&self, id: TypeId) -> Option<(u8, u8)> {
         let entry = self.resolved(id)?;
         let int = (entry.kind == kind::INT).then(|| self.int(&entry))?;
@@ -186,14 +188,14 @@ impl Types {
     }
 }
 
-/// Takes the first `len` bytes.
+/// Splits off the first `len` bytes.
 fn take<'a>(raw: &mut &'a [u8], len: usize) -> Option<&'a [u8]> {
     let (first, rest) = raw.split_at_checked(len)?;
     *raw = rest;
     Some(first)
 }
 
-/// The members of a structure, in their order.
+/// Iterator over the members of a structure, in order.
 #[derive(Clone, Copy, Debug)]
 pub struct Members<'a> {
     types: &'a Types,
@@ -226,16 +228,16 @@ impl<'a> Iterator for Members<'a> {
     }
 }
 
-/// A name of a value of an enumeration.
+/// A named value of an enumeration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Value<'a> {
     /// The name.
     pub name: &'a str,
-    /// The value; of an unsigned enumeration, its bits.
+    /// The value; for an unsigned enumeration, its bits.
     pub value: i64,
 }
 
-/// The names of the values of an enumeration, in their order.
+/// Iterator over the named values of an enumeration, in order.
 #[derive(Clone, Copy, Debug)]
 pub struct Enumerators<'a> {
     types: &'a Types,
@@ -271,13 +273,13 @@ impl<'a> Iterator for Enumerators<'a> {
 /// A parameter of a prototype.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Argument<'a> {
-    /// Its name; empty if it has none.
+    /// The name; empty if it has none.
     pub name: &'a str,
-    /// Its type; [`TypeId::VOID`] for the `...` at the end of the list.
+    /// The type; [`TypeId::VOID`] for the `...` at the end of the list.
     pub ty: TypeId,
 }
 
-/// What a prototype takes, in its order.
+/// Iterator over the parameters of a prototype, in order.
 #[derive(Clone, Copy, Debug)]
 pub struct Parameters<'a> {
     types: &'a Types,

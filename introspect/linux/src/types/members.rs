@@ -1,7 +1,7 @@
-//! Fields of structures, by their names.
+//! Looks up fields of structures by name.
 //!
-//! What is kept true: any number of questions about structures by name is answered in one pass over
-//! the types; work for one question is bounded.
+//! Invariants: any number of questions about structures by name is answered in one pass over the types, and the
+//! work for one question is bounded.
 
 use super::error::BtfError;
 use super::format::{Entry, kind};
@@ -9,22 +9,22 @@ use super::kinds::Field;
 use super::table::{DEEPEST, TypeId, Types};
 use crate::bytes::u32_at;
 
-/// Members looked at for one question before it is no kernel's structure.
+/// Limit for members examined per question; no structure of a kernel has more.
 const MOST_MEMBERS: u32 = 1 << 16;
-/// Parts of a path before it is no path into a structure.
+/// Limit for the parts of a path.
 const LONGEST_PATH: usize = 8;
 
-/// Where a member of a structure lies.
+/// Position of a member in a structure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Bytes from the start of the structure.
+    /// Offset in bytes from the start of the structure.
     pub offset: u64,
-    /// How many bytes it has, all elements of an array together; 0 when BTF does not tell.
+    /// Size in bytes, for an array of all elements together; 0 if BTF does not say.
     pub size: u64,
 }
 
 impl Member {
-    /// The offset of the member `field` of the structure `of`, if it was `found` and has `size` bytes.
+    /// Returns the offset of the member `field` of the structure `of`, if it was `found` and has `size` bytes.
     pub(crate) fn exactly(
         found: Option<Self>,
         of: &str,
@@ -45,20 +45,20 @@ impl Member {
     }
 }
 
-/// A number that is a member of a structure, a bit field or not.
+/// Position of a number in a structure, which may be a bit field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NumberPlace {
-    /// Its first byte, from the start of the structure.
+    /// Offset of its first byte from the start of the structure.
     pub(crate) offset: u64,
-    /// How many bytes have some of it, 8 at most.
+    /// Number of bytes that it occupies at least in part, at most 8.
     pub(crate) bytes: usize,
-    /// Bits of the first byte that are not its.
+    /// Number of bits below it in the first byte.
     shift: u64,
     mask: u64,
 }
 
 impl NumberPlace {
-    /// Its value, of the bytes it lies in.
+    /// Extracts the value from its bytes.
     pub(crate) fn of(&self, bytes: &[u8]) -> u64 {
         let whole = bytes.iter().take(self.bytes);
         let whole = whole.rfold(0, |all, byte| all << 8 | u64::from(*byte));
@@ -67,7 +67,7 @@ impl NumberPlace {
 }
 
 impl Types {
-    /// The member `name` of a structure or union. Those of anonymous members count as its own.
+    /// Returns the member `name` of a structure or union. Members of anonymous members count as its own.
     #[must_use]
     pub fn member(&self, of: TypeId, name: &str) -> Option<Field<'_>> {
         let entry = self.composite(of).filter(|_| !name.is_empty())?;
@@ -75,8 +75,8 @@ impl Types {
         self.member_of(&entry, name, true, DEEPEST, &mut budget)
     }
 
-    /// Where the members asked for lie, each as a structure and a path into it; one pass over the
-    /// types, whatever the number of questions.
+    /// Returns the positions of members. Each question is the name of a structure and a path into it. Takes one
+    /// pass over the types, whatever the number of questions.
     pub(crate) fn members(&self, questions: &[(&str, &str)]) -> Vec<Option<Member>> {
         let mut names: Vec<_> = questions.iter().map(|(of, _)| *of).collect();
         names.dedup();
@@ -87,7 +87,7 @@ impl Types {
             .collect()
     }
 
-    /// The structures with these names; one pass over the types.
+    /// Returns the structures with these names, in one pass over the types.
     pub(crate) fn structures(&self, names: &[&str]) -> Structures<'_> {
         let is_wanted = |ty: &Entry<'_>| {
             let is_named = ty.kind == kind::STRUCT && ty.name != 0;
@@ -100,7 +100,7 @@ impl Types {
         }
     }
 
-    /// Where the unsigned number `name` of the structure `of` is.
+    /// Returns the position of the unsigned number `name` in the structure `of`.
     pub(crate) fn number(&self, of: &str, name: &str) -> Option<NumberPlace> {
         let place = self.ids().find_map(|id| {
             let entry = self.entry(id)?;
@@ -121,7 +121,7 @@ impl Types {
         })
     }
 
-    /// The offset of a field of exactly `size` bytes; fields of anonymous members count as the
+    /// Returns the offset of a field of exactly `size` bytes. Fields of anonymous members count as the
     /// structure's own.
     pub(crate) fn field(&self, of: &str, path: &str, size: u64) -> Result<u64, BtfError> {
         let found = self.structures(&[of]).member(of, path);
@@ -172,7 +172,7 @@ impl Types {
         matches!(entry.kind, kind::STRUCT | kind::UNION).then_some(entry)
     }
 
-    /// A member of that name; a bit field only if these are wanted.
+    /// Returns the member called `wanted`; a bit field only if `bit_fields` is set.
     fn member_of<'a>(
         &'a self,
         ty: &Entry<'a>,
@@ -203,25 +203,25 @@ impl Types {
     }
 }
 
-/// Structures that were looked up by their names.
+/// Structures found by name.
 pub(crate) struct Structures<'a> {
     types: &'a Types,
     entries: Vec<Entry<'a>>,
 }
 
 impl Structures<'_> {
-    /// How many bytes the structure has; of several with that name, the first.
+    /// Returns the size of the structure in bytes; of several with that name, of the first.
     pub(crate) fn size(&self, of: &str) -> Option<u64> {
         let mut named = self.entries.iter();
         let found = named.find(|ty| self.types.is_named(ty.name, of))?;
         Some(found.size_or_type.into())
     }
 
-    /// Where a member of the structure `of` lies.
+    /// Returns the position of a member of the structure `of`.
     pub(crate) fn member(&self, of: &str, path: &str) -> Option<Member> {
         let mut budget = MOST_MEMBERS;
         let mut named = self.entries.iter();
-        // Several structures may share a name: the first that has the member counts.
+        // Several structures may share a name: the first one with such a member counts.
         named.find_map(|ty| {
             let is_it = self.types.is_named(ty.name, of);
             is_it.then(|| self.types.follow(ty, path, &mut budget))?

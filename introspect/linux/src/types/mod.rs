@@ -1,7 +1,7 @@
-//! The types of a kernel and of its modules, from BTF.
+//! Types of a kernel and of its modules, from BTF.
 //!
-//! What is kept true: nothing of the data is trusted. Ids and offsets are checked, loops are bounded,
-//! and what makes no sense is not told, or shown as bytes; never a panic or unbounded work.
+//! Invariants: nothing in the data is trusted. Ids and offsets are checked, loops are bounded, and nonsense is
+//! left out or shown as bytes; there is never a panic or unbounded work.
 
 mod error;
 mod format;

@@ -1,8 +1,8 @@
-//! Where the parameters of a function are when it begins, and what it returns when it has, by the System V calling
-//! convention for AMD64 (its section 3.2.3), as far as kernels use it.
+//! Where a function's parameters are at its entry and its return value is at its return, by the System V
+//! calling convention for AMD64 (section 3.2.3), as far as kernels use it.
 //!
-//! What is kept true: a place is told only where the convention leaves no doubt. Kernels hand on no
-//! floating-point numbers; where types claim it, nothing is told from there on.
+//! Invariant: a place is returned only where the convention leaves no doubt. Kernels pass no floating-point
+//! numbers; if the types claim one, the places of that parameter and of all later ones are unknown.
 
 use hvprobe_arch::regs::Gpr;
 
@@ -10,11 +10,11 @@ use super::functions::Prototype;
 use super::kinds::{Field, Kind};
 use super::table::{DEEPEST, TypeId, Types};
 
-/// The registers that take parameters, in their order.
+/// The registers for parameters, in order.
 const REGISTERS: [Gpr; 6] = [Gpr::Rdi, Gpr::Rsi, Gpr::Rdx, Gpr::Rcx, Gpr::R8, Gpr::R9];
-/// Members, and elements of arrays, looked at for one parameter that goes in registers.
+/// Limit for members and array elements examined per parameter in registers.
 const MOST_PARTS: u32 = 256;
-/// More bytes than any parameter has.
+/// Limit for the size of a parameter in bytes; no parameter is larger.
 const MOST_BYTES: u64 = 1 << 20;
 
 /// Where a parameter is before the function's first instruction.
@@ -26,50 +26,50 @@ pub enum Place {
     Registers(Gpr, Gpr),
     /// On the stack, from this word above RSP on. Word 0 is the return address.
     Stack(u16),
-    /// That cannot be told.
+    /// Unknown.
     Unknown,
 }
 
-/// Where a function leaves what it returns.
+/// Where a function leaves its return value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Returned {
     /// In RAX. Bits beyond the size of the value mean nothing.
     Register,
-    /// In RAX, and what is behind its first eight bytes in RDX.
+    /// In RAX for the first eight bytes, and in RDX for the rest.
     Registers,
     /// In memory, whose address is in RAX.
     Memory,
-    /// That cannot be told.
+    /// Unknown.
     Unknown,
 }
 
-/// How a value of up to 16 bytes is handed on.
+/// How a value of up to 16 bytes is passed.
 enum Class {
-    /// In so many registers, 1 or 2.
+    /// In this number of registers, 1 or 2.
     Integer(usize),
     /// On the stack.
     Memory,
-    /// Elsewhere, or it has no bytes: pahole takes them from some unions that a parameter may be of
-    /// (`__attribute__((transparent_union))`), so that the parameter has a place nevertheless.
+    /// In another way, or it has no bytes. pahole drops the bytes of some unions that a parameter may have as
+    /// its type (`__attribute__((transparent_union))`); such a parameter has a place nevertheless.
     Other,
 }
 
-/// What is found in the parts of a value.
+/// Properties of the parts of a value.
 #[derive(Default)]
 struct Parts {
-    /// Whether there is an integer in each of the two words.
+    /// Whether there is an integer part in each of the two words.
     words: [bool; 2],
-    /// A part is not where its size would have it.
+    /// Whether a part is not aligned to its size.
     unaligned: bool,
-    /// A part is a floating-point number, or not known.
+    /// Whether a part is a floating-point number, or unknown.
     other: bool,
-    /// A part needs 16 bytes of alignment.
+    /// Whether a part needs 16 bytes of alignment.
     wide: bool,
     left: u32,
 }
 
 impl Types {
-    /// Where the parameters of a function are, in their order, when it begins.
+    /// Returns where the parameters of a function are at its entry, in their order.
     #[must_use]
     pub fn places(&self, prototype: &Prototype) -> Vec<Place> {
         let mut registers = REGISTERS.as_slice();
@@ -77,9 +77,9 @@ impl Types {
         let mut lost = false;
         if let Some(returns) = prototype.returns {
             match self.class(returns).0 {
-                // The caller says where it wants it, before all else.
+                // The caller passes the address for the return value before all other parameters.
                 Class::Memory => registers = &REGISTERS[1..],
-                // Nothing of a kernel returns what goes elsewhere than a register.
+                // Nothing in a kernel returns a value in another kind of register.
                 Class::Integer(_) | Class::Other => {}
             }
         }
@@ -112,7 +112,7 @@ impl Types {
         places
     }
 
-    /// Where a value of this type is when the function that returns it has returned.
+    /// Returns where a value of this type is after the function that returns it has returned.
     #[must_use]
     pub fn returned(&self, id: TypeId) -> Returned {
         match self.class(id).0 {
@@ -123,7 +123,7 @@ impl Types {
         }
     }
 
-    /// The next words of the stack that a parameter fits into. The first is at a multiple of 16 bytes.
+    /// Places a parameter in the next words of the stack. One that is `wide` begins at a multiple of 16 bytes.
     fn on_stack(&self, id: TypeId, wide: bool, word: &mut u16) -> Option<Place> {
         let words = u16::try_from(self.size(id)?.div_ceil(8)).ok()?;
         if wide && (*word).is_multiple_of(2) {
@@ -134,7 +134,7 @@ impl Types {
         Some(place)
     }
 
-    /// How a value is handed on, and whether it is aligned to 16 bytes in memory.
+    /// Returns how a value is passed, and whether it is aligned to 16 bytes in memory.
     fn class(&self, id: TypeId) -> (Class, bool) {
         let Some(size) = self.size(id) else {
             return (Class::Other, false);
@@ -161,7 +161,7 @@ impl Types {
         (class, parts.wide)
     }
 
-    /// Notes the parts of a value that lies `at` that many bits into the parameter.
+    /// Records the parts of a value, which begins at bit `at` of the parameter.
     fn classify(&self, id: TypeId, at: u64, depth: u32, parts: &mut Parts) {
         let size = self.size(id).filter(|size| *size <= MOST_BYTES);
         let (Some(left), Some(size)) = (parts.left.checked_sub(1), size) else {
@@ -194,7 +194,8 @@ impl Types {
                 }
             }
             (Some(Kind::Array { element, count }), Some(depth)) => {
-                // What does not fit into registers is on the stack, whatever else there is in it.
+                // An array that does not fit into registers is on the stack, whatever its elements are, so a
+                // few of them suffice.
                 let Some(stride) = self.size(element) else {
                     parts.other = true;
                     return;

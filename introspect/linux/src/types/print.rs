@@ -1,33 +1,33 @@
-//! Types as C writes them.
+//! Writes types as in C.
 //!
-//! What is kept true: a text is bounded in length and in the depth of what is in it, whatever the types
-//! say; where something is left out, there is `...`.
+//! Invariants: the text is bounded in length and in nesting, whatever the types say. `...` stands for what is
+//! left out.
 
 use std::fmt::Write as _;
 
 use super::kinds::{Enumerators, Kind, Members, Parameters};
 use super::table::{TypeId, Types};
 
-/// Bytes of a name, or so.
+/// Approximate limit in bytes for a name.
 const LONGEST_NAME: usize = 1 << 10;
-/// Bytes of a declaration, or so.
+/// Approximate limit in bytes for a declaration.
 const LONGEST_DECLARATION: usize = 256 << 10;
-/// Pointers, arrays and modifiers in a row, before it is a loop.
+/// Limit for consecutive pointers, arrays and modifiers, in case they form a loop.
 const MOST_STEPS: u32 = 32;
-/// Anonymous types and parameters of parameters in each other, before it is a loop.
+/// Limit for nested anonymous types and parameter lists, in case they form a loop.
 const DEEPEST: u32 = 16;
-/// What is left out.
+/// Stands for what is left out.
 const LEFT_OUT: &str = "...";
 
 impl Types {
-    /// The type as C writes it without a variable: `unsigned int`, `struct file *`, `char[16]`,
-    /// `int (*)(struct inode *)`. A type without a name is `struct {...}`.
+    /// Writes the type as in C without a variable: `unsigned int`, `struct file *`, `char[16]` or, for a
+    /// pointer to a function, `int (*)(struct inode *)`. A type without a name is `struct {...}`.
     #[must_use]
     pub fn name(&self, id: TypeId) -> String {
         self.with_name(id, String::new())
     }
 
-    /// A variable `name` of that type, as C declares it: `char name[16]`.
+    /// Declares a variable `name` of the type as in C: `char name[16]`.
     #[must_use]
     pub fn variable(&self, id: TypeId, name: &str) -> String {
         self.with_name(id, name.to_owned())
@@ -41,8 +41,8 @@ impl Types {
         printer.declare(id, name, None, DEEPEST)
     }
 
-    /// The definition of a type as C has it, with the members of a structure, whose own types are
-    /// only named if they have a name; the declaration of a function.
+    /// Writes the definition of a type as in C, or the declaration of a function. A structure is written with
+    /// its members; the members' own types are only named if they have a name.
     #[must_use]
     pub fn declaration(&self, id: TypeId) -> String {
         let mut printer = Printer {
@@ -64,7 +64,7 @@ impl Types {
     }
 }
 
-/// Modifiers of the type that is to come.
+/// Qualifiers collected for the next type.
 #[derive(Default)]
 struct Qualifiers {
     constant: bool,
@@ -86,13 +86,13 @@ impl Qualifiers {
 
 struct Printer<'a> {
     types: &'a Types,
-    /// How many bytes may still be written.
+    /// Number of bytes that may still be written.
     left: usize,
 }
 
 impl Printer<'_> {
-    /// What is to be declared by `inner`, a name or what is around one, as of type `id`. Types without
-    /// a name are written out if there is an `indent`.
+    /// Declares `inner`, a name or a declarator around one, with type `id`. Types without a name are written
+    /// out if there is an `indent`.
     fn declare(
         &mut self,
         mut id: TypeId,
@@ -159,7 +159,7 @@ impl Printer<'_> {
         joined(&self.left_out(), &inner)
     }
 
-    /// Whether what is declared goes on behind its name.
+    /// Returns whether C writes part of the type after the name, so that a pointer to it needs parentheses.
     fn has_suffix(&self, mut id: TypeId) -> bool {
         for _ in 0..MOST_STEPS {
             match self.types.kind(id) {
@@ -173,7 +173,7 @@ impl Printer<'_> {
         false
     }
 
-    /// A type that is neither a modifier nor made of another one.
+    /// Writes a type that is neither a modifier nor built from another type.
     fn base(&mut self, id: TypeId, indent: Option<usize>, depth: u32) -> String {
         let name = self.types.own_name(id);
         let keyword = match self.types.kind(id) {
@@ -201,7 +201,7 @@ impl Printer<'_> {
         }
     }
 
-    /// A structure or enumeration with what is in it.
+    /// Writes a structure or enumeration with its contents.
     fn defined(&mut self, id: TypeId, indent: usize, depth: u32) -> String {
         const AROUND: usize = "struct  {\n}".len();
         self.spend(AROUND + indent);
@@ -280,13 +280,13 @@ impl Printer<'_> {
         texts.join(", ")
     }
 
-    /// What stands for what is left out.
+    /// Returns the text that stands for what is left out.
     fn left_out(&mut self) -> String {
         self.spend(LEFT_OUT.len());
         LEFT_OUT.to_owned()
     }
 
-    /// Takes so many bytes from what may be written. Answers whether they were left.
+    /// Takes `bytes` bytes from what may still be written. Returns whether there were that many left.
     fn spend(&mut self, bytes: usize) -> bool {
         let left = self.left.checked_sub(bytes);
         self.left = left.unwrap_or(0);
@@ -294,7 +294,7 @@ impl Printer<'_> {
     }
 }
 
-/// One word behind the other, with a space if there has to be one.
+/// Joins two words, with a space where C needs one.
 fn joined(first: &str, second: &str) -> String {
     if first.is_empty() || second.is_empty() || second.starts_with(['[', ':']) {
         return format!("{first}{second}");

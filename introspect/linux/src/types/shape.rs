@@ -1,25 +1,24 @@
-//! Types taken apart for those who print values.
+//! Converts types into shapes, by which values are printed.
 //!
-//! What is kept true: a shape has no more levels, members and names of values than are asked for,
-//! whatever the types say; what is beyond that is bytes. Members without a name are replaced by their
-//! own members.
+//! Invariant: a shape has no more levels, members and named values than its limits allow, whatever the types
+//! say; the rest is shown as bytes. Anonymous members are replaced by their own members.
 
 use hvprobe_spec::shape::{Enumerator, Member, Shape, ShapeKind};
 
 use super::kinds::{Enumerators, Field, Int, Kind, Members, Value};
 use super::table::{DEEPEST, TypeId, Types};
 
-/// Members looked at for one shape before it is no kernel's structure.
+/// Limit for members examined per shape; no structure of a kernel has more.
 const MOST_STEPS: u32 = 1 << 16;
 
-/// How much of a type a shape tells.
+/// How much of a type a shape describes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Structures and arrays in each other.
+    /// Nesting of structures and arrays.
     pub depth: u32,
-    /// Members, all together.
+    /// Members in total.
     pub members: usize,
-    /// Names of values, all together. An enumeration with more is a number.
+    /// Named values in total. An enumeration with more is shown as a number.
     pub values: usize,
 }
 
@@ -34,8 +33,8 @@ impl Default for Limits {
 }
 
 impl Types {
-    /// The shape of values of a type; `None` if it has none, as `void` and functions, or it is not
-    /// known how many bytes they have.
+    /// Returns the shape of values of a type. `None` if the type has no values, like `void` and functions, or
+    /// if their size is unknown.
     #[must_use]
     pub fn shape(&self, id: TypeId, limits: Limits) -> Option<Shape> {
         let mut builder = Builder {
@@ -50,7 +49,7 @@ impl Types {
 struct Builder<'a> {
     types: &'a Types,
     left: Limits,
-    /// Members that may still be looked at, those without a name too.
+    /// Number of members that may still be examined, anonymous ones included.
     steps: u32,
 }
 
@@ -112,7 +111,7 @@ impl<'a> Builder<'a> {
         let Some(depth) = depth.checked_sub(1) else {
             return ShapeKind::Bytes;
         };
-        // All members of one structure go before the members of any of them.
+        // Counts all members of a structure before descending into any of them.
         let mut fields = Vec::new();
         if self.fields(members, 0, DEEPEST, &mut fields).is_none() {
             return ShapeKind::Bytes;
@@ -123,7 +122,7 @@ impl<'a> Builder<'a> {
             let Ok(offset) = u32::try_from(field.bit_offset) else {
                 return ShapeKind::Bytes;
             };
-            // Of a member that has no size nothing can be shown.
+            // A member without a size cannot be shown.
             if let Some(shape) = self.shape(field.ty, depth) {
                 found.push(Member {
                     name: field.name.to_owned(),
@@ -139,8 +138,8 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// The members that have a name, those of members without one in their place. `None` if there are
-    /// more than are left.
+    /// Collects the members that have a name. Anonymous members are replaced by their own. `None` if there are
+    /// more than the limits allow.
     fn fields(
         &mut self,
         members: Members<'a>,

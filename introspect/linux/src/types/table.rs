@@ -1,10 +1,9 @@
-//! Types, by their ids and by their names.
+//! Types, found by id and by name.
 //!
-//! What is kept true: one pass notes where each type begins and nothing else is built, because a
-//! handful of types out of a hundred thousand is wanted at every start (a general BTF crate takes
-//! eighty times as long to build its maps); the names are gone through at the first question for
-//! one. Ids, offsets and loops in the data are bounded. A module's types go on with the ids and
-//! strings of the kernel's, which they share.
+//! Invariants: parsing records only where each type begins. Nothing else is built then, because only a handful
+//! of a hundred thousand types is needed at every start (a general BTF crate takes eighty times as long to
+//! build its maps). Names are indexed at the first look-up by name. Ids, offsets and loops in the data are
+//! bounded. A module's types continue the ids and strings of the kernel's types, which they share.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -16,11 +15,11 @@ use super::format::{self, Entry, kind};
 use super::names::Names;
 use crate::bytes::u32_at;
 
-/// Modifiers and typedefs in a row, or anonymous members in each other, before it is a loop.
+/// Limit for consecutive modifiers and typedefs, and for nested anonymous members, in case they form a loop.
 pub(super) const DEEPEST: u32 = 16;
-/// Bytes of a name, before it is none (`KSYM_NAME_LEN`).
+/// Longest name in bytes (`KSYM_NAME_LEN`).
 const LONGEST_NAME: usize = 512;
-/// How the compiler calls an integer, and how C writes it.
+/// The compiler's name of an integer type, and how C writes it.
 const INTEGERS: [(&str, &str); 7] = [
     ("long int", "long"),
     ("long unsigned int", "unsigned long"),
@@ -31,7 +30,7 @@ const INTEGERS: [(&str, &str); 7] = [
     ("__int128 unsigned", "unsigned __int128"),
 ];
 
-/// The number of a type; of no use but with the [`Types`] it is of.
+/// The number of a type; meaningful only together with its [`Types`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TypeId(pub(super) u32);
 
@@ -40,19 +39,19 @@ impl TypeId {
     pub const VOID: Self = Self(0);
 }
 
-/// Type information of a kernel, or of a module of it.
+/// Type information of a kernel, or of one of its modules.
 pub struct Types {
     types: Box<[u8]>,
     strings: Box<[u8]>,
     /// Where the type of each id, from [`Self::first`] on, begins in `types`.
     starts: Vec<u32>,
-    /// Whether enumerations tell that they are signed.
+    /// Whether enumerations say that they are signed.
     pub(super) signs: bool,
     /// The kernel's types, if these are a module's.
     pub(super) base: Option<Arc<Types>>,
-    /// The first id that is not the kernel's.
+    /// The first id that is not one of the kernel's.
     first: u32,
-    /// Where the strings begin that are not the kernel's.
+    /// Offset of the first string that is not one of the kernel's.
     strings_from: u32,
     names: OnceLock<Names>,
 }
@@ -66,18 +65,18 @@ impl fmt::Debug for Types {
 }
 
 impl Types {
-    /// Notes the types in a `.BTF` section of a kernel.
+    /// Parses the types in a `.BTF` section of a kernel.
     ///
     /// # Errors
-    /// When the bytes are not what the format says.
+    /// If the bytes violate the format.
     pub fn parse(data: &[u8]) -> Result<Self, BtfError> {
         Self::read(data, None)
     }
 
-    /// Notes the types in a `.BTF` section of a module, which go on where those of its kernel end.
+    /// Parses the types in a `.BTF` section of a module. They continue those of its kernel, `base`.
     ///
     /// # Errors
-    /// When the bytes are not what the format says.
+    /// If the bytes violate the format.
     pub fn split(base: Arc<Self>, data: &[u8]) -> Result<Self, BtfError> {
         Self::read(data, Some(base))
     }
@@ -106,18 +105,18 @@ impl Types {
         })
     }
 
-    /// The id behind the last.
+    /// Returns the id after the last one.
     fn end(&self) -> Option<u32> {
         let own = u32::try_from(self.starts.len()).ok()?;
         self.first.checked_add(own)
     }
 
-    /// All types, those of a module's kernel first.
+    /// Returns the ids of all types, those of a module's kernel first.
     pub fn ids(&self) -> impl Iterator<Item = TypeId> {
         (1..self.end().unwrap_or(u32::MAX)).map(TypeId)
     }
 
-    /// The type itself behind typedefs and modifiers.
+    /// Strips typedefs and modifiers from a type.
     #[must_use]
     pub fn resolve(&self, mut id: TypeId) -> Option<TypeId> {
         for _ in 0..=DEEPEST {
@@ -135,19 +134,19 @@ impl Types {
         None
     }
 
-    /// The entry of the type itself behind typedefs and modifiers.
+    /// Returns the entry of a type without its typedefs and modifiers.
     pub(super) fn resolved(&self, id: TypeId) -> Option<Entry<'_>> {
         self.entry(self.resolve(id)?)
     }
 
-    /// What a pointer points to.
+    /// Returns the type that a pointer points to.
     #[must_use]
     pub fn pointee(&self, id: TypeId) -> Option<TypeId> {
         let entry = self.resolved(id)?;
         (entry.kind == kind::PTR).then_some(TypeId(entry.size_or_type))
     }
 
-    /// How many bytes a value has, all elements of an array together.
+    /// Returns the size of a value in bytes, for an array of all elements together.
     #[must_use]
     pub fn size(&self, id: TypeId) -> Option<u64> {
         let mut id = id;
@@ -174,8 +173,7 @@ impl Types {
         None
     }
 
-    /// The name the type itself has, as C writes it, without `struct` and the like; empty if it has
-    /// none.
+    /// Returns the type's own name as C writes it, without `struct` and the like; empty if it has none.
     #[must_use]
     pub fn own_name(&self, id: TypeId) -> &str {
         let Some(entry) = self.entry(id) else {
@@ -189,9 +187,9 @@ impl Types {
         }
     }
 
-    /// What a name stands for: `struct NAME`, `union NAME` or `enum NAME`, a typedef or an integer.
-    /// Several may have the same name. One of which only the name is known counts if there is no
-    /// other.
+    /// Returns the types that `name` stands for: `struct NAME`, `union NAME` or `enum NAME`, a typedef or an
+    /// integer. Several may have the same name. Forward declarations count only if there is no other type of
+    /// that name.
     #[must_use]
     pub fn find(&self, name: &str) -> Vec<TypeId> {
         let words: Vec<_> = name.split_ascii_whitespace().collect();
@@ -222,14 +220,14 @@ impl Types {
         named(&|entry| entry.kind == kind::FWD && Some(entry.flag) == forward)
     }
 
-    /// All types, and functions, of exactly this name, those of a module's kernel first.
+    /// Returns all types and functions of exactly this name, those of a module's kernel first.
     pub fn named<'a>(&'a self, name: &'a str) -> impl Iterator<Item = TypeId> + 'a {
         let base = self.base.as_deref();
         let of_base = base.into_iter().flat_map(move |base| base.own_named(name));
         of_base.chain(self.own_named(name))
     }
 
-    /// Those that are not of the base.
+    /// Returns the types and functions of this name without those of the base.
     pub(super) fn own_named<'a>(&'a self, name: &'a str) -> impl Iterator<Item = TypeId> + use<'a> {
         let names = self.names.get_or_init(|| {
             let own = (self.first..).zip(&self.starts).filter_map(|(id, _)| {
@@ -257,14 +255,14 @@ impl Types {
         format::entry_at(&self.types, usize::try_from(*start).ok()?)
     }
 
-    /// Whether the name at `name` is `wanted`.
+    /// Returns whether the string at `name` is `wanted`.
     pub(super) fn is_named(&self, name: u32, wanted: &str) -> bool {
         self.bytes(name)
             .and_then(|bytes| bytes.strip_prefix(wanted.as_bytes()))
             .is_some_and(|rest| rest.first() == Some(&0))
     }
 
-    /// The string at `at`; empty if there is none, or one that can be no name.
+    /// Returns the string at `at`; empty if there is none, or one that cannot be a name.
     pub(super) fn string(&self, at: u32) -> &str {
         let Some(bytes) = self.bytes(at) else {
             return "";
@@ -275,7 +273,7 @@ impl Types {
             .unwrap_or_default()
     }
 
-    /// What begins at `at` of the strings, up to their end.
+    /// Returns the bytes from `at` to the end of the strings.
     fn bytes(&self, at: u32) -> Option<&[u8]> {
         match at.checked_sub(self.strings_from) {
             Some(at) => self.strings.get(usize::try_from(at).ok()?..),

@@ -1,4 +1,4 @@
-//! Tests on types that are made up.
+//! Tests on made-up types.
 
 mod functions;
 mod print;
@@ -18,14 +18,14 @@ const SIGNED: u32 = 1;
 const BOOL: u32 = 4;
 const STRUCT: u32 = 4 << 24;
 const UNION: u32 = 5 << 24;
-/// Members' offsets say how many bits they have.
+/// Set if members' offsets include the width of bit fields.
 const BIT_FIELDS: u32 = 1 << 31;
 
 fn parsed(btf: &Btf) -> Types {
     Types::parse(&btf.bytes()).unwrap()
 }
 
-/// The only type of that name.
+/// Returns the only type of that name.
 fn one(types: &Types, name: &str) -> TypeId {
     let found = types.find(name);
     assert_eq!(found.len(), 1, "{name}: {found:?}");
@@ -76,7 +76,7 @@ fn members_are_found_in_anonymous_ones() {
 fn bit_fields_of_both_encodings_are_the_same() {
     let mut btf = Btf::default();
     let whole = btf.int("unsigned int", 4, 0);
-    // Old: an integer of three bits from its second on, for each.
+    // Old encoding: an integer type of three bits, from its second on, for each bit field.
     let odd = btf.odd_int("unsigned int", 4, 1 << 16 | 3);
     let odd = btf.refer(8, "u32", odd);
     let name = btf.refer(8, "u32", whole);
@@ -157,7 +157,7 @@ fn module_goes_on_with_the_ids_and_names_of_its_kernel() {
     let sizes: Vec<_> = both.iter().map(|id| types.size(*id)).collect();
     assert_eq!(sizes, [Some(24), Some(4)]);
     assert_eq!(types.ids().count(), base.ids().count() + 4);
-    // And a module of such a kernel is not one of another.
+    // A module of one kernel cannot be used without that kernel's types.
     let lone = Types::parse(&module.bytes()).unwrap();
     assert!(lone.function("m_open").is_err());
 }
@@ -169,7 +169,7 @@ fn loops_come_to_an_end() {
     btf.pointer(2);
     btf.structure("self", 4, &[("", 3, 0), ("in", 3, 0)]);
     btf.array(4, 1000);
-    // Each holds many of the next without a name.
+    // Each structure holds many anonymous members of the next one.
     let members: Vec<_> = (0..500).map(|_| ("", 6 + 1, 0)).collect();
     for next in 6..26 {
         let members: Vec<_> = members
@@ -190,7 +190,7 @@ fn loops_come_to_an_end() {
     }
 }
 
-/// Each turn of it adds more to the text than it needs to be said in the types.
+/// Each turn of the loop adds more to the text than it takes up in the types.
 #[test]
 fn functions_that_return_themselves_come_to_an_end() {
     let mut btf = Btf::default();
@@ -202,7 +202,7 @@ fn functions_that_return_themselves_come_to_an_end() {
     }
 }
 
-/// Asks all that can be asked of a type.
+/// Calls every function that takes a type.
 fn poke(types: &Types, id: TypeId) {
     assert!(types.name(id).len() < 4096);
     assert!(types.declaration(id).len() < 1 << 20);

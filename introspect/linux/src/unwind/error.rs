@@ -1,26 +1,26 @@
-//! Why stacks cannot be followed.
+//! Errors of reading unwind tables.
 
-/// Why a kernel's stacks cannot be followed.
+/// Why a kernel's stacks cannot be unwound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum OrcError {
-    /// The image has no tables, or not where they are looked for.
+    /// The image has no tables, or not at the expected places.
     #[error("the kernel has no unwind tables (CONFIG_UNWINDER_ORC)")]
     Missing,
-    /// Two tables that do not belong together.
+    /// The two tables do not belong together.
     #[error("the kernel's unwind tables have {addresses} addresses and {rules} rules")]
     Lengths {
-        /// How many addresses there are.
+        /// Number of addresses.
         addresses: usize,
-        /// How many rules.
+        /// Number of rules.
         rules: usize,
     },
-    /// The addresses do not ascend.
+    /// The addresses are not sorted.
     #[error("the kernel's unwind tables are not sorted")]
     Unsorted,
-    /// What the entries mean is not known.
+    /// The format of the entries is unknown.
     #[error("the kernel's unwind tables are of no known format")]
     Format,
-    /// More than any kernel has.
+    /// More entries than any kernel has.
     #[error("the kernel's unwind tables have too many entries, or too many different ones")]
     TooMany,
 }

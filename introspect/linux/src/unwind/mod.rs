@@ -1,8 +1,8 @@
-//! Following the stack of the kernel, from one function to the one that called it.
+//! Unwinds the stack of the kernel, from each function to its caller.
 //!
-//! What is kept true: the unwind tables of the kernel and its modules (ORC) say how, and nothing is guessed. Where they
-//! do not say, or the guest's memory does not hold what they say, the stack ends, and that it goes on is
-//! told. Work is bounded by the room for frames, whatever tables and stacks hold.
+//! Invariants: only the unwind tables (ORC) of the kernel and its modules are followed; nothing is guessed.
+//! Where they have no rule, or the guest's memory does not fit it, the stack ends and is reported as
+//! incomplete. Work is bounded by the room for frames, whatever tables and stacks hold.
 
 mod error;
 mod modules;

@@ -1,11 +1,12 @@
-//! The unwind tables of modules, as the guest has them.
+//! The unwind tables of modules, read from the guest's memory.
 //!
-//! What is kept true: nothing is remembered of a module from one stack to the next, as it may be gone by then,
-//! and however long the guest's list of modules is, and whatever its tables say, the words that are read for
-//! one stack are bounded. Finding a rule allocates nothing.
+//! Invariants: nothing about a module is kept from one stack to the next, as it may be unloaded by then. The
+//! number of words read for one stack is bounded, however long the guest's list of modules is and whatever its
+//! tables say. Finding a rule allocates nothing.
 //!
-//! A module has two tables as the kernel has, sorted before any of its code runs (`unwind_module_init` in
-//! arch/x86/kernel/unwind_orc.c), and their entries are in the kernel's format: one of another is not loaded.
+//! A module has two tables like the kernel's, sorted before any of its code runs (`unwind_module_init` in
+//! arch/x86/kernel/unwind_orc.c). Their entries are in the kernel's format: a module with another one is not
+//! loaded.
 
 use std::ops::Range;
 
@@ -14,36 +15,36 @@ use hvprobe_arch::Gva;
 use super::rule::{Format, Rule};
 use super::surroundings::Surroundings;
 
-/// Words that are read of modules for one stack. Fifty modules are looked through with 300, and an address is
-/// found among ten thousand with 28.
+/// Limit for words of modules read per stack. Searching fifty modules takes 300, and finding an address among
+/// ten thousand 28.
 const MOST_WORDS: u32 = 1 << 13;
-/// Bytes of an entry of the table of addresses, and of that of rules.
+/// Length in bytes of an entry of the table of addresses, and of the table of rules.
 const ADDRESS: u64 = 4;
 const ENTRY: u64 = 6;
 
-/// Where text of a module is told: offsets, in `struct module`, of its address and of its length, a u32.
+/// A text area of a module: offsets in `struct module` of its address, and of its length, a u32.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Text {
     pub(crate) base: u64,
     pub(crate) size: u64,
 }
 
-/// Where a kernel's modules are, and what is needed of them.
+/// Where a kernel's modules and their unwind tables are.
 #[derive(Clone, Copy, Debug)]
 pub struct ModuleTables {
-    /// The head of the list.
+    /// The head of the list of modules.
     pub(crate) head: Gva,
-    /// Where in `struct module` the list goes on.
+    /// Offset of the list's link in `struct module`.
     pub(crate) list: u64,
-    /// The text that stays, and that of init.
+    /// The text that stays, and the init text.
     pub(crate) texts: [Text; 2],
-    /// Where in `struct module` there are pointers to the two tables, and the length of both, a u32.
+    /// Offsets in `struct module` of the pointers to the two tables, and of their length, a u32.
     pub(crate) addresses: u64,
     pub(crate) entries: u64,
     pub(crate) count: u64,
 }
 
-/// What of modules was read for a stack.
+/// State of reading modules for one stack.
 #[derive(Debug)]
 pub(super) struct Search {
     left: u32,
@@ -61,7 +62,7 @@ impl Search {
 }
 
 impl ModuleTables {
-    /// The rule for the instruction that `at` is in, if it is a module's.
+    /// Returns the rule for the instruction that contains `at`, if that is in a module.
     pub(super) fn find(
         &self,
         at: Gva,
@@ -84,7 +85,7 @@ impl ModuleTables {
         let count = words.u32(field(self.count))?;
         let addresses = Gva(words.u64(field(self.addresses))?);
         let entries = Gva(words.u64(field(self.entries))?);
-        // Of entries for the same address the last one counts, as for the kernel (`__orc_find`).
+        // Of several entries for one address the last one counts, as in the kernel (`__orc_find`).
         let (mut behind, mut end) = (0, count);
         while behind < end {
             let middle = behind + (end - behind) / 2;
@@ -101,14 +102,14 @@ impl ModuleTables {
         Some(format.rule(entry))
     }
 
-    /// The first module whose text is the one that is looked for.
+    /// Returns the first module whose text satisfies `contains`.
     fn containing<G: Surroundings + ?Sized>(
         &self,
         contains: impl Fn(&[Range<u64>; 2]) -> bool,
         words: &mut Words<'_, G>,
     ) -> Option<(Gva, [Range<u64>; 2])> {
         let mut link = Gva(words.u64(self.head)?);
-        // A list that does not come back to its head is followed until no more words may be read.
+        // A list that does not return to its head is followed until the limit for words is reached.
         while link != self.head {
             let module = link.wrapping_sub(self.list);
             let [text, init] = self.texts.map(|text| {
@@ -126,7 +127,7 @@ impl ModuleTables {
     }
 }
 
-/// Memory of the guest, as far as it may be read yet.
+/// Guest memory, read up to a limit of words.
 struct Words<'a, G: ?Sized> {
     guest: &'a G,
     left: &'a mut u32,
@@ -142,7 +143,7 @@ impl<G: Surroundings + ?Sized> Words<'_, G> {
         self.bytes(at).map(u32::from_le_bytes)
     }
 
-    /// Up to eight bytes at `at`. Neither table of a module need begin at a multiple of anything.
+    /// Reads up to eight bytes at `at`. The tables of a module need not be aligned.
     fn bytes<const N: usize>(&mut self, at: Gva) -> Option<[u8; N]> {
         let first = Gva(at.0 & !7);
         let from = usize::try_from(at.0 & 7).ok()?;

@@ -1,12 +1,12 @@
 //! The unwind tables of a kernel.
 //!
-//! What is kept true: addresses ascend, each has a rule, and an address outside of the text that the
-//! tables are about has none. Finding a rule allocates nothing.
+//! Invariants: addresses ascend and each has a rule. An address outside the text that the tables cover has
+//! none. Finding a rule allocates nothing.
 //!
-//! The kernel has two: the s32s of `.orc_unwind_ip`, each relative to its own place, are the addresses
-//! from which on the entries of `.orc_unwind` hold, one each. They are sorted when the kernel is linked
-//! (scripts/sorttable.c, since 5.6). A kernel has some hundred thousand, of which some hundred are
-//! different, so that those are kept once.
+//! The kernel has two tables. `.orc_unwind_ip` consists of s32s, each relative to its own address: the
+//! addresses from which the entries of `.orc_unwind` apply, one each. They are sorted when the kernel is linked
+//! (scripts/sorttable.c, since 5.6). A kernel has some hundred thousand entries, of which only some hundred
+//! differ, so each distinct rule is kept once.
 
 use std::ops::Range;
 
@@ -16,42 +16,42 @@ use rustc_hash::FxHashMap;
 use super::error::OrcError;
 use super::rule::{Format, Rule};
 
-/// Bytes of an entry of the table of addresses, and of that of rules.
+/// Length in bytes of an entry of the table of addresses, and of the table of rules.
 const ADDRESS: usize = 4;
 const ENTRY: usize = 6;
-/// More than any kernel has: Debian's have 430,000.
+/// Limit for entries: Debian's kernels have 430,000.
 const MOST: usize = 1 << 22;
 
 /// The unwind tables of a kernel.
 #[derive(Debug)]
 pub struct Orc {
     text: Range<u64>,
-    /// Text that is freed at the end of boot. The idle task of the first processor has come from there.
+    /// Text that is freed at the end of boot. The idle task of the first processor came from there.
     init_text: Range<u64>,
-    /// The low halves of addresses, which are all in the same 4 GiB.
+    /// The low halves of the addresses, which are all in the same 4 GiB.
     from: Box<[u32]>,
-    /// Which rule holds from each on.
+    /// Index into `rules` of the rule that applies from each address on.
     rule: Box<[u16]>,
     rules: Box<[Rule]>,
-    /// That of the entries, of the kernel and its modules.
+    /// Format of the entries, for the kernel and its modules.
     format: Format,
-    /// What return addresses the kernel puts in the place of those of calls that it follows itself.
+    /// Addresses that the kernel puts in place of the return addresses of calls that it follows itself.
     trampolines: Box<[Gva]>,
 }
 
-/// The two tables as they are in memory, and what is needed to understand them.
+/// The two tables as they are in memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tables<'a> {
-    /// Where the addresses are.
+    /// Address of the table of addresses.
     pub(crate) at: Gva,
-    /// The addresses.
+    /// Bytes of the table of addresses.
     pub(crate) addresses: &'a [u8],
-    /// The entries.
+    /// Bytes of the table of entries.
     pub(crate) entries: &'a [u8],
 }
 
 impl Orc {
-    /// Reads the tables about `text`, in which `functions` begin, and `init_text`.
+    /// Reads the tables that cover `text`, in which `functions` begin, and `init_text`.
     pub(crate) fn read(
         tables: Tables<'_>,
         (text, init_text): (Range<u64>, Range<u64>),
@@ -63,7 +63,7 @@ impl Orc {
             addresses,
             entries,
         } = tables;
-        // Neither is copied: with all their entries they are larger than what is made of them.
+        // The tables are not copied: with all their entries they are larger than the result.
         let (addresses, _) = addresses.as_chunks::<ADDRESS>();
         let (entries, _) = entries.as_chunks::<ENTRY>();
         let count = addresses.len();
@@ -120,34 +120,34 @@ impl Orc {
         })
     }
 
-    /// Whether `at` is in the text that the tables are about.
+    /// Returns whether `at` is in the text that the tables cover.
     pub(super) fn covers(&self, at: Gva) -> bool {
         self.text.contains(&at.0) || self.init_text.contains(&at.0)
     }
 
-    /// The rule for the instruction that `at` is in.
+    /// Returns the rule for the instruction that contains `at`.
     pub(super) fn find(&self, at: Gva) -> Option<&Rule> {
         if !self.covers(at) {
             return None;
         }
-        // Of entries for the same address the last one counts, as for the kernel (`__orc_find`).
+        // Of several entries for one address the last one counts, as in the kernel (`__orc_find`).
         let behind = self.from.partition_point(|from| *from <= low(at.0));
         let index = self.rule.get(behind.checked_sub(1)?)?;
         self.rules.get(usize::from(*index))
     }
 
-    /// How entries are written, those of modules as well.
+    /// Returns the format of the entries; those of modules have the same.
     pub(super) fn format(&self) -> Format {
         self.format
     }
 
-    /// Whether the kernel puts `at` in the place of return addresses, and keeps these elsewhere.
+    /// Returns whether the kernel puts `at` in place of return addresses and keeps these elsewhere.
     pub(super) fn is_trampoline(&self, at: Gva) -> bool {
         self.trampolines.contains(&at)
     }
 }
 
-/// The low half of an address.
+/// Returns the low half of an address.
 fn low(at: u64) -> u32 {
     #[expect(
         clippy::cast_possible_truncation,
@@ -157,7 +157,7 @@ fn low(at: u64) -> u32 {
     low
 }
 
-/// What format the entries are in.
+/// Determines the format of the entries.
 fn format(
     from: &[u32],
     entries: &[[u8; ENTRY]],
@@ -165,7 +165,7 @@ fn format(
 ) -> Option<Format> {
     /// `sp_offset` and `bp_offset` at a function's entry, where the return address is on top.
     const OFFSETS: [u8; 4] = [8, 0, 0, 0];
-    /// A frame of registers, by a type of two bits.
+    /// Bits that mark a frame of registers, in formats with a type of two bits.
     const TYPE: u16 = 3 << 8;
     const REGISTERS: u16 = 1 << 8;
     const SIGNAL: u16 = 1 << 10;

@@ -1,61 +1,59 @@
-//! One entry of the unwind tables: how to come from a function to its caller.
+//! An entry of the unwind tables: how to get from a function to its caller.
 //!
-//! What is kept true: an entry is taken apart once, when the image is read, and what it says that is not
-//! known is a rule that cannot be followed, not a guess.
+//! Invariant: an entry is decoded once, when the image is read. Unknown values become a rule that cannot be
+//! followed, never a guess.
 //!
-//! An entry is {s16 sp_offset, s16 bp_offset, u16} (`struct orc_entry` in
-//! arch/x86/include/asm/orc_types.h). Of the last word the lowest four bits are the register that the
-//! stack pointer of the caller is told from, the next four that of its RBP. The bits above them, and the
-//! numbers of the registers, have changed:
+//! An entry is {s16 sp_offset, s16 bp_offset, u16} (`struct orc_entry` in arch/x86/include/asm/orc_types.h). In
+//! the last word, the lowest four bits are the register that the caller's stack pointer is computed from, and
+//! the next four the register for its RBP. The bits above them, and the numbers of the registers, have changed:
 //!
-//! | kernels     | type                                            | then                   |
+//! | kernels     | type                                            | bits above the type    |
 //! |-------------|-------------------------------------------------|------------------------|
 //! | 4.14 to 6.2 | 2 bits: call 0, registers 1, IRET frame 2        | end of the stack       |
 //! | 6.3         | the same                                        | signal, end            |
 //! | 6.4 on      | 3 bits: unknown 0, end 1, call 2, registers 3, IRET frame 4 | signal     |
 //! | 7.2         | as 6.4                                          | signal; other registers |
 //!
-//! From 6.4 on a hash in `.orc_header` tells kernel and modules apart that differ in this, but it does
-//! not say what is meant. The beginnings of functions do: see [`Format::of`].
+//! From 6.4 on a hash in `.orc_header` distinguishes kernels and modules whose formats differ, but does not say
+//! what the bits mean. The entries at the starts of functions do: see [`Format::of`].
 
-/// How to come from a function to its caller.
+/// How to get from a function to its caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Rule {
-    /// Nobody knows how.
+    /// The caller cannot be determined.
     Unknown,
-    /// Nobody called it.
+    /// The function has no caller: the stack ends here.
     End,
-    /// There is one.
+    /// The function has a caller.
     Caller(Caller),
 }
 
-/// Where the caller's registers are.
+/// How to compute the caller's registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Caller {
-    /// What [`Caller::frame`] lies at.
+    /// Base of the address at which [`Caller::frame`] lies.
     pub(super) base: Base,
-    /// Added to it.
+    /// Offset added to the base.
     pub(super) offset: i16,
-    /// What lies there.
+    /// Contents of the stack at base plus offset.
     pub(super) frame: Frame,
-    /// Where the caller's RBP is.
+    /// Location of the caller's RBP.
     pub(super) rbp: Rbp,
-    /// Whether the caller was interrupted: it has not called, so that its address is that of its next
-    /// instruction, which may be the first of another function than the one before it.
+    /// Whether the caller was interrupted. It did not call, so its address is that of its next instruction,
+    /// which may be the first one of another function.
     pub(super) interrupted: bool,
 }
 
-/// A place on the stack.
+/// An address computed from a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Base {
     Register(Register),
     /// The word at RBP + offset.
     AtRbp,
-    /// The word at RSP, + offset (since 5.12; before, no kernel has such entries).
+    /// The word at RSP, plus the offset (since 5.12; no earlier kernel has such entries).
     AtRsp,
 }
 
-/// A register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Register {
     Rsp,
@@ -66,29 +64,29 @@ pub(super) enum Register {
     R13,
 }
 
-/// What lies at a base.
+/// Contents of the stack at [`Caller::base`] plus [`Caller::offset`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Frame {
-    /// Above the return address.
+    /// A call frame: the return address is just below that address.
     Call,
     /// `struct pt_regs`.
     Registers,
-    /// Its last five words, as an exception pushes them.
+    /// The last five words of `struct pt_regs`, as an exception pushes them.
     Iret,
 }
 
-/// Where a caller's RBP is.
+/// Location of the caller's RBP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Rbp {
-    /// Still in the register, or with the others of the frame.
+    /// Still in RBP, or with the other registers of the frame.
     Kept,
-    /// On the stack, at the caller's RSP + this.
+    /// On the stack, at the caller's RSP plus this offset.
     Above(i16),
-    /// On the stack, at the function's RBP + this.
+    /// On the stack, at the function's RBP plus this offset.
     Beside(i16),
 }
 
-/// What the bits of an entry mean.
+/// Format of the entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Format {
     /// 4.14 to 6.2.
@@ -102,10 +100,10 @@ pub(super) enum Format {
 }
 
 impl Format {
-    /// Which format the entries are in, as the functions of the kernel tell, of which this is how many of
-    /// them begin with which last word: behind a `call` the return address is on top of the stack, and RBP
-    /// is the caller's. `signals` is whether the bit above a type of two bits is set for a frame of
-    /// registers.
+    /// Determines the format from the entries at the starts of functions. `begin` returns the number of
+    /// functions whose first entry has a given last word: right after a `call` the return address is on top of
+    /// the stack, and RBP is the caller's. `all` is the number of functions. `signals` says whether the bit
+    /// above a type of two bits is set for a frame of registers.
     pub(super) fn of(begin: impl Fn(u16) -> usize, all: usize, signals: bool) -> Option<Self> {
         let two_bits = if signals { Self::V63 } else { Self::V414 };
         let formats = [two_bits, Self::V64, Self::V72];
@@ -114,7 +112,7 @@ impl Format {
             .find(|format| begin(format.entry()) > all / 2)
     }
 
-    /// The last word of the entry of a function's first instruction.
+    /// Returns the last word of the entry for a function's first instruction.
     fn entry(self) -> u16 {
         match self {
             Self::V414 | Self::V63 => 0x005,
@@ -123,7 +121,7 @@ impl Format {
         }
     }
 
-    /// What an entry says.
+    /// Decodes an entry.
     pub(super) fn rule(self, entry: [u8; 6]) -> Rule {
         let [a, b, c, d, e, f] = entry;
         let (offset, rbp_offset) = (i16::from_le_bytes([a, b]), i16::from_le_bytes([c, d]));

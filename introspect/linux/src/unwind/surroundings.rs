@@ -1,17 +1,19 @@
-//! What is asked of a guest while a stack of it is followed.
+//! What the unwinder asks of the guest.
 
 use hvprobe_arch::Gva;
 
-/// The guest whose stack it is.
+/// The guest whose stack is unwound.
 pub trait Surroundings {
-    /// The word at `at`.
+    /// Returns the word at `at`.
     fn word(&self, at: Gva) -> Option<u64>;
 
-    /// Where the call that has `found` in the place of its return address, at `slot`, returns to;
-    /// `None` if that cannot be told. It may be in code that is not the kernel's own.
+    /// Returns the return address of the call whose stack slot `slot` holds `found`, which may have been put in
+    /// place of the real one; `None` if that is unknown. The result may lie in code that is not the kernel's
+    /// own.
     fn returns_to(&self, found: Gva, slot: Gva) -> Option<Gva>;
 
-    /// Where the instruction is that code which is not the kernel's own, with `at` in it, stands for, and how many
-    /// bytes of the stack that code has pushed there; `at` itself, and none, if it is the kernel's.
+    /// For code that is not the kernel's own, returns the address of the instruction that the code at `at`
+    /// stands for, and the number of bytes that this code has pushed onto the stack. For the kernel's code,
+    /// returns `at` and 0.
     fn in_place(&self, at: Gva) -> (Gva, u64);
 }

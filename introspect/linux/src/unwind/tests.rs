@@ -13,14 +13,14 @@ const TEXT: u64 = 0xffff_ffff_8100_0000;
 const TABLES: Gva = Gva(0xffff_ffff_8200_0000);
 const STACK: u64 = 0xffff_c900_0000_4000 - 0x400;
 const OTHER: u64 = 0xffff_c900_0010_0000;
-/// What the guest puts in the place of return addresses.
+/// The address that the guest puts in place of return addresses.
 const TRAMPOLINE: u64 = TEXT + 0x900;
-/// What return probes put there.
+/// The address that return probes put in place of return addresses.
 const OURS: u64 = 0xffff_ffff_8000_1000;
-/// In a detour for the beginning of a function.
+/// An address in a detour for the start of a function.
 const DETOUR: u64 = 0xffff_ffff_8000_2000;
 
-/// A kernel's way to write entries.
+/// How a kernel version encodes entries.
 #[derive(Clone, Copy, Debug)]
 struct Dialect {
     call: u16,
@@ -67,7 +67,8 @@ fn entry(sp: i16, bp: i16, word: u16) -> [u8; 6] {
     [a, b, c, d, e, f]
 }
 
-/// Functions at every 0x100 bytes: how each is left 16 bytes behind its beginning.
+/// Returns entries of functions that are 0x100 bytes apart. Each function has the rule for its first
+/// instruction, and one of the rules below from 16 bytes on.
 fn entries(dialect: Dialect) -> Vec<(u64, [u8; 6])> {
     let Dialect {
         call,
@@ -83,19 +84,19 @@ fn entries(dialect: Dialect) -> Vec<(u64, [u8; 6])> {
         entry(24, -16, call | sp | prev_sp),
         // 0x100: three words on the stack.
         entry(32, 0, call | sp),
-        // 0x200: a frame pointer, with RBP above the return address's place.
+        // 0x200: a frame pointer; the caller's RBP is saved below the return address.
         entry(16, -16, call | 4 | prev_sp),
-        // 0x300: the stack pointer is where RBP - 8 says.
+        // 0x300: the stack pointer is read from RBP - 8.
         entry(-8, 0, call | bp_indirect | 4 << 4),
         // 0x400: an exception.
         entry(0, 0, registers | sp),
-        // 0x500: an exception that saved nothing.
+        // 0x500: an exception that saved no registers.
         entry(8, 0, iret | sp),
         // 0x600: the outermost function.
         entry(0, 0, end),
-        // 0x700: on another stack, whose top leads back.
+        // 0x700: on another stack, whose top word leads back.
         entry(16, 0, call | 9),
-        // 0x800: nobody knows.
+        // 0x800: an unknown rule.
         entry(0, 0, 15 << 8),
     ];
     let functions = (TEXT..).step_by(0x100).zip(inside);
@@ -122,7 +123,7 @@ fn read(entries: &[(u64, [u8; 6])]) -> Result<Orc, OrcError> {
     Orc::read(tables, (TEXT..TEXT + 0x1000, 0..0), functions, trampolines)
 }
 
-/// A guest's stacks.
+/// The words on a guest's stacks, by address.
 #[derive(Default)]
 struct Guest(HashMap<u64, u64>);
 
@@ -147,7 +148,8 @@ impl Surroundings for Guest {
     }
 }
 
-/// The stack of a guest with these words from `STACK` on, at `rip` in the text.
+/// Unwinds the stack of a guest with these words in memory. Returns the frames as offsets in the text, and
+/// whether the stack goes on.
 fn stack(dialect: Dialect, regs: Regs, returned: bool, words: &[(u64, u64)]) -> (Vec<u64>, bool) {
     let unwinder = Unwinder::new(Arc::new(read(&entries(dialect)).expect("tables")), None);
     let guest = Guest(words.iter().copied().collect());
@@ -175,7 +177,7 @@ fn callers_are_found_by_the_rules_of_every_format() {
         let words = [
             // The caller of the function that has just been entered.
             (STACK, TEXT + 0x20),
-            // Its RBP and its caller, which has a frame pointer.
+            // The RBP of that caller, and its own caller, which has a frame pointer.
             (STACK + 16, STACK + 0x40),
             (STACK + 24, TEXT + 0x220),
             (STACK + 0x40, STACK + 0x60),
@@ -198,19 +200,20 @@ fn interrupted_functions_are_told_by_their_next_instruction() {
             let at = frame + 128;
             [(at, rip), (at + 8, code), (at + 24, sp)]
         };
-        // The first instruction of a function was about to be carried out: the one before is another's.
+        // Interrupted before the first instruction of a function: the instruction before it is another
+        // function's.
         let mut words = registers(STACK, TEXT + 0x100, OTHER, 0x10).to_vec();
         words.push((STACK + 32, 0x1234));
         words.push((OTHER, TEXT + 0x620));
         let found = stack(dialect, at(0x420), false, &words);
         assert_eq!(found, (vec![0x420, 0x100, 0x620], false), "{dialect:?}");
 
-        // A process was interrupted: that is where a stack ends.
+        // A process was interrupted, so the kernel's stack ends there.
         let words = registers(STACK, 0x40_0000, 0x7fff_0000, 0x33);
         let found = stack(dialect, at(0x420), false, &words);
         assert_eq!(found, (vec![0x420], false), "{dialect:?}");
 
-        // Of an exception that saved nothing only these are there; and it came upon a copy of an
+        // An exception that saved no registers has only its IRET frame. It interrupted the copy of an
         // instruction.
         let frame = STACK + 8;
         let words = [(frame, OURS), (frame + 8, 0x10), (frame + 24, OTHER)];
@@ -229,7 +232,7 @@ fn stacks_lead_to_others_but_not_to_many() {
     let found = stack(V64, at(0x720), false, &words);
     assert_eq!(found, (vec![0x720, 0x620], false));
 
-    // One stack leads to the next, without an end.
+    // Each stack leads to the next, without an end.
     let tops = (0..40_u64).map(|n| OTHER + n * 0x10_0000);
     let mut words = vec![(STACK, OTHER)];
     for top in tops {
@@ -244,7 +247,7 @@ fn stacks_lead_to_others_but_not_to_many() {
 fn what_return_probes_put_there_is_told_as_what_was_there() {
     let found = stack(V64, at(0x100), false, &[(STACK, OURS)]);
     assert_eq!(found, (vec![0x100, 0x620], false));
-    // The guest's own is named, and ends it.
+    // The guest's own trampoline is reported, and ends the stack.
     let found = stack(V64, at(0x100), false, &[(STACK, TRAMPOLINE)]);
     assert_eq!(found, (vec![0x100, 0x900], true));
 }
@@ -252,7 +255,7 @@ fn what_return_probes_put_there_is_told_as_what_was_there() {
 #[test]
 fn stacks_lead_through_code_that_serves_probes() {
     let caller = TEXT + 0x620;
-    // An interrupt came upon it, and it has called a function of the kernel's.
+    // First an interrupt in the detour, then a function of the kernel that the detour called.
     let frame = STACK + 8;
     let words = [
         (frame, DETOUR),
@@ -270,7 +273,8 @@ fn stacks_lead_through_code_that_serves_probes() {
 #[test]
 fn returns_are_told_by_the_call_before_them() {
     let words = [(STACK + 0x18, TEXT + 0x620)];
-    // Behind the last instruction of 0x100 the next function begins.
+    // The call was the last instruction of the function at 0x100, so the next function begins at its return
+    // address.
     let found = stack(V64, at(0x200), true, &words);
     assert_eq!(found, (vec![0x200, 0x620], false));
 }
@@ -279,9 +283,9 @@ fn returns_are_told_by_the_call_before_them() {
 fn stack_that_cannot_be_followed_says_that_it_goes_on() {
     for words in [
         &[][..],
-        // A return to a process.
+        // A return address in a process.
         &[(STACK, 0x40_0000)],
-        // A module, whose tables are not here.
+        // A return address in a module, without that module's tables.
         &[(STACK, 0xffff_ffff_c000_0000)],
         &[(STACK, TEXT + 0x820)],
     ] {
@@ -308,8 +312,7 @@ fn tables_that_make_no_sense_are_refused() {
 }
 
 proptest! {
-    /// Whatever entries and stacks hold, what is told is text of the kernel's, and the first what it began
-    /// with.
+    /// Whatever entries and stacks hold, frames are kernel text, and the first one is where unwinding began.
     #[test]
     fn hostile_tables_and_stacks_end(
         dialect in 0..4_usize,

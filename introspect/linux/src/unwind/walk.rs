@@ -1,8 +1,8 @@
-//! Following a stack.
+//! Walks a stack.
 //!
-//! What is kept true: a word is read only from the stack that the function runs on, above its stack
-//! pointer, or from another one that the tables lead to; there are few of these. What is told first is
-//! where it begins, then callers in turn, and never a thing that is not the kernel's.
+//! Invariants: a word is read only from the function's own stack, above its stack pointer, or from another
+//! stack that the tables lead to; the number of stacks is limited. The first frame is where the walk begins,
+//! and callers follow in turn. Every caller is an address in kernel text.
 
 use std::sync::Arc;
 
@@ -13,47 +13,48 @@ use super::orc::Orc;
 use super::rule::{Base, Caller, Frame, Rbp, Register, Rule};
 use super::surroundings::Surroundings;
 
-/// More than there are stacks one above another: of a task, of interrupts, of each kind of exception
-/// that has its own (arch/x86/include/asm/cpu_entry_area.h).
+/// Limit for stacks, above the number that can be nested: of a task, of interrupts, and of each kind of
+/// exception that has its own (arch/x86/include/asm/cpu_entry_area.h).
 const MOST_STACKS: usize = 8;
-/// `THREAD_SIZE` and `IRQ_STACK_SIZE` (arch/x86/include/asm/page_64_types.h); others are smaller.
+/// Length of the largest stacks: `THREAD_SIZE` and `IRQ_STACK_SIZE` (arch/x86/include/asm/page_64_types.h).
 const STACK: u64 = 16 << 10;
-/// From where on there is text of the kernel and its modules (`__START_KERNEL_map`).
+/// Lowest address of text of the kernel and its modules (`__START_KERNEL_map`).
 const KERNEL_TEXT: u64 = 0xffff_ffff_8000_0000;
-/// Where the kernel's half of the addresses begins.
+/// Lowest address of the kernel's half of the address space.
 const KERNEL_HALF: u64 = 1 << 63;
 
-/// Where to begin.
+/// Where to begin unwinding.
 #[derive(Clone, Copy, Debug)]
 pub struct Start<'a> {
-    /// The registers.
+    /// The registers at the start.
     pub regs: &'a Regs,
-    /// Whether RIP is where a call has returned to, rather than an instruction that is to be carried out.
+    /// Whether RIP is an address that a call has returned to, rather than the next instruction of an
+    /// interrupted function.
     pub returned: bool,
 }
 
-/// Registers as far as they are known.
+/// The current function's registers, as far as they are known.
 struct State<'a> {
     ip: Gva,
     sp: Gva,
     bp: u64,
-    /// Whether `ip` is the next instruction, rather than one that follows a call.
+    /// Whether `ip` is the next instruction of an interrupted function, rather than one after a call.
     interrupted: bool,
     others: Others<'a>,
     stacks: usize,
     modules: Search,
 }
 
-/// The other registers of a function.
+/// The current function's other registers.
 #[derive(Clone, Copy)]
 enum Others<'a> {
     Here(&'a Regs),
-    /// In a `struct pt_regs` there.
+    /// In the `struct pt_regs` at this address.
     At(Gva),
     Unknown,
 }
 
-/// What says how stacks of a kernel are followed.
+/// Unwinds stacks of a kernel.
 #[derive(Clone, Debug)]
 pub struct Unwinder {
     orc: Arc<Orc>,
@@ -61,16 +62,16 @@ pub struct Unwinder {
 }
 
 impl Unwinder {
-    /// By the kernel's tables, and by those of its modules, if it tells where they are.
+    /// Creates an unwinder from the kernel's tables and, if known, the tables of its modules.
     #[must_use]
     pub fn new(orc: Arc<Orc>, modules: Option<ModuleTables>) -> Self {
         Self { orc, modules }
     }
 
-    /// Writes the addresses on the stack to `into`: where it begins, then return addresses, the innermost
-    /// first. All but the first are in the highest 2 GiB. Returns how many there are, and whether the stack
-    /// goes on behind them, as there is no more room or nobody knows how. Allocates nothing; reads at most
-    /// five words for each, and some thousand of the guest's modules in all.
+    /// Writes the addresses on the stack to `into`: first where it begins, then return addresses, the innermost
+    /// first. All but the first are in the highest 2 GiB. Returns the number of addresses, and whether the
+    /// stack goes on after them, because there is no more room or no rule to follow. Allocates nothing. Reads
+    /// at most five words for each address, and some thousand words of the guest's modules in all.
     pub fn walk(
         &self,
         guest: &(impl Surroundings + ?Sized),
@@ -100,12 +101,12 @@ impl Unwinder {
     }
 }
 
-/// What became of going to the caller.
+/// Result of going to the caller.
 enum Step {
     Caller,
-    /// There is none.
+    /// There is no caller.
     End,
-    /// It cannot be found.
+    /// The caller cannot be found.
     Lost,
 }
 
@@ -166,7 +167,7 @@ impl State<'_> {
                 (guest.returns_to(found, slot)?, rbp)
             }
             Frame::Registers | Frame::Iret => {
-                /// Where RIP is in `struct pt_regs`; CS, RFLAGS and RSP follow.
+                /// Offset of RIP in `struct pt_regs`; CS, RFLAGS and RSP follow.
                 const RIP: u64 = 128;
                 let (rip, others) = match caller.frame {
                     Frame::Registers => (frame.wrapping_add(RIP), Others::At(frame)),
@@ -176,7 +177,7 @@ impl State<'_> {
                 let word = |n: u64| guest.word(rip.wrapping_add(n * 8));
                 let (ip, code, sp) = (word(0)?, word(1)?, word(3)?);
                 if code & 3 != 0 {
-                    // A process.
+                    // The interrupted code was a process.
                     return Some(Step::End);
                 }
                 let rbp = rbp.or_else(|| read(others, Register::Rbp, guest));
@@ -194,23 +195,23 @@ impl State<'_> {
         }
         self.ip = ip;
         self.bp = rbp.unwrap_or(self.bp);
-        // What pushes is no function of its own.
+        // Code that has pushed words stands for an instruction, so `ip` does not follow a call.
         self.interrupted = caller.interrupted || pushed > 0;
         Some(Step::Caller)
     }
 
-    /// The word at `at`, on the stack of the function.
+    /// Returns the word at `at`, which must be on the function's stack.
     fn word(&self, at: Gva, guest: &(impl Surroundings + ?Sized)) -> Option<u64> {
         guest.word(self.inside(at)?)
     }
 
-    /// `at`, if it is on the stack of the function, above its stack pointer.
+    /// Returns `at` if it is on the function's stack, above its stack pointer.
     fn inside(&self, at: Gva) -> Option<Gva> {
         let above = at.0.checked_sub(self.sp.0)?;
         (above < STACK && at.0 >= KERNEL_HALF).then_some(at)
     }
 
-    /// Goes up to `at` on the stack, or to there on another one, if there may be so many.
+    /// Moves the stack pointer up to `at`, or to another stack if there may be one more.
     fn enter(&mut self, at: Gva) -> Option<()> {
         if at.0 < KERNEL_HALF {
             return None;
@@ -231,7 +232,7 @@ impl State<'_> {
     }
 }
 
-/// A register of a function whose registers are there.
+/// Returns a register from `others`.
 fn read(
     others: Others<'_>,
     register: Register,

@@ -1,4 +1,4 @@
-//! The index, and files of which only parts are read.
+//! Tests of the index, and of files that are read in parts.
 
 use std::io::Write as _;
 use std::sync::Arc;
@@ -8,14 +8,14 @@ use tempfile::NamedTempFile;
 
 use super::*;
 
-/// A file of these bytes.
+/// Writes `bytes` to a temporary file.
 fn written(bytes: &[u8]) -> NamedTempFile {
     let mut file = NamedTempFile::new().unwrap();
     file.write_all(bytes).unwrap();
     file
 }
 
-/// What is answered to all kinds of questions.
+/// Returns the answers to questions of every kind.
 fn answers(file: &DebugFile) -> Vec<String> {
     let info = DebugInfo::new(file, Some(BUILD_ID)).unwrap();
     let points = [
@@ -56,7 +56,7 @@ fn an_index_that_was_kept_answers_as_the_one_that_was_made() {
         file.adopt(Arc::new(kept));
         assert_eq!(answers(&file), expected);
     }
-    // Of a file nothing but what is asked for is read, with the same result.
+    // Without an index, an opened file is read only in parts, with the same result.
     assert_eq!(answers(&DebugFile::open(written.path()).unwrap()), expected);
 }
 

@@ -1,4 +1,4 @@
-//! The files of modules.
+//! Tests of module files.
 
 use hvprobe_fixtures::module_file::{ABSOLUTE, CALL, NAME, Relocation, file_with};
 
@@ -26,7 +26,7 @@ fn a_modules_file_tells_the_same_as_a_kernels_by_its_own_symbols() {
         let offsets = places.iter().map(|it| it.at.0 - function.addr.0);
         assert_eq!(offsets.collect::<Vec<_>>(), wanted, "{point}");
     }
-    // As of the kernel, which is linked to another place.
+    // The same as for the kernel, which is linked elsewhere.
     let kernel = super::file();
     let kernel = DebugFile::parse(&kernel).unwrap();
     assert!(kernel.module().is_none());

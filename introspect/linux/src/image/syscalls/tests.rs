@@ -27,7 +27,7 @@ fn what_a_call_takes_is_told_of_the_kernels_entry_of_it_alone() {
     }
 }
 
-/// The same image but for the words of what it keeps of the call, from the first one on.
+/// Changes the first four words of the metadata in the image, and returns the number of parameters found.
 fn changed(change: impl Fn(&mut [u64; 4])) -> Option<usize> {
     let (_, mut sections) = kernel::kernel(Layout::Offsets64);
     let data = sections.iter_mut().find(|it| it.name == ".data").unwrap();
@@ -43,7 +43,7 @@ fn changed(change: impl Fn(&mut [u64; 4])) -> Option<usize> {
 fn what_makes_no_sense_is_not_told() {
     assert_eq!(changed(|_| ()), Some(4));
     assert_eq!(changed(|words| words[1] = 2 << 32), Some(2));
-    // The bits behind its own tell something else.
+    // The bits above the field belong to other members.
     assert_eq!(changed(|words| words[1] |= 0xffff_ff80 << 32), Some(4));
     // A call without arguments has no lists.
     assert_eq!(changed(|words| *words = [words[0], 0, 0, 0]), Some(0));

@@ -6,7 +6,7 @@ use super::super::{Forbidden, KernelImage, Unknown};
 use super::{ALL, Found, Places};
 use crate::symbols::{RawSymbol, SymbolKind, Symbols};
 
-/// The functions that go through tables, and the symbols at the ends of these.
+/// Functions that walk tables, each with the symbols at the ends of its table.
 const READERS: [(&str, &str, &str); 6] = [
     (
         "jump_label_init",
@@ -32,8 +32,8 @@ const READERS: [(&str, &str, &str); 6] = [
     ("alternative_instructions", "__smp_locks", "__smp_locks_end"),
 ];
 
-/// The sections and symbols of a kernel without `CONFIG_KALLSYMS_ALL`, and without names of sections that
-/// would tell: it has the symbols of functions only, and `readers` of them go through tables.
+/// Returns sections and symbols of a kernel without `CONFIG_KALLSYMS_ALL` and without section names that give
+/// tables away. It has only symbols of functions, and those in `readers` walk tables.
 fn stripped(readers: &[(&str, &str, &str)]) -> (Vec<kernel::Section>, Vec<(String, u64, u64)>) {
     const CODE: u64 = 0x20;
     let (all, mut sections) = kernel::kernel(Layout::Offsets61);
@@ -66,7 +66,7 @@ fn parse((sections, symbols): (Vec<kernel::Section>, Vec<(String, u64, u64)>)) -
     KernelImage::parse(&kernel::elf(&sections, &symbols)).unwrap()
 }
 
-/// All that the lists tell of an address.
+/// Returns everything that the lists say of an address.
 fn told(image: &KernelImage, at: Gva) -> (Option<Forbidden>, Option<Forbidden>, bool, bool, bool) {
     (
         image.forbidden(at),
@@ -135,7 +135,7 @@ fn tables_without_symbols_are_found_by_their_sections() {
 #[test]
 fn what_an_unknown_table_might_name_is_forbidden() {
     let at = |offset| Gva(TEXT + offset);
-    // Nothing goes through tables, but somebody changes jump labels.
+    // No function walks the tables, but the functions that need them exist.
     let (sections, mut symbols) = stripped(&[]);
     for name in [
         "static_key_enable",
@@ -161,7 +161,7 @@ fn what_an_unknown_table_might_name_is_forbidden() {
         unknown(Unknown::Locks)
     );
     assert_eq!(image.forbidden_as_is(at(0x6a0), 0xf0), None);
-    // By name.
+    // By name, as the blacklist is not found.
     let function = "do_int3".to_owned();
     assert_eq!(
         image.forbidden(at(0x400)),
@@ -200,7 +200,7 @@ fn table_with_an_entry_that_is_none_is_unknown() {
         let data = data(&sections);
         let end = symbols.iter().find(|it| it.1 == symbol).unwrap().2;
         let end = usize::try_from(end - sections[data].at).unwrap();
-        // Where it leads, and with it what is left of the entry.
+        // Overwrites the last 8 bytes of the last entry: the key of a jump label, the target of a fixup.
         sections[data].data[end - 8..end].fill(0x7f);
         let image = KernelImage::parse(&kernel::elf(&sections, &[])).unwrap();
         assert_eq!(image.unknown_lists(), [list]);
@@ -236,7 +236,7 @@ fn static_calls_without_a_table_are_found_by_where_they_lead() {
     }
 }
 
-/// Each way to find a table leads to the same one, on kernels where all ways are open.
+/// On kernels that offer all ways to find a table, all of them find the same one.
 #[test]
 fn real_kernels_tables_are_found_by_their_code_alone() {
     let Some(path) = std::env::var_os("HVPROBE_TEST_VMLINUX") else {

@@ -10,7 +10,8 @@ const COMM: u64 = 0x3a0;
 const CURRENT: u64 = 0x1fb80;
 const CPU: u64 = 0x1fb88;
 
-/// A kernel without types and symbols of data, in which the three system calls load from these places.
+/// Returns a kernel without types and without data symbols. The three system calls load from these per-CPU
+/// offsets.
 fn image(getpid: u64, gettid: u64, getcpu: u64) -> KernelImage {
     let (_, mut sections) = kernel::kernel(Layout::Offsets61);
     sections.retain(|section| section.name != ".BTF");
@@ -70,12 +71,12 @@ fn code_tells_where_the_current_task_is_and_data_which_is_the_first() {
 #[test]
 fn functions_that_disagree_tell_nothing() {
     assert_eq!(image(CURRENT, CURRENT + 8, CPU).task_clues(), None);
-    // No task there.
+    // There is no task at these offsets.
     assert_eq!(image(CPU, CPU, CPU).task_clues(), None);
     assert_eq!(image(0x100, 0x100, CPU).task_clues(), None);
 }
 
-/// The ways agree on kernels where both are open.
+/// Types and code agree on kernels that have both.
 #[test]
 fn real_kernels_code_tells_what_its_types_do() {
     let Some(path) = std::env::var_os("HVPROBE_TEST_VMLINUX") else {

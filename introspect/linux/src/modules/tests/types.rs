@@ -1,4 +1,4 @@
-//! The types of modules.
+//! Tests of the types of modules.
 
 use std::sync::atomic::AtomicUsize;
 
@@ -7,7 +7,7 @@ use hvprobe_fixtures::modules::TYPES;
 use super::super::NoModuleTypes;
 use super::*;
 
-/// The types of each of `list`, read with those of its kernel.
+/// Reads the types of each module in `list`, together with those of its kernel.
 fn read_types(guest: &Guest, list: &ModuleList) -> Vec<Result<Arc<Types>, NoModuleTypes>> {
     let kernel = kernel_types(guest.age);
     let types = |module: &Module| {
@@ -17,13 +17,13 @@ fn read_types(guest: &Guest, list: &ModuleList) -> Vec<Result<Arc<Types>, NoModu
     list.iter().map(types).collect()
 }
 
-/// What reading the types of the only module of `guest` comes to.
+/// Returns the error of reading the types of the only module of `guest`.
 fn refused(guest: &Guest) -> NoModuleTypes {
     let types = read_types(guest, &read(guest).unwrap()).into_iter();
     types.last().unwrap().unwrap_err()
 }
 
-/// Where `struct btf_module` of the module added last is, and its `struct btf`.
+/// Returns the addresses of `struct btf_module` of the module added last, and of its `struct btf`.
 fn entry(guest: &Guest) -> (Gva, Gva) {
     let entry = Gva(guest.word(TYPES));
     (entry, Gva(guest.word(entry.wrapping_add(24))))

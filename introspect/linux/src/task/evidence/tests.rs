@@ -3,11 +3,11 @@ use hvprobe_fixtures::{MODULE_FRAMES, MODULE_PAGES, MODULE_VIRT, Mapper, Memory,
 use super::*;
 
 const SIZE: u64 = 0x400;
-/// Of the list in a task, its numbers, and its name.
+/// Offsets in a task of the list, of its numbers, and of its name.
 const LINK: u64 = 0x48;
 const PID: u64 = 0x80;
 const COMM: u64 = 0x100;
-/// Where the pointer to the current task is.
+/// Offset of the pointer to the current task.
 const CURRENT: u64 = 0x20;
 const PER_CPU: Gva = Gva(MODULE_VIRT.0 + (MODULE_PAGES - 1) * 4096);
 const CLUES: TaskClues = TaskClues {
@@ -20,7 +20,7 @@ fn task(n: u64) -> Gva {
     MODULE_VIRT.wrapping_add(SIZE * n)
 }
 
-/// A guest with tasks of these names and numbers, of which the second runs.
+/// A guest with tasks of the given names and numbers. The second one is current.
 struct Tasks(Memory);
 
 impl Tasks {
@@ -47,7 +47,7 @@ impl Tasks {
             guest.write(task(n), PID, &pid.to_le_bytes());
             guest.write(task(n), PID + 4, &pid.to_le_bytes());
             guest.write(task(n), COMM, name.as_bytes());
-            // A list of something else, and an empty one.
+            // An empty list, which is not the list of tasks.
             guest.write(task(n), 0x20, &task(n).wrapping_add(0x20).0.to_le_bytes());
             guest.write(task(n), 0x28, &task(n).wrapping_add(0x20).0.to_le_bytes());
         }
@@ -107,7 +107,7 @@ fn two_tasks_made_at_once_may_be_in_any_order() {
 #[test]
 fn what_is_no_list_of_tasks_is_no_evidence() {
     let unknown = |what| Err(TaskUnknown::NoEvidence(what));
-    // Too few to prove anything; no name; a list that does not come back.
+    // Too few tasks; a task without a name; lists that do not return to their head.
     let few = Tasks::new(&[("swapper/0", 0), ("init", 1), ("kthreadd", 2)]);
     assert_eq!(few.look().shows(CLUES), unknown("list"));
     let unnamed = Tasks::booted();
@@ -168,7 +168,7 @@ fn layout_that_does_not_find_the_first_process_does_not_fit() {
     ] {
         assert!(!guest.look().confirms(layout, PER_CPU.0), "{layout:?}");
     }
-    // It has begun to run a program.
+    // The process has begun to run a program.
     guest.write(task(1), COMM, b"init\0\0\0\0\0");
     assert!(!guest.look().confirms(LAYOUT, PER_CPU.0));
 }

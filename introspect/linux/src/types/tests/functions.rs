@@ -1,4 +1,4 @@
-//! Prototypes, and where parameters are.
+//! Tests of prototypes, and of the places of parameters.
 
 use hvprobe_arch::regs::Gpr;
 use hvprobe_fixtures::btf::{Btf, sample};
@@ -35,7 +35,7 @@ fn prototypes_are_told_and_not_guessed() {
     for name in ["broken", "foreign"] {
         assert_eq!(error(name), PrototypeError::Malformed(name.to_owned()));
     }
-    // A type is no function; a clone is not the function it was made of.
+    // A type is not a function; a clone is not the function it was made from.
     for name in [
         "open_how",
         "do_sys_openat2.isra.0",
@@ -96,7 +96,7 @@ fn parameters_are_where_the_calling_convention_has_them() {
         &[&seven[..], &[long]].concat(),
         &[&all[..], &[Stack(1), Stack(2)]].concat(),
     );
-    // What is returned in memory goes to where the first argument says.
+    // The first argument is the address for a return value in memory.
     case(big, &[int, int], &[Register(Rsi), Register(Rdx)]);
     case(pair, &[int], &[Register(Rdi)]);
     case(
@@ -129,7 +129,8 @@ fn parameters_are_where_the_calling_convention_has_them() {
         &[int, padded, empty, int],
         &[Register(Rdi), Register(Rsi), Unknown, Unknown],
     );
-    // Not enough registers for all of it: none, and the last is left for another.
+    // A parameter that does not fit into the registers left goes on the stack as a whole; a later one may use
+    // the last register.
     case(
         0,
         &[int, int, int, int, int, pair, int, int],

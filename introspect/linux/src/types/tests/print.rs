@@ -1,4 +1,4 @@
-//! Types as C writes them.
+//! Tests of types written as in C.
 
 use expect_test::{Expect, expect};
 use hvprobe_fixtures::btf::{Btf, sample};

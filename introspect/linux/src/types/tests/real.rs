@@ -1,4 +1,4 @@
-//! Tests on the types of a real kernel, where one is at hand.
+//! Tests on the types of a real kernel, if one is given.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use super::one;
 use crate::image::KernelImage;
 use crate::types::{Kind, Limits, Place, PrototypeError, Types};
 
-/// What a kernel from 5.10 on says. Runs only if `HVPROBE_TEST_VMLINUX` names an uncompressed x86-64
+/// Expectations for a kernel from 5.10 on. Runs only if `HVPROBE_TEST_VMLINUX` names an uncompressed x86-64
 /// `vmlinux` with BTF.
 #[test]
 fn types_of_a_real_kernel_are_told_when_one_is_given() {
@@ -46,7 +46,7 @@ fn types_of_a_real_kernel_are_told_when_one_is_given() {
     all_are_told(types);
 }
 
-/// Two ways to a member lead to the same place.
+/// Checks that both ways to look up a member find the same position.
 fn members_agree(image: &KernelImage, types: &Types, of: &str) {
     let id = one(types, &format!("struct {of}"));
     let Some(Kind::Struct { members, .. }) = types.kind(id) else {
@@ -68,7 +68,7 @@ fn members_agree(image: &KernelImage, types: &Types, of: &str) {
     }
 }
 
-/// Every type has a name, and every function a prototype, or a reason why not.
+/// Checks that every type can be named, and that every function has a prototype or is ambiguous.
 fn all_are_told(types: &Types) {
     let start = Instant::now();
     let (mut functions, mut ambiguous, mut unknown, mut shapes) = (0, 0, 0, 0);
@@ -90,7 +90,7 @@ fn all_are_told(types: &Types) {
             }
             _ => {}
         }
-        // What is left out is `...`; that a function takes more is not.
+        // `...` marks what is left out, except for the parameters of variadic functions.
         let told = types.name(id).replace("{...}", "").replace(", ...", "");
         let is_other = matches!(types.kind(id), Some(Kind::Other));
         assert!(is_other || !told.contains("..."), "{told}");

@@ -1,4 +1,4 @@
-//! Shapes.
+//! Tests of shapes.
 
 use expect_test::{Expect, expect};
 use hvprobe_fixtures::btf::{Btf, sample};
@@ -7,7 +7,7 @@ use hvprobe_spec::shape::{Shape, ShapeKind};
 use super::{one, parsed};
 use crate::types::{Limits, TypeId};
 
-/// A shape on lines: offset, width, name, type, size and what it is.
+/// Writes a shape on lines: offset, width, name, type, size and kind.
 pub(super) fn told(shape: &Shape) -> String {
     let mut text = format!("{} ({}) ", shape.name, shape.size);
     match &shape.kind {
@@ -120,7 +120,7 @@ fn shape_is_cut_at_its_limits() {
 #[test]
 fn enumerations_have_the_sign_that_they_say() {
     let values = [("LOW", -2), ("HIGH", 3)];
-    // Where none says that it is signed, a value below zero does.
+    // If no enumeration says that it is signed, a negative value makes one signed.
     let mut old = Btf::default();
     old.enumeration(false, "errors", &values);
     old.enumeration(false, "plain", &[("HIGH", 3)]);

@@ -1,4 +1,4 @@
-//! Stacks that lead through modules of a made-up guest, sound and hostile.
+//! Tests of unwinding through modules of a made-up guest, sound and hostile.
 
 use std::cell::Cell;
 
@@ -12,10 +12,10 @@ use crate::unwind::ModuleTables;
 
 /// `MODULE_STATE_LIVE`.
 const LIVE: u32 = 0;
-/// What is read of a stack itself at most, and of modules.
+/// Limit for words read of the stack itself and of modules.
 const MOST_READ: u32 = 31 * 5 + (1 << 13);
 
-/// A guest with modules, and a stack.
+/// A guest with modules, a stack, and a count of the words read.
 struct Whole {
     guest: Guest,
     stack: HashMap<u64, u64>,
@@ -44,7 +44,7 @@ fn module_tables(age: Age) -> ModuleTables {
     reader.unwind_tables().expect("their tables are told of")
 }
 
-/// The stack of `guest` with these words from `STACK` on.
+/// Unwinds the stack of `guest`, which has these words in memory.
 fn follow(guest: Guest, dialect: Dialect, rip: u64, words: &[(u64, u64)]) -> (Vec<u64>, bool) {
     let orc = read(&entries(dialect)).expect("tables");
     let unwinder = Unwinder::new(Arc::new(orc), Some(module_tables(guest.age)));
@@ -68,7 +68,7 @@ fn follow(guest: Guest, dialect: Dialect, rip: u64, words: &[(u64, u64)]) -> (Ve
     (frames[..count].iter().map(|at| at.0).collect(), goes_on)
 }
 
-/// Where functions of [`with_modules`]' second module are left: two words are on the stack, or more.
+/// Rules for the functions of [`with_modules`]' second module, which keep two or more words on the stack.
 fn rules(dialect: Dialect) -> Vec<(u64, [u8; 6])> {
     let word = dialect.call | dialect.sp;
     [
@@ -83,17 +83,17 @@ fn rules(dialect: Dialect) -> Vec<(u64, [u8; 6])> {
     .into()
 }
 
-/// A guest with two modules, and where the second begins.
+/// Returns a guest with two modules, and the address of the second one.
 fn with_modules(age: Age, dialect: Dialect) -> (Guest, u64) {
     let mut guest = Guest::new(age);
-    // The list begins with the one that was added last.
+    // The module that was added last is the first on the list.
     let base = guest.add("second", LIVE).unwind(&rules(dialect)).base.0;
     guest.add("first", LIVE).unwind(&[(0, [0xff; 6])]);
     (guest, base)
 }
 
-/// The stack of the second module's function at 0x120, which was called by that at 0x20, and that by init
-/// text, and that by the kernel's outermost function.
+/// Returns the stack of the second module's function at 0x120. Its callers are the function at 0x20, init text,
+/// and the kernel's outermost function.
 fn through(base: u64) -> [(u64, u64); 3] {
     [
         (STACK + 32, base + 0x20),
@@ -112,7 +112,7 @@ fn functions_of_modules_lead_to_their_callers() {
         let found = follow(guest, dialect, base + 0x120, &through(base));
         let expected = vec![base + 0x120, base + 0x20, base + 0x2020, TEXT + 0x620];
         assert_eq!(found, (expected, false), "{age:?} {dialect:?}");
-        // From the kernel into a module and back, and where a function has just been entered.
+        // From the kernel into a module and back, where a function has just been entered.
         let (guest, base) = with_modules(age, dialect);
         let words = [(STACK, base + 0x101), (STACK + 8, TEXT + 0x620)];
         let found = follow(guest, dialect, TEXT + 0x100, &words);
@@ -145,7 +145,7 @@ fn modules_without_tables_end_a_stack() {
     let base = guest.add("bare", LIVE).base.0;
     let found = follow(guest, V64, base + 0x120, &through(base));
     assert_eq!(found, (vec![base + 0x120], true));
-    // What comes before the first entry has none.
+    // Addresses before the first entry have no rule.
     let mut guest = Guest::new(Age::V64);
     let made = guest.add("late", LIVE);
     let base = made.unwind(&rules(V64)[2..]).base.0;
@@ -155,7 +155,7 @@ fn modules_without_tables_end_a_stack() {
 
 #[test]
 fn lists_and_tables_without_an_end_are_left() {
-    // From the first module on the list goes round.
+    // The list returns to the first module and never ends.
     let (guest, base) = with_modules(Age::V64, V64);
     let first = guest.word(MODULES);
     let last = guest.word(Gva(first));
@@ -164,7 +164,7 @@ fn lists_and_tables_without_an_end_are_left() {
     let found = follow(guest, V64, nowhere, &through(base));
     assert_eq!(found, (vec![nowhere], true));
 
-    // All of memory is claimed to be a table.
+    // The table claims all of memory.
     let mut guest = Guest::new(Age::V64);
     let made = guest.add("second", LIVE).unwind(&rules(V64));
     made.field(UNWIND.1, &u32::MAX.to_le_bytes());
@@ -174,7 +174,7 @@ fn lists_and_tables_without_an_end_are_left() {
 }
 
 proptest! {
-    /// Whatever modules and stacks hold, what is told is text of the kernel's, and what is read is bounded.
+    /// Whatever modules and stacks hold, frames are kernel text, and the number of words read is bounded.
     #[test]
     fn hostile_modules_end(
         ages in 0..2_usize,
