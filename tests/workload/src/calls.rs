@@ -1,4 +1,4 @@
-//! System calls made an exact number of times.
+//! Makes system calls an exact number of times.
 
 use std::error::Error;
 use std::fs::{File, OpenOptions};
@@ -9,14 +9,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::sys;
 
-/// Where PCs show how far their firmware has come: nobody listens.
+/// The port at which PCs show the progress of their firmware. No device listens there.
 const IDLE_PORT: u16 = 0x80;
 
-/// What a call's argument points to: a page of its own, of which the call's id is that of nobody.
+/// The text that a call's argument points to, in static memory. Its address is not a valid process id.
 static TEXT: [u8; 65] = *b"0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef\0";
 
-/// Addresses at which there is nothing that can be read: near zero, of a process, just below its end and
-/// the kernel's beginning, of neither, of the kernel's half where nothing is, and what errors look like.
+/// Unreadable addresses: near zero; in a process; just below the end of the process's addresses and the start
+/// of the kernel's; non-canonical; in an empty part of the kernel's half; and values that look like errors.
 const NOWHERE: [u64; 12] = [
     0,
     8,
@@ -32,28 +32,28 @@ const NOWHERE: [u64; 12] = [
     0xffff_ffff_ffff_fffe,
 ];
 
-/// A cheap system call that no other program in the test guest makes on its own, or something to
-/// compare it with.
+/// A cheap system call that no other program in the test guest makes on its own, or something to compare it
+/// with.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Call {
-    /// No system call: a byte written to [`IDLE_PORT`], which takes an exit and nothing else.
+    /// Not a system call: a byte written to [`IDLE_PORT`], which takes an exit and does nothing else.
     Out,
     Getpgid,
     Getsid,
     SchedGetPriorityMax,
-    /// `getpgid` of the address of [`TEXT`], which is nobody's id.
+    /// `getpgid` with the address of [`TEXT`] as its argument, which is not a valid id.
     Text,
-    /// `getpgid` of one address of [`NOWHERE`] after the other, whatever comes of it.
+    /// `getpgid` of one address of [`NOWHERE`] after the other; errors are ignored.
     Nowhere,
-    /// Two calls, as a program makes that does little else: a byte is read from `/dev/zero` and
-    /// written to `/dev/null`. One `vfs_read` and one `vfs_write`.
+    /// Two calls, as by a program that does little else: reads a byte from `/dev/zero` and writes it to
+    /// `/dev/null`. One `vfs_read` and one `vfs_write`.
     Copy(Devices),
-    /// `epoll_wait` for an instance that watches another, and so on, the last of them something that is ready: a call
-    /// that goes deep, and the same way each time.
+    /// `epoll_wait` on an instance that watches another, and so on; the last one watches something that is
+    /// ready. The call goes deep, and takes the same path each time.
     EpollWait(&'static OwnedFd),
 }
 
-/// Open for as long as the program runs.
+/// Open device files, for as long as the program runs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Devices {
     zero: &'static File,
@@ -77,10 +77,11 @@ impl Devices {
     }
 }
 
-/// As many instances as may watch one another (`EP_MAX_NESTS` in fs/eventpoll.c), and one.
+/// One more than the number of instances that may watch one another (`EP_MAX_NESTS` in fs/eventpoll.c).
 const CHAIN: usize = 5;
 
-/// The first of a chain of epoll instances, the last of which watches a socket that can always be written to.
+/// Creates a chain of epoll instances and returns the first one. The last one watches a socket that can always
+/// be written to.
 fn chain() -> io::Result<&'static OwnedFd> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
     let mut next: &OwnedFd = Box::leak(Box::new(socket.into()));

@@ -1,6 +1,6 @@
 //! Child processes that run a function of this program.
 //!
-//! They are made and waited for by calls that are not among the counted ones (`clone`, `wait4`).
+//! Children are started and waited for by calls that are not counted (`clone`, `wait4`).
 
 use std::io;
 
@@ -8,7 +8,7 @@ use libc::c_int;
 
 use crate::sys::{self, checked};
 
-/// A child that was not waited for yet; killed if it is dropped like that.
+/// A child that was not waited for yet. Dropping it kills it.
 #[derive(Debug)]
 pub(crate) struct Child(c_int);
 
@@ -20,7 +20,7 @@ pub(crate) enum End {
 }
 
 impl End {
-    /// An error unless it exited with 0.
+    /// Returns an error unless the child exited with 0.
     pub(crate) fn succeeded(self) -> io::Result<()> {
         if self == Self::Exited(0) {
             return Ok(());
@@ -30,8 +30,8 @@ impl End {
 }
 
 impl Child {
-    /// Starts a child that runs `work` and exits with 0 if that succeeded, else with 1. To be
-    /// called from a process with one thread; others would leave their locks locked in the child.
+    /// Starts a child that runs `work`, and exits with 0 if that succeeds and with 1 otherwise. The calling
+    /// process must have only one thread: locks that other threads hold would stay locked in the child.
     pub(crate) fn start(work: impl FnOnce() -> io::Result<()>) -> io::Result<Self> {
         // SAFETY: the caller has one thread, by the rule above.
         match checked(unsafe { libc::fork() })? {
@@ -55,7 +55,7 @@ impl Child {
         checked(unsafe { libc::kill(self.0, libc::SIGKILL) }).map(drop)
     }
 
-    /// Waits until it has ended.
+    /// Waits until the child has ended.
     pub(crate) fn end(self) -> io::Result<End> {
         let status = self.wait()?;
         std::mem::forget(self);
@@ -66,7 +66,7 @@ impl Child {
         })
     }
 
-    /// Waits until it has stopped or ended; returns the status as `wait4(2)` has it.
+    /// Waits until the child has stopped or ended; returns the status as `wait4(2)` does.
     pub(crate) fn wait(&self) -> io::Result<c_int> {
         let mut status = 0;
         // SAFETY: room for the status.
@@ -77,7 +77,7 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The child may have ended already.
         let _ = self.kill();
         let _ = self.wait();
     }

@@ -1,7 +1,7 @@
-//! Much text for hvprobe's console, at once.
+//! Prints much text on hvprobe's console quickly.
 //!
-//! The kernel's driver hands the serial port a byte at a time, and each is an exit or more; a string
-//! instruction hands it a page.
+//! The kernel's driver writes to the serial port byte by byte, and each byte takes an exit or more. A string
+//! instruction writes a page at once.
 
 use std::io::{self, IsTerminal as _, Write as _};
 
@@ -10,7 +10,7 @@ use crate::sys;
 /// The data register of the serial port that is hvprobe's console.
 const PORT: u16 = 0x3f8;
 
-/// Prints `text`, behind everything that was printed before.
+/// Prints `text` after everything that was printed before.
 pub(crate) fn print(text: &str) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     stdout.flush()?;
@@ -19,7 +19,7 @@ pub(crate) fn print(text: &str) -> io::Result<()> {
         return stdout.flush();
     }
     sys::drain(&stdout)?;
-    // As the terminal would.
+    // Line ends as the terminal writes them.
     sys::write_port_string(PORT, text.replace('\n', "\r\n").as_bytes());
     Ok(())
 }

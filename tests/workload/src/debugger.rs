@@ -1,9 +1,9 @@
-//! A user-space debugger at work: int3s in a child's text, which are none of hvprobe's business.
+//! A user-space debugger: plants int3s in a child's text, which hvprobe must leave alone.
 //!
 //! ```text
 //!   planted ──child runs into it──► at it ──bytes back, one step──► past it ──► planted
 //! ```
-//! Child and debugger count; they must agree.
+//! Child and debugger count, and their counts must agree.
 
 use std::error::Error;
 use std::io;
@@ -23,8 +23,8 @@ extern "C" fn debugged(calls: &AtomicU64) {
     calls.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Lets a child call a function with a breakpoint `count` times. Prints the breakpoints and steps
-/// the debugger saw.
+/// Makes a child call a function with a breakpoint `count` times. Prints the number of breakpoints and steps
+/// that the debugger saw.
 pub(crate) fn run(count: u64) -> Result<(), Box<dyn Error>> {
     let calls = Shared::<AtomicU64>::new()?;
     let function: extern "C" fn(&AtomicU64) = debugged;
@@ -119,12 +119,12 @@ impl Debugger<'_> {
     }
 }
 
-/// Where `PTRACE_PEEKUSER` has RIP: `regs.rip` of `struct user`, whose first member `regs` is.
+/// Returns the offset of RIP for `PTRACE_PEEKUSER`: `regs.rip` of `struct user`, whose first member is `regs`.
 fn rip_offset() -> io::Result<c_long> {
     c_long::try_from(std::mem::offset_of!(libc::user_regs_struct, rip)).map_err(io::Error::other)
 }
 
-/// `ptrace(2)`, the system call.
+/// Makes the system call `ptrace(2)`.
 fn request(request: c_uint, pid: c_int, address: c_long, data: c_long) -> io::Result<()> {
     // SAFETY: of the requests used here, those that store do so to a word of ours, passed as
     // `data`; the others touch the child's memory only.

@@ -1,4 +1,4 @@
-//! Guests that end, or stop, in the middle of things.
+//! Ends or stops the guest while calls are being made.
 
 use std::error::Error;
 use std::{fs, io};
@@ -9,18 +9,18 @@ use crate::sys::{self, checked};
 
 const SYSRQ: &str = "/proc/sysrq-trigger";
 
-/// How to die.
+/// How the guest ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum How {
     /// A kernel panic; what follows is up to the command line (`panic=`).
     Panic,
-    /// A reset, on this CPU, with the others still running: by triple fault in a kernel that was booted with
+    /// A reset by this CPU while the others still run: by triple fault in a kernel that was booted with
     /// `reboot=t`.
     Triple,
     /// An orderly `reboot(2)`: the other CPUs are stopped first.
     Reboot,
-    /// A panic that waits for ever: this CPU spins with interrupts on, the others halt with theirs
-    /// off.
+    /// A panic that waits for ever: this CPU spins with interrupts enabled, the others halt with interrupts
+    /// disabled.
     Hang,
 }
 
@@ -36,7 +36,7 @@ impl How {
     }
 }
 
-/// Prints `ready`, hammers on all CPUs, and dies when stdin has a line or ends.
+/// Prints `ready`, makes calls on all CPUs, and ends the guest when stdin has a line or ends.
 pub(crate) fn amid_calls(how: How) -> Result<(), Box<dyn Error>> {
     println!("ready");
     hammer::hammer(sys::available_cpus()?, || {

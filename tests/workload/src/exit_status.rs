@@ -1,11 +1,11 @@
-//! Tells the host the guest's exit status.
+//! Reports the guest's exit status to the host.
 
 use std::error::Error;
 
 use crate::sys;
 
-/// The port hvprobe takes the guest's exit status from. Stock cloud kernels have no `/dev/port`,
-/// so a program has to write to it.
+/// The port from which hvprobe takes the guest's exit status. Stock cloud kernels have no `/dev/port`, so a
+/// program has to write to it.
 const PORT: u16 = 0xf4;
 
 /// Writes `status` to the exit status port.

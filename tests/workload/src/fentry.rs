@@ -1,7 +1,7 @@
-//! A BPF program of the guest's own at the entry of a kernel function, as tracers put them there
-//! (fentry): the function's entry nop becomes a call of the program's trampoline.
+//! Attaches a BPF program to the entry of a kernel function, as tracers in the guest do (fentry): the
+//! function's entry nop becomes a call of the program's trampoline.
 //!
-//! The program does nothing; the kernel counts its runs, if asked to.
+//! The program does nothing; the kernel counts its runs if that is enabled.
 
 use std::error::Error;
 use std::ffi::CStr;
@@ -15,9 +15,9 @@ use crate::calls::{self, Call};
 use crate::files;
 use crate::sys::checked;
 
-/// Makes `count` calls of getpgid three times: before there is a program at the entry of `function`, while
-/// there is one, and when it is gone. Prints `attached` for the second, which waits for a line, and `runs:
-/// N` of the program behind it.
+/// Makes `count` calls of getpgid three times: before a program is at the entry of `function`, while it is
+/// there, and after it is gone. Prints `attached` before the second time, which waits for a line on stdin, and
+/// `runs: N`, the number of runs of the program, after it.
 pub(crate) fn run(function: &str, count: u64) -> Result<(), Box<dyn Error>> {
     files::write("/proc/sys/kernel/bpf_stats_enabled", "1")?;
     let types = fs::read("/sys/kernel/btf/vmlinux")?;
@@ -34,14 +34,14 @@ pub(crate) fn run(function: &str, count: u64) -> Result<(), Box<dyn Error>> {
     calls::repeat(Call::Getpgid, count)
 }
 
-/// How often the program ran (kernel/bpf/syscall.c, `bpf_prog_show_fdinfo`).
+/// Returns how often the program ran (kernel/bpf/syscall.c, `bpf_prog_show_fdinfo`).
 fn runs(program: &OwnedFd) -> Result<u64, Box<dyn Error>> {
     let told = files::read(&format!("/proc/self/fdinfo/{}", program.as_raw_fd()))?;
     let line = told.lines().find_map(|line| line.strip_prefix("run_cnt:"));
     Ok(line.ok_or("the kernel counts no runs")?.trim().parse()?)
 }
 
-/// The number of the type of `function` (Documentation/bpf/btf.rst).
+/// Returns the type id of `function` (Documentation/bpf/btf.rst).
 fn function_id(btf: &[u8], function: &str) -> Option<u32> {
     const KIND_FUNC: u32 = 12;
     let word = |at: usize| {
@@ -64,11 +64,11 @@ fn function_id(btf: &[u8], function: &str) -> Option<u32> {
         }
         at += 12
             + match kind {
-                // Integers, variables, tags of declarations.
+                // Integers, variables, declaration tags.
                 1 | 14 | 17 => 4,
                 // Arrays.
                 3 => 12,
-                // Structures, unions, sections, enumerations of 64 bits: three words for each part.
+                // Structures, unions, data sections, 64-bit enumerations: three words for each part.
                 4 | 5 | 15 | 19 => 12 * count,
                 // Enumerations, parameters.
                 6 | 13 => 8 * count,
@@ -103,7 +103,7 @@ struct LoadAttributes {
     attach_btf_id: u32,
 }
 
-/// The same for `BPF_RAW_TRACEPOINT_OPEN`.
+/// `union bpf_attr` for `BPF_RAW_TRACEPOINT_OPEN`.
 #[repr(C)]
 struct AttachAttributes {
     name: u64,
@@ -140,13 +140,13 @@ fn attach(program: &OwnedFd) -> io::Result<OwnedFd> {
     bpf(RAW_TRACEPOINT_OPEN, &attributes)
 }
 
-/// `bpf(2)`, of a command that makes a descriptor.
+/// Makes the system call `bpf(2)` with a command that returns a descriptor.
 fn bpf<T>(command: c_int, attributes: &T) -> io::Result<OwnedFd> {
     let (at, size) = (std::ptr::from_ref(attributes), size_of::<T>());
-    // SAFETY: the attributes are those of the command, of this size, and what they point at outlives it.
+    // SAFETY: the attributes belong to the command and have this size; what they point to outlives the call.
     let made = checked(unsafe { libc::syscall(libc::SYS_bpf, command, at, size) })?;
     let descriptor = c_int::try_from(made).map_err(io::Error::other)?;
-    // SAFETY: the call has just made it, and nobody else knows it.
+    // SAFETY: the call has just created the descriptor, and nothing else uses it.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
@@ -154,7 +154,8 @@ fn bpf<T>(command: c_int, attributes: &T) -> io::Result<OwnedFd> {
 mod tests {
     use super::*;
 
-    /// Types of which each is a word for its name, a word for its kind and parts, and more.
+    /// Builds BTF. Each type has a word for its name, a word for its kind and number of parts, and a number of
+    /// further bytes.
     fn btf(types: &[(u32, u32, usize)], strings: &[u8]) -> Vec<u8> {
         let mut body = Vec::new();
         for (name, info, more) in types {

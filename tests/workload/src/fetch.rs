@@ -1,4 +1,4 @@
-//! The same calls for events of the guest's own kernel and for probes from outside.
+//! Makes the same calls for kprobe events of the guest's own kernel and for probes from outside.
 
 use std::error::Error;
 use std::fmt::Write as _;
@@ -10,14 +10,14 @@ use crate::{console, files};
 const EVENTS: &str = "/sys/kernel/tracing/kprobe_events";
 const ENABLE: &str = "/sys/kernel/tracing/events/kprobes/enable";
 const TRACE: &str = "/sys/kernel/tracing/trace";
-/// What is read by the calls.
+/// The file that the calls read.
 const FILE: &str = "/tmp/fetched";
 const TEXT: &[u8] = b"what the file says\0 and what is behind it in the file\n";
 
-/// Plants the definitions of `file` as events of the kernel's, `group` lines at a time, makes the calls, and
-/// prints what the kernel printed of them (`K LINE`); a definition that it does not take is told (`R LINE`
-/// with its number). Then makes the same calls again, once for each group in each of so many `rounds`, when a
-/// line comes in, so that others can plant theirs.
+/// Adds the definitions in `file` as kprobe events of the guest's kernel, `group` lines at a time, and makes
+/// the calls. Prints the kernel's trace lines (`K LINE`), and for each definition that the kernel refuses its
+/// line number (`R LINE`). Then makes the same calls again, once for each group in each of `rounds` rounds.
+/// Each time it waits for a line on stdin, so that probes from outside can be planted before.
 pub(crate) fn run(file: &str, group: usize, rounds: usize) -> Result<(), Box<dyn Error>> {
     let definitions = files::read(file)?;
     let definitions: Vec<&str> = definitions.lines().collect();
@@ -63,14 +63,14 @@ pub(crate) fn run(file: &str, group: usize, rounds: usize) -> Result<(), Box<dyn
     Ok(())
 }
 
-/// Calls that are the same each time: of a file that stays open, into memory that stays where it is, and as
-/// it is, as far as definitions look before and behind it.
+/// Calls that are the same each time. The file stays open, and the buffer stays at its address. The memory
+/// around it stays as it is, as far as definitions read it.
 struct Calls {
     file: File,
     around: Box<[u8]>,
 }
 
-/// How far that is.
+/// Number of bytes before and after the buffer that stay as they are.
 const AROUND: usize = 1 << 16;
 
 impl Calls {

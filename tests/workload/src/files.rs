@@ -13,7 +13,7 @@ pub(crate) fn read(path: &str) -> io::Result<String> {
     fs::read_to_string(path).map_err(|error| named(path, &error))
 }
 
-/// `error`, saying what it is about.
+/// Returns `error` with `path` in its message.
 pub(crate) fn named(path: &str, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{path}: {error}"))
 }

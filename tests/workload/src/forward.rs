@@ -1,16 +1,16 @@
-//! Passes TCP connections on, from one address of a machine to another of its own.
+//! Forwards TCP connections from one address of a machine to another address of the same machine.
 
 use std::error::Error;
 use std::io;
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::thread;
 
-/// Connects whoever comes to `from` with `to`, for as long as the machine runs.
+/// Forwards each connection to `from` to the address `to`, for as long as the machine runs.
 pub(crate) fn run(from: &str, to: &str) -> Result<(), Box<dyn Error>> {
     let listener = TcpListener::bind(from)?;
     for client in listener.incoming() {
         let to = to.to_owned();
-        // Those that cannot be served are closed.
+        // Connections that cannot be served are closed.
         thread::spawn(move || client.and_then(|client| connect(&client, &to)));
     }
     Ok(())
@@ -23,15 +23,15 @@ fn connect(client: &TcpStream, to: &str) -> io::Result<()> {
     thread::scope(|scope| {
         let back = scope.spawn(|| pass(&server, client));
         pass(client, &server);
-        // It has told by then what there is to tell.
+        // The result is ignored: by then the other direction has passed on all bytes, and their end.
         let _done = back.join();
     });
     Ok(())
 }
 
-/// Passes bytes on until there are no more, and tells that.
+/// Copies bytes until there are no more, and then shuts down the write side of `to`.
 fn pass(mut from: &TcpStream, mut to: &TcpStream) {
-    // However it ends, it has ended.
+    // An error ends the copy, too.
     let _ended = io::copy(&mut from, &mut to);
     let _ended = to.shutdown(Shutdown::Write);
 }

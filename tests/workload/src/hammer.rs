@@ -1,7 +1,7 @@
-//! Many threads calling `getpgid` at once, each on its own CPU.
+//! Many threads that call `getpgid` at once, each on its own CPU.
 //!
-//! Every thread counts its own calls; the total is summed after all have ended, so the number
-//! printed is exact whenever the stop request came.
+//! Every thread counts its own calls, and the total is computed after all have ended. So the printed number is
+//! exact, whenever the threads were stopped.
 
 use std::error::Error;
 use std::io;
@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::calls::Call;
 use crate::sys;
 
-/// Hammers for `seconds` in `threads` threads and prints the total.
+/// Makes calls in `threads` threads for `seconds` seconds, and prints the total.
 pub(crate) fn for_seconds(seconds: u64, threads: usize) -> Result<(), Box<dyn Error>> {
     hammer(threads, || {
         thread::sleep(Duration::from_secs(seconds));
@@ -20,7 +20,7 @@ pub(crate) fn for_seconds(seconds: u64, threads: usize) -> Result<(), Box<dyn Er
     })
 }
 
-/// Hammers in `threads` threads until stdin has a line or ends, and prints the total.
+/// Makes calls in `threads` threads until stdin has a line or ends, and prints the total.
 pub(crate) fn until_input(threads: usize) -> Result<(), Box<dyn Error>> {
     println!("ready");
     hammer(threads, || {
@@ -28,7 +28,7 @@ pub(crate) fn until_input(threads: usize) -> Result<(), Box<dyn Error>> {
     })
 }
 
-/// Hammers in `threads` threads while `wait` waits; prints the total.
+/// Makes calls in `threads` threads while `wait` waits, and prints the total.
 pub(crate) fn hammer(
     threads: usize,
     wait: impl FnOnce() -> io::Result<()>,
@@ -56,7 +56,7 @@ pub(crate) fn hammer(
     Ok(())
 }
 
-/// Calls until told to stop; returns the number of calls made.
+/// Makes calls until `stop` is set; returns the number of calls made.
 fn call_until(stop: &AtomicBool, cpu: usize) -> io::Result<u64> {
     sys::pin(0, cpu)?;
     let mut calls = 0;

@@ -1,4 +1,4 @@
-//! Keeps KVM's static keys where they are while other machines come and go.
+//! Keeps KVM's static keys unchanged while other machines come and go.
 //!
 //! KVM patches its own text when the first or last virtual machine, the first or last virtual CPU
 //! without a local APIC, or the first or last one with its APIC disabled comes or goes. QEMU's TCG
@@ -39,7 +39,7 @@ pub(crate) fn hold() -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// A request whose argument is zero; returns its result, here a new descriptor.
+/// Makes a request whose argument is zero; returns its result, here a new descriptor.
 fn ask(fd: c_int, request: c_ulong) -> io::Result<c_int> {
     // SAFETY: the requests used here take an integer and touch no memory of ours.
     checked(unsafe { libc::ioctl(fd, request, 0) })

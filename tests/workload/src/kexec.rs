@@ -1,4 +1,4 @@
-//! Leaving this kernel for another.
+//! Leaves this kernel for another one.
 
 use std::error::Error;
 use std::ffi::CString;
@@ -14,16 +14,16 @@ const REBOOT_KEXEC: c_int = 0x4558_4543;
 /// `KEXEC_FILE_ON_CRASH` (include/uapi/linux/kexec.h).
 const ON_CRASH: c_ulong = 2;
 
-/// When the kernel that is loaded runs.
+/// When to run the kernel that is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum When {
     /// Now.
     Now,
-    /// When this one panics.
+    /// When this kernel panics.
     Crash,
 }
 
-/// Loads `kernel` and `initrd`, to be started with `cmdline`, and starts it if it is to run now.
+/// Loads `kernel` and `initrd`, to be started with `cmdline`. Starts the kernel if `when` is [`When::Now`].
 pub(crate) fn run(
     when: When,
     kernel: &str,

@@ -1,10 +1,9 @@
-//! The guest's own kprobes and kretprobes, set through tracefs: int3s in guest text that are not
-//! hvprobe's.
+//! Kprobes and kretprobes of the guest itself, set through tracefs: int3s in guest text that are not hvprobe's.
 //!
-//! Jump optimization is switched off first, unless it is what is asked for, because an optimized
-//! kprobe replaces its int3 by a jump. The kernel still serves a probe on a function's first instruction by ftrace; give an
-//! offset inside the function to get an int3. A kretprobe's int3 is then at the entry only if
-//! ftrace is not used there.
+//! Jump optimization is switched off first unless it is asked for, because an optimized kprobe replaces its
+//! int3 by a jump. Without it the kernel still uses ftrace for a probe on a function's first instruction: give
+//! an offset inside the function to get an int3. A kretprobe has an int3 at the entry only if ftrace is not
+//! used there.
 
 use std::error::Error;
 use std::fs::OpenOptions;
@@ -17,26 +16,26 @@ use crate::{files, sys};
 
 pub(crate) const TRACEFS: &str = "/sys/kernel/tracing";
 const OPTIMIZATION: &str = "/proc/sys/debug/kprobes-optimization";
-/// The guest's kprobes, with what became of each.
+/// The guest's kprobes, each with its state.
 const LIST: &str = "/sys/kernel/debug/kprobes/list";
-/// For a kprobe to be optimized.
+/// Limit for the time until a kprobe is optimized.
 const PATIENCE: Duration = Duration::from_secs(60);
 const GROUP: &str = "workload";
 
-/// What an event is triggered by.
+/// What triggers an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Trigger {
-    /// Getting to the instruction.
+    /// Reaching the instruction, by an int3.
     Entry,
-    /// The same, by a jump of the kernel's instead of its int3.
+    /// Reaching the instruction, by a jump of the kernel instead of its int3.
     Optimized,
     /// The function's return.
     Return,
 }
 
 impl Trigger {
-    /// What begins its definition. By default a kernel that is not preemptible sees one call per CPU return,
-    /// at most.
+    /// Returns the start of the event's definition. It sets `maxactive` for kretprobes: by default a kernel
+    /// that is not preemptible sees at most one call per CPU return.
     fn kind(self) -> &'static str {
         match self {
             Self::Entry | Self::Optimized => "p",
@@ -52,14 +51,14 @@ impl Trigger {
     }
 }
 
-/// What `kprobe_profile` says of an event.
+/// Counts of an event in `kprobe_profile`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Profile {
     pub(crate) hits: u64,
     pub(crate) misses: u64,
 }
 
-/// An event that is set; disabled at first, removed when dropped.
+/// An event that was set. It is disabled at first, and removed when dropped.
 #[derive(Debug)]
 pub(crate) struct OwnEvent {
     trigger: Trigger,
@@ -82,13 +81,13 @@ impl OwnEvent {
         })
     }
 
-    /// Which hits make an event.
+    /// Sets the filter that decides which hits make an event.
     pub(crate) fn filter(&self, filter: &str) -> io::Result<()> {
         let path = format!("{TRACEFS}/events/{GROUP}/{}/filter", self.trigger.event());
         files::write(&path, filter)
     }
 
-    /// Has each hit record the kernel's stack, or no more.
+    /// Makes each hit record the kernel's stack, or stops that.
     pub(crate) fn record_stacks(&mut self, on: bool) -> io::Result<()> {
         let path = format!("{TRACEFS}/events/{GROUP}/{}/trigger", self.trigger.event());
         files::write(&path, if on { "stacktrace" } else { "!stacktrace" })?;
@@ -101,8 +100,8 @@ impl OwnEvent {
         files::write(&path, if on { "1" } else { "0" })
     }
 
-    /// Waits until the kernel has made of the enabled event what it is to be. It optimizes kprobes in
-    /// its own time, and tells nobody.
+    /// Waits until the kernel has optimized the enabled event, if it is to be optimized. The kernel does so
+    /// later, and reports it only in its list.
     pub(crate) fn settle(&self) -> io::Result<()> {
         if self.trigger != Trigger::Optimized {
             return Ok(());
@@ -120,7 +119,7 @@ impl OwnEvent {
         Ok(())
     }
 
-    /// What was counted since the event was set.
+    /// Returns the counts since the event was set.
     pub(crate) fn profile(&self) -> io::Result<Profile> {
         let path = format!("{TRACEFS}/kprobe_profile");
         let event = self.trigger.event();
@@ -131,7 +130,7 @@ impl OwnEvent {
 
 impl Drop for OwnEvent {
     fn drop(&mut self) {
-        // With a trigger it could not be removed.
+        // An event with a trigger cannot be removed.
         let quiet = match self.stacks {
             true => self.record_stacks(false),
             false => Ok(()),
@@ -145,8 +144,8 @@ impl Drop for OwnEvent {
     }
 }
 
-/// Sets an event on `symbol` and, `rounds` times, enables it, makes `count` calls of `getpgid` and
-/// disables it. Prints the calls, and the hits and misses of all rounds.
+/// Sets an event on `symbol`. In each of `rounds` rounds, enables it, makes `count` calls of `getpgid` and
+/// disables it. Prints the number of calls, and the hits and misses of all rounds.
 pub(crate) fn run(
     trigger: Trigger,
     symbol: &str,
@@ -179,7 +178,7 @@ fn command(line: &str) -> io::Result<()> {
     })
 }
 
-/// The event's line: name, hits, misses.
+/// Finds the event's line: name, hits, misses.
 fn parse_profile(text: &str, event: &str) -> Option<Profile> {
     text.lines().find_map(|line| {
         let mut words = line.split_whitespace();

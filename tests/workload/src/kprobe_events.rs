@@ -1,4 +1,4 @@
-//! What the guest's own kernel says of definitions of events.
+//! Collects the answers of the guest's own kernel to event definitions.
 
 use std::error::Error;
 use std::fmt::Write as _;
@@ -9,13 +9,13 @@ use crate::{console, files};
 
 const EVENTS: &str = "/sys/kernel/tracing/kprobe_events";
 const ERRORS: &str = "/sys/kernel/tracing/error_log";
-/// What comes before a definition in the log of errors.
+/// Precedes a definition in the error log.
 const COMMAND: &str = "  Command: ";
-/// How many answers are printed at a time.
+/// Number of answers printed at a time.
 const GROUP: usize = 50;
 
-/// Gives every line of `file` to the kernel, each as if it were alone, and prints what became of it:
-/// `LINE ok`, `LINE ERRNO` or `LINE ERRNO COLUMN MESSAGE`, counted from 0.
+/// Gives each line of `file` to the kernel, as if it were alone, and prints the result: `LINE ok`, `LINE ERRNO`
+/// or `LINE ERRNO COLUMN MESSAGE`. Lines are counted from 0.
 pub(crate) fn run(file: &str) -> Result<(), Box<dyn Error>> {
     let mut answers = String::new();
     for (number, line) in files::read(file)?.lines().enumerate() {
@@ -27,7 +27,7 @@ pub(crate) fn run(file: &str) -> Result<(), Box<dyn Error>> {
         match events.write_all(line.as_bytes()) {
             Ok(()) => {
                 writeln!(answers, "{number} ok")?;
-                // The event would be in the way of others.
+                // Otherwise this event could conflict with later ones.
                 files::write(EVENTS, "\n")?;
             }
             Err(error) => {
@@ -50,7 +50,7 @@ pub(crate) fn run(file: &str) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The column and the message of the last entry of the log.
+/// Returns the column and the message of the last entry in the log.
 fn last_error(log: &str) -> Option<(usize, &str)> {
     let lines: Vec<&str> = log.lines().collect();
     let [message, _, caret] = *lines.get(lines.len().checked_sub(3)?..)? else {

@@ -122,8 +122,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs a command between two lines of stdin, so that a test can prepare for it and look at what
-/// it left.
+/// Runs a command between two lines of stdin, so that a test can prepare for it and examine its effects.
 fn held(command: &[&str]) -> Result<(), Box<dyn Error>> {
     let line = || io::stdin().read_line(&mut String::new()).map(drop);
     println!("ready");
@@ -133,8 +132,8 @@ fn held(command: &[&str]) -> Result<(), Box<dyn Error>> {
     Ok(line()?)
 }
 
-/// Workers of a stress on each CPU, unless told otherwise: of each sort, one that stays and one
-/// that moves.
+/// Default number of stress workers per CPU: a thread and a process that stay, and a thread and a process that
+/// move.
 const WORKERS_PER_CPU: usize = 4;
 
 fn run(words: &[&str]) -> Result<(), Box<dyn Error>> {
@@ -211,7 +210,7 @@ fn stress_workers(words: &[&str]) -> Result<usize, Box<dyn Error>> {
     })
 }
 
-/// The number that may be the last word.
+/// Parses the last word, which may be absent, as a number.
 fn optional<T: std::str::FromStr>(words: &[&str]) -> Result<Option<T>, Box<dyn Error>> {
     match *words {
         [] => Ok(None),

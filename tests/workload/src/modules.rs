@@ -1,4 +1,4 @@
-//! Loads and unloads a kernel module, again and again.
+//! Loads and unloads a kernel module repeatedly.
 
 use std::error::Error;
 use std::ffi::CString;
@@ -10,8 +10,8 @@ use std::path::Path;
 use crate::files;
 use crate::sys::checked;
 
-/// Loads the module at `path` and unloads it `count` times; in between, reads `file` if there is
-/// one to read. Prints the number of loads.
+/// Loads the module at `path` and unloads it `count` times. In between, reads `file` if there is one. Prints
+/// the number of loads.
 pub(crate) fn run(path: &str, count: u64, file: Option<&str>) -> Result<(), Box<dyn Error>> {
     let name = name(path).ok_or_else(|| format!("{path} has no module's name"))?;
     for _ in 0..count {
@@ -53,7 +53,7 @@ fn unload(name: &CString) -> io::Result<()> {
         .map_err(|error| files::named("delete_module", &error))
 }
 
-/// The name the kernel gives the module in a file: a dash there is an underscore here.
+/// Returns the kernel's name for the module in a file: dashes become underscores.
 fn name(path: &str) -> Option<CString> {
     let stem = Path::new(path).file_stem()?.to_str()?;
     CString::new(stem.replace('-', "_")).ok()

@@ -1,5 +1,5 @@
-//! How long it takes from one function of the guest's kernel to another, as that kernel's own probes have it: a
-//! kprobe and a kretprobe event, traced by the monotonic clock.
+//! Measures the time from one function of the guest's kernel to another by that kernel's own probes: a kprobe
+//! and a kretprobe event, traced with the monotonic clock.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::files;
 use crate::kprobe_event::{OwnEvent, TRACEFS, Trigger};
 
-/// The kernel's own events on a function; removed when dropped.
+/// The kernel's own events on two functions; removed when dropped.
 #[derive(Debug)]
 pub(crate) struct OwnCalls {
     entry: OwnEvent,
@@ -16,33 +16,33 @@ pub(crate) struct OwnCalls {
 }
 
 impl OwnCalls {
-    /// Traces what is between an entry of `from` and the next return of `to`, in threads that call both in turn, from
-    /// now on.
+    /// Starts tracing the time between an entry of `from` and the next return of `to`, in threads that call
+    /// both in turn.
     pub(crate) fn trace(from: &str, to: &str) -> io::Result<Self> {
         let calls = Self {
             entry: OwnEvent::set(Trigger::Entry, from)?,
             back: OwnEvent::set(Trigger::Return, to)?,
         };
-        // Forgets what was traced before, too.
+        // This also clears the trace.
         files::write(&format!("{TRACEFS}/trace_clock"), "mono")?;
         calls.entry.enable(true)?;
         calls.back.enable(true)?;
         Ok(calls)
     }
 
-    /// The durations of all calls since it was asked last, of each thread in their order.
+    /// Returns the durations of all calls since this was called last, for each thread in order.
     pub(crate) fn take(&self) -> io::Result<BTreeMap<i32, VecDeque<Duration>>> {
         let path = format!("{TRACEFS}/trace");
         let durations = durations(&files::read(&path)?);
-        // Empties it.
+        // Clears the trace.
         files::write(&path, "\n")?;
         Ok(durations)
     }
 }
 
-/// Lines are `COMM-TID [CPU] FLAGS SECONDS.MICROSECONDS: EVENT: (…)`, in the order of their times, which may not be
-/// that of what happened where the clocks of two processors are apart. So the first return of a thread is of its
-/// first entry, and so on.
+/// Computes durations from a trace. Lines are `COMM-TID [CPU] FLAGS SECONDS.MICROSECONDS: EVENT: (…)`, ordered
+/// by time. If the clocks of two processors differ, that may not be the order of events. So the first return of
+/// a thread is matched with its first entry, and so on.
 fn durations(trace: &str) -> BTreeMap<i32, VecDeque<Duration>> {
     let times = |trigger: Trigger| {
         let mut times: BTreeMap<i32, Vec<Duration>> = BTreeMap::new();
@@ -64,7 +64,7 @@ fn durations(trace: &str) -> BTreeMap<i32, VecDeque<Duration>> {
     entries.into_iter().map(of_thread).collect()
 }
 
-/// The thread, when, and the event.
+/// Returns the thread, the time and the event of a line.
 fn parse(line: &str) -> Option<(i32, Duration, &str)> {
     let mut words = line.split_whitespace();
     let (_, thread) = words.next()?.rsplit_once('-')?;

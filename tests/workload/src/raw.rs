@@ -1,15 +1,15 @@
-//! One system call with any arguments, and what it returned.
+//! Makes one system call with any arguments, and prints its result.
 
 use std::error::Error;
 use std::io;
 
 use libc::c_long;
 
-/// Room for what a call reads or writes.
+/// Length in bytes of the buffer for a call.
 const BUFFER: usize = 1 << 16;
 
-/// Makes the call with this number. Arguments are numbers or `buffer`, zeroed memory of ours that
-/// nothing has touched yet. Prints what the call returned, an error as a negative number.
+/// Makes the call with this number. An argument is a number, or `buffer`: zeroed memory of ours that was not
+/// touched yet. Prints the result; an error as a negative number.
 pub(crate) fn call(number: &str, arguments: &[&str]) -> Result<(), Box<dyn Error>> {
     let number: c_long = number.parse()?;
     let mut words = [0; 6];
@@ -23,8 +23,8 @@ pub(crate) fn call(number: &str, arguments: &[&str]) -> Result<(), Box<dyn Error
         };
     }
     let [a, b, c, d, e, f] = words;
-    // SAFETY: memory the call writes to is a buffer of ours, or, if a test passes an address in the
-    // hope that there is nothing, at the worst this program's own.
+    // SAFETY: the call writes only to a buffer of ours or, if a test passes an address that should be unmapped,
+    // at worst to this program's own memory.
     let result = unsafe { libc::syscall(number, a, b, c, d, e, f) };
     let result = if result == -1 {
         -c_long::from(io::Error::last_os_error().raw_os_error().unwrap_or(0))
@@ -35,9 +35,9 @@ pub(crate) fn call(number: &str, arguments: &[&str]) -> Result<(), Box<dyn Error
     Ok(())
 }
 
-/// The address of a new buffer.
+/// Returns the address of a new buffer.
 fn fresh() -> io::Result<c_long> {
-    // SAFETY: asks for new memory; it is never given back.
+    // SAFETY: asks for new memory, which is never unmapped.
     let at = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
@@ -54,7 +54,7 @@ fn fresh() -> io::Result<c_long> {
     c_long::try_from(at.expose_provenance()).map_err(io::Error::other)
 }
 
-/// A decimal number, or a hexadecimal one after `0x`.
+/// Parses a decimal number, or a hexadecimal one after `0x`.
 fn integer(text: &str) -> Option<c_long> {
     match text.strip_prefix("0x") {
         Some(digits) => u64::from_str_radix(digits, 16).ok().map(u64::cast_signed),

@@ -5,7 +5,7 @@
 pub(crate) struct Rng(u64);
 
 impl Rng {
-    /// Sequences of neighbouring `stream`s of one seed are unrelated.
+    /// Creates a generator. Different `stream`s of one seed give unrelated sequences.
     pub(crate) fn new(seed: u64, stream: u64) -> Self {
         let mut rng = Self(seed);
         Self(rng.next() ^ stream.wrapping_mul(0x9e37_79b9_7f4a_7c15))
@@ -19,7 +19,7 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// A number below `bound`, which is not zero.
+    /// Returns a number below `bound`, which must not be zero.
     pub(crate) fn below(&mut self, bound: u32) -> u32 {
         let high = ((self.next() >> 32) * u64::from(bound)) >> 32;
         u32::try_from(high).unwrap_or(0)

@@ -1,22 +1,21 @@
-//! A value that threads and forked processes of this program share.
+//! A value shared by threads and forked processes of this program.
 
 use std::io;
 use std::ops::Deref;
 use std::ptr::NonNull;
 
-/// Types that are valid when all their bytes are zero, and that may be used by several processes
-/// at once.
+/// Types that are valid when all their bytes are zero, and that several processes may use at once.
 ///
 /// # Safety
-/// Both must be so: in practice, atomics and arrays and structs of them.
+/// Both must hold. In practice these are atomics, and arrays and structs of them.
 pub(crate) unsafe trait Shareable: Sync {}
 
-/// A `T` in memory that stays shared over `fork`. Never unmapped before the program ends.
+/// A `T` in memory that stays shared across `fork`. Never unmapped before the program ends.
 #[derive(Debug)]
 pub(crate) struct Shared<T: 'static>(&'static T);
 
 impl<T: Shareable> Shared<T> {
-    /// All bytes zero.
+    /// Creates a value whose bytes are all zero.
     pub(crate) fn new() -> io::Result<Self> {
         // SAFETY: asks for new memory at an address of the kernel's choice.
         let memory = unsafe {
@@ -59,7 +58,7 @@ impl<T> Deref for Shared<T> {
 unsafe impl Shareable for std::sync::atomic::AtomicU32 {}
 // SAFETY: as above.
 unsafe impl Shareable for std::sync::atomic::AtomicU64 {}
-// SAFETY: a sequence of what is shareable.
+// SAFETY: an array of shareable values.
 unsafe impl<T: Shareable, const N: usize> Shareable for [T; N] {}
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! Makes the kernel rewrite its own text: jump labels and static calls flip to and fro.
+//! Makes the kernel rewrite its own text by flipping jump labels and static calls.
 //!
-//! Each switch is written to its other value and back, so the kernel is left as it was.
+//! Each switch is set to its other value and back, so the kernel is left as it was.
 
 use std::error::Error;
 use std::io;
@@ -28,7 +28,7 @@ const SWITCHES: [Switch; 5] = [
     ),
 ];
 
-/// Flips every switch there and back `count` times. Prints the flips made.
+/// Flips every switch to its other value and back `count` times. Prints the number of flips.
 pub(crate) fn run(count: u64) -> Result<(), Box<dyn Error>> {
     let mut usable = Vec::new();
     for switch in SWITCHES {

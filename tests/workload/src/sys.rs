@@ -1,9 +1,9 @@
-//! System calls without what the C library adds: one function here enters the kernel once, through
-//! the call it names.
+//! System calls without additions of the C library: each function here enters the kernel once, through the call
+//! it names.
 //!
-//! The workload's counts are exact because of that, and because the Rust runtime and busybox do
-//! without the calls that are counted (`nanosleep`: they use `clock_nanosleep`; `fork`: `clone`;
-//! `stat`: `newfstatat` or `statx`; `waitid`: `wait4`).
+//! This makes the workload's counts exact, as does the fact that the Rust runtime and busybox do not use the
+//! calls that are counted (`nanosleep`: they use `clock_nanosleep`; `fork`: `clone`; `stat`: `newfstatat` or
+//! `statx`; `waitid`: `wait4`).
 
 use std::arch::asm;
 use std::ffi::CStr;
@@ -13,7 +13,7 @@ use std::sync::atomic::AtomicU32;
 
 use libc::{c_int, c_long};
 
-/// The result of a call, or the error it set.
+/// Returns the result of a call, or the error that it set.
 pub(crate) fn checked<T: Default + PartialOrd>(result: T) -> io::Result<T> {
     if result < T::default() {
         return Err(io::Error::last_os_error());
@@ -21,19 +21,19 @@ pub(crate) fn checked<T: Default + PartialOrd>(result: T) -> io::Result<T> {
     Ok(result)
 }
 
-/// A call of at most one integer, which touches no memory of ours.
+/// Makes a call that takes at most one integer and touches no memory of ours.
 pub(crate) fn plain(number: c_long, argument: c_int) -> io::Result<()> {
     // SAFETY: the callers' calls take integers only.
     checked(unsafe { libc::syscall(number, argument) }).map(drop)
 }
 
-/// `getpgid(2)` of any number, whatever comes of it.
+/// Calls `getpgid(2)` with any number and ignores the result.
 pub(crate) fn getpgid(number: u64) {
     // SAFETY: the call takes an integer only.
     unsafe { libc::syscall(libc::SYS_getpgid, number) };
 }
 
-/// `getpgid(2)` of a number that is nobody's id.
+/// Calls `getpgid(2)` with a number that is no process's id.
 pub(crate) fn getpgid_of_nobody(number: usize) -> io::Result<()> {
     // SAFETY: the call takes an integer only.
     match checked(unsafe { libc::syscall(libc::SYS_getpgid, number) }) {
@@ -43,7 +43,7 @@ pub(crate) fn getpgid_of_nobody(number: usize) -> io::Result<()> {
     }
 }
 
-/// `nanosleep(2)` of less than a second.
+/// Calls `nanosleep(2)` for less than a second.
 pub(crate) fn nanosleep(nanoseconds: u32) -> io::Result<()> {
     let time = libc::timespec {
         tv_sec: 0,
@@ -54,7 +54,7 @@ pub(crate) fn nanosleep(nanoseconds: u32) -> io::Result<()> {
     checked(unsafe { libc::syscall(libc::SYS_nanosleep, &raw const time, none) }).map(drop)
 }
 
-/// Mounts the file system of type `kind`, which has no device, on `at`.
+/// Mounts the file system of type `kind`, which needs no device, on `at`.
 pub(crate) fn mount(kind: &CStr, at: &CStr) -> io::Result<()> {
     // SAFETY: strings with their NULs; this type of file system takes no data.
     checked(unsafe {
@@ -75,10 +75,10 @@ pub(crate) fn moment() {
     unsafe { libc::poll(std::ptr::null_mut(), 0, 1) };
 }
 
-/// `futex(2)` `FUTEX_WAIT`: blocks while `word` is `value`. Wakes up for no reason, too.
+/// Calls `futex(2)` with `FUTEX_WAIT`: blocks while `word` is `value`. May also wake up spuriously.
 pub(crate) fn futex_wait(word: &AtomicU32, value: u32) {
     let forever = std::ptr::null::<libc::timespec>();
-    // SAFETY: the word outlives the call; a null time-out is for ever.
+    // SAFETY: the word outlives the call; a null timeout means for ever.
     unsafe {
         libc::syscall(
             libc::SYS_futex,
@@ -90,13 +90,14 @@ pub(crate) fn futex_wait(word: &AtomicU32, value: u32) {
     };
 }
 
-/// `futex(2)` `FUTEX_WAKE`: wakes all who wait for `word`.
+/// Calls `futex(2)` with `FUTEX_WAKE`: wakes all waiters for `word`.
 pub(crate) fn futex_wake(word: &AtomicU32) {
     // SAFETY: the word outlives the call.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, c_int::MAX) };
 }
 
-/// `futex(2)` `FUTEX_WAKE_OP`, an operation nobody else uses: wakes nobody, adds nothing to `word`.
+/// Calls `futex(2)` with `FUTEX_WAKE_OP`, an operation that nothing else uses: wakes no waiter and adds 0 to
+/// `word`.
 pub(crate) fn futex_wake_op(word: &AtomicU32) -> io::Result<()> {
     const ADD: c_int = 1;
     // SAFETY: the word outlives the call; the operation adds 0 to it.
@@ -114,7 +115,7 @@ pub(crate) fn futex_wake_op(word: &AtomicU32) -> io::Result<()> {
     .map(drop)
 }
 
-/// `stat(2)`, the old one.
+/// Calls the old `stat(2)`.
 pub(crate) fn stat(path: &CStr) -> io::Result<()> {
     // SAFETY: all-zero bytes are a valid stat.
     let mut status: libc::stat = unsafe { std::mem::zeroed() };
@@ -122,24 +123,24 @@ pub(crate) fn stat(path: &CStr) -> io::Result<()> {
     checked(unsafe { libc::syscall(libc::SYS_stat, path.as_ptr(), &raw mut status) }).map(drop)
 }
 
-/// `fork(2)`, the old one: 0 in the child.
+/// Calls the old `fork(2)`; returns 0 in the child.
 ///
 /// # Safety
-/// In a process with several threads the child may only make system calls, since a lock of another
-/// thread stays locked for ever.
+/// In a process with several threads the child may only make system calls, since a lock that another thread
+/// holds stays locked for ever.
 pub(crate) unsafe fn fork() -> io::Result<c_int> {
     // SAFETY: the caller keeps to the rule above.
     let pid = checked(unsafe { libc::syscall(libc::SYS_fork) })?;
     c_int::try_from(pid).map_err(io::Error::other)
 }
 
-/// Ends this process at once.
+/// Ends this process immediately.
 pub(crate) fn exit(status: c_int) -> ! {
     // SAFETY: has no preconditions.
     unsafe { libc::_exit(status) }
 }
 
-/// `waitid(2)` for the end of child `pid`.
+/// Calls `waitid(2)` for the end of the child `pid`.
 pub(crate) fn wait_end(pid: c_int) -> io::Result<()> {
     let nothing = std::ptr::null_mut::<libc::siginfo_t>();
     let none = std::ptr::null_mut::<libc::rusage>();
@@ -157,7 +158,7 @@ pub(crate) fn wait_end(pid: c_int) -> io::Result<()> {
     .map(drop)
 }
 
-/// Restricts thread `thread` (0: this one) to `cpu`.
+/// Restricts the thread `thread` (0: this one) to `cpu`.
 pub(crate) fn pin(thread: c_int, cpu: usize) -> io::Result<()> {
     // SAFETY: all-zero bytes are a valid, empty set.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
@@ -167,10 +168,10 @@ pub(crate) fn pin(thread: c_int, cpu: usize) -> io::Result<()> {
     checked(unsafe { libc::sched_setaffinity(thread, size_of_val(&set), &raw const set) }).map(drop)
 }
 
-/// Lets no thread but those of a higher priority take the processor from this one (`SCHED_FIFO`).
+/// Makes this thread give way only to threads of a higher priority (`SCHED_FIFO`).
 pub(crate) fn keep_processor() -> io::Result<()> {
-    // The kernel's `struct sched_param` is its priority (include/uapi/linux/sched/types.h). Some C libraries have no
-    // such function.
+    // The kernel's `struct sched_param` is just the priority (include/uapi/linux/sched/types.h). Some C
+    // libraries lack the function for this call.
     let (this, lowest): (c_int, c_int) = (0, 1);
     // SAFETY: the kernel reads one integer, which outlives the call.
     checked(unsafe {
@@ -184,22 +185,22 @@ pub(crate) fn keep_processor() -> io::Result<()> {
     .map(drop)
 }
 
-/// This thread's number.
+/// Returns the id of this thread.
 pub(crate) fn thread_id() -> c_int {
     // SAFETY: has no preconditions.
     unsafe { libc::gettid() }
 }
 
-/// The number of CPUs this process may run on.
+/// Returns the number of CPUs that this process may run on.
 pub(crate) fn available_cpus() -> io::Result<usize> {
     std::thread::available_parallelism().map(usize::from)
 }
 
-/// A new epoll instance.
+/// Creates an epoll instance.
 pub(crate) fn epoll() -> io::Result<OwnedFd> {
     // SAFETY: touches no memory.
     let fd = checked(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
-    // SAFETY: the descriptor is new and nobody else's.
+    // SAFETY: the descriptor is new, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -225,27 +226,27 @@ pub(crate) fn epoll_add(
     .map(drop)
 }
 
-/// `epoll_wait(2)` for what is ready, without waiting.
+/// Calls `epoll_wait(2)` for an event that is ready, without waiting.
 pub(crate) fn epoll_wait(epoll: BorrowedFd<'_>) -> io::Result<()> {
     let mut event = libc::epoll_event { events: 0, u64: 0 };
-    // SAFETY: there is room for one, which lives until the call has returned.
+    // SAFETY: there is room for one event, which lives until the call has returned.
     match checked(unsafe { libc::epoll_wait(epoll.as_raw_fd(), &raw mut event, 1, 0) })? {
         0 => Err(io::ErrorKind::WouldBlock.into()),
         _ => Ok(()),
     }
 }
 
-/// Lets this thread, and those that it starts, use one port.
+/// Lets this thread, and the threads that it starts, use one port.
 pub(crate) fn grant_port(port: u16) -> io::Result<()> {
-    // SAFETY: grants access to a port; what is written there is the business of who writes.
+    // SAFETY: only grants access to a port; the code that writes there is responsible for its effect.
     match unsafe { libc::ioperm(libc::c_ulong::from(port), 1, 1) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// Writes a byte to a port that was granted; only to devices made to be written to, or where there
-/// is none.
+/// Writes a byte to a port that was granted. Only for devices made to be written to, and for ports without a
+/// device.
 pub(crate) fn write_port(port: u16, byte: u8) {
     // SAFETY: without access the instruction faults and the program ends; with it, a byte goes to a
     // port and no memory is touched.
@@ -265,10 +266,10 @@ pub(crate) fn read_port(port: u16) -> u8 {
     byte
 }
 
-/// Writes bytes to a port that was granted, one after the other.
+/// Writes bytes to a port that was granted, in order.
 pub(crate) fn write_port_string(port: u16, bytes: &[u8]) {
-    // SAFETY: as above; the instruction reads as many bytes from where they begin as there are, upwards, as
-    // the direction flag is clear where functions are called (System V ABI for AMD64, section 3.2.2).
+    // SAFETY: as above; the instruction reads `bytes.len()` bytes from `bytes` on, upwards, as the direction
+    // flag is clear at calls of functions (System V ABI for AMD64, section 3.2.2).
     unsafe {
         asm!(
             "rep outsb",

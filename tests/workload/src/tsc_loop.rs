@@ -1,7 +1,7 @@
-//! What a call costs, in ticks of the time stamp counter.
+//! Measures the cost of a call in ticks of the time stamp counter.
 //!
-//! Batches are short, so that many pass without an interrupt: the minimum is the cost of the call
-//! alone, the median that of a usual one.
+//! Batches are short, so that many of them pass without an interrupt. The minimum is the cost of the call
+//! alone, and the median the cost of a usual call.
 
 use std::arch::x86_64::{_mm_lfence, _rdtsc};
 use std::error::Error;
@@ -13,8 +13,8 @@ use crate::sys;
 
 const BATCHES: u64 = 100;
 
-/// Makes about `count` calls in a hundred batches, on one CPU. Prints the calls made and the ticks
-/// per call in the fastest batch, in the middle one and in all of them.
+/// Makes about `count` calls in a hundred batches, on one CPU. Prints the number of calls, and the ticks per
+/// call in the fastest batch, in the median one, and in all of them.
 pub(crate) fn run(call: Call, count: u64) -> Result<(), Box<dyn Error>> {
     sys::pin(0, 0)?;
     let size = count.div_ceil(BATCHES).max(1);
@@ -36,9 +36,9 @@ pub(crate) fn run(call: Call, count: u64) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The same while the guest's own probes are at `place`, a symbol and fetch arguments, with `if FILTER`
-/// behind them or not: `p`, `r`, or `pr` for both; `o` is a `p` whose int3 the kernel has replaced by a jump, and
-/// `s` one that records the stack, too.
+/// Like [`run`], with the guest's own probes at `place`: a symbol and fetch arguments, which `if FILTER` may
+/// follow. `probes` is `p`, `r`, or `pr` for both. `o` is a `p` whose int3 the kernel has replaced by a jump,
+/// and `s` a `p` that also records the stack.
 pub(crate) fn run_probed(
     probes: &str,
     place: &str,
@@ -81,7 +81,7 @@ pub(crate) fn run_probed(
     Ok(())
 }
 
-/// Ticks that `size` calls take.
+/// Returns the ticks that `size` calls take.
 fn batch(call: Call, size: u64) -> io::Result<u64> {
     let start = now();
     for _ in 0..size {

@@ -16,8 +16,8 @@ use crate::sys;
 
 const STATUS: c_int = 3;
 
-/// Plays `rounds` rounds of a process with `threads` threads beside its first. Prints how many
-/// tasks died in `get_signal`, how many called `exit_group`, and the reads begun on pipes.
+/// Plays `rounds` rounds of a process with `threads` threads besides its first one. Prints the number of tasks
+/// that died in `get_signal`, of those that called `exit_group`, and of reads begun on pipes.
 pub(crate) fn run(rounds: u64, threads: usize) -> Result<(), Box<dyn Error>> {
     if threads == 0 {
         return Err("a process to die needs a thread beside its first".into());
@@ -25,8 +25,8 @@ pub(crate) fn run(rounds: u64, threads: usize) -> Result<(), Box<dyn Error>> {
     let (mut killed, mut exited, mut reads) = (0, 0, 0);
     for round in 0..rounds {
         let by_exit = round % 2 == 1;
-        // In each: nobody writes into the first; whoever is about to block tells through the
-        // second; a byte in the third asks one thread to exit.
+        // Nothing is written to the first pipe. Each thread writes to the second one just before it blocks. A
+        // byte in the third one asks one thread to exit.
         let (never, (mut told, tell), (asked, mut ask)) = (io::pipe()?, io::pipe()?, io::pipe()?);
         let child = Child::start(|| live(threads, &never.0, &tell, &asked))?;
         drop((tell, asked));
@@ -34,7 +34,7 @@ pub(crate) fn run(rounds: u64, threads: usize) -> Result<(), Box<dyn Error>> {
             told.read_exact(&mut [0])?;
         }
         wait_asleep(&child, threads + 1)?;
-        // One of ours per task, and one of each task's own.
+        // One read of ours per task, and one by each task itself.
         let tasks = u64::try_from(threads)? + 1;
         reads += 2 * tasks;
         let expected = if by_exit {
@@ -58,7 +58,7 @@ pub(crate) fn run(rounds: u64, threads: usize) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The process that is going to die.
+/// Runs in the process that is going to die.
 fn live(
     threads: usize,
     never: &PipeReader,
@@ -83,7 +83,7 @@ fn block(mut tell: &PipeWriter, mut pipe: &PipeReader) -> io::Result<()> {
     pipe.read_exact(&mut [0])
 }
 
-/// Waits until all `tasks` threads of `child` sleep, which after what they told can only be in
+/// Waits until all `tasks` threads of `child` sleep. As they have written their bytes, they can sleep only in
 /// their reads.
 fn wait_asleep(child: &Child, tasks: usize) -> io::Result<()> {
     loop {
@@ -99,7 +99,7 @@ fn wait_asleep(child: &Child, tasks: usize) -> io::Result<()> {
     }
 }
 
-/// The state in a line of `/proc/PID/stat`; the name before it may contain anything.
+/// Returns the state in a line of `/proc/PID/stat`. The name before it may contain anything.
 fn state(stat: &str) -> Option<char> {
     stat.rsplit_once(") ")?.1.chars().next()
 }

@@ -1,8 +1,7 @@
-//! Processes that replace themselves by another program while calls are in flight.
+//! Processes that execute another program while calls are in flight.
 //!
-//! `__x64_sys_execve` and `bprm_execve` are entered once per round, begin in one address space and
-//! return in another. In odd rounds a second thread executes the program, which then is the only
-//! one left.
+//! `__x64_sys_execve` and `bprm_execve` are entered once per round; they begin in one address space and return
+//! in another. In odd rounds a second thread executes the program and is the only one left afterwards.
 
 use std::error::Error;
 use std::ffi::CStr;
@@ -12,7 +11,7 @@ use crate::child::Child;
 
 const SELF: &CStr = c"/proc/self/exe";
 
-/// Starts this program anew `count` times; it then does nothing.
+/// Executes this program again `count` times; the new instance does nothing.
 pub(crate) fn run(count: u64) -> Result<(), Box<dyn Error>> {
     for round in 0..count {
         let child = Child::start(|| {
@@ -29,7 +28,7 @@ pub(crate) fn run(count: u64) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Does not return unless it fails.
+/// Executes this program. Returns only if that fails.
 fn execute() -> io::Error {
     let arguments = [c"workload".as_ptr(), c"nothing".as_ptr(), std::ptr::null()];
     let environment = [std::ptr::null()];

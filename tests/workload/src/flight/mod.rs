@@ -1,5 +1,5 @@
-//! Calls that stay in the kernel for long: asleep, moved to another CPU, nested in themselves, or
-//! never to return. For return probes.
+//! Calls that stay in the kernel for long, for return probes: they sleep, move to another CPU, nest in
+//! themselves, or never return.
 
 pub(crate) mod deaths;
 pub(crate) mod execs;

@@ -1,8 +1,8 @@
 //! A kernel function that calls itself: `ep_loop_check_proc`.
 //!
-//! When an epoll instance is to watch another, the kernel follows the chain of those the other
-//! watches already, one recursion each (`fs/eventpoll.c`, `ep_loop_check`). It allows chains of
-//! five in all.
+//! When an epoll instance is to watch another one, the kernel follows the chain of instances that the other one
+//! watches already, one recursion for each (`fs/eventpoll.c`, `ep_loop_check`). It allows chains of five in
+//! all.
 
 use std::error::Error;
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,8 +12,8 @@ use crate::sys;
 /// The longest chain that another instance may be put in front of.
 const LONGEST: usize = 4;
 
-/// Builds a chain of `depth` instances and puts another in front of it `count` times. Prints how
-/// often the kernel entered its function.
+/// Builds a chain of `depth` instances and puts another one in front of it `count` times. Prints how often the
+/// kernel entered its function.
 pub(crate) fn run(depth: usize, count: u64) -> Result<(), Box<dyn Error>> {
     if !(1..=LONGEST).contains(&depth) {
         return Err(format!("a chain is 1 to {LONGEST} instances long").into());

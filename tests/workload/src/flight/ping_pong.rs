@@ -1,4 +1,4 @@
-//! Pairs of processes that hand a byte to and fro through two pipes.
+//! Pairs of processes that pass a byte back and forth through two pipes.
 //!
 //! Nearly every read blocks until the other process has written. `pipe_read` and `pipe_write` are
 //! entered once per read and write; the processes move to another CPU now and then.
@@ -9,10 +9,10 @@ use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use crate::child::Child;
 use crate::sys;
 
-/// Rounds between two moves of a process.
+/// Number of rounds between two moves of a process.
 const STAY: u64 = 16;
 
-/// `pairs` pairs exchange a byte `count` times each, there and back.
+/// Runs `pairs` pairs of processes. Each pair exchanges a byte `count` times, there and back.
 pub(crate) fn run(pairs: usize, count: u64) -> Result<(), Box<dyn Error>> {
     let cpus = sys::available_cpus()?;
     let mut children = Vec::new();

@@ -14,14 +14,14 @@ use crate::pit::{self, Pit};
 use crate::rng::Rng;
 use crate::sys;
 
-/// How long a nap is.
+/// Duration of a nap in nanoseconds.
 const NAP: u32 = 10_000_000;
-/// What the call does just before it gets to `hrtimer_nanosleep`.
+/// The function that the system call runs just before `hrtimer_nanosleep`.
 const BEFORE: &str = "get_timespec64";
-/// Where `hrtimer_nanosleep` sleeps, and does little else.
+/// The function in which `hrtimer_nanosleep` sleeps, and which does little else.
 const SLEEP: &str = "do_nanosleep";
 
-/// `threads` threads sleep `count` times each.
+/// Runs `threads` threads that sleep `count` times each.
 pub(crate) fn run(threads: usize, count: u64) -> Result<(), Box<dyn Error>> {
     let (_, moves) = moved(threads, |stream| sleep(count, stream))?;
     println!("moves: {moves}");
@@ -29,15 +29,21 @@ pub(crate) fn run(threads: usize, count: u64) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// In each of `rounds`, which begins when a line comes in, `threads` threads sleep ten milliseconds `count` times
-/// each, and for no time before each. Prints `nap: THREAD NS PIT SLEPT NS PIT SLEPT` for each two, in the order of
-/// its thread's: by the kernel's monotonic clock and by the interval timer, which is no less than the kernel's
-/// function took, and more by the ways into it and out of it; and what the kernel's own probes say that it took
-/// from just before that function to the end of the sleep in it. No other thread takes the processor from one
-/// that woke, as these durations would say nothing of each other then: kernels that are preempted anywhere (7.0 and
-/// later, by default) let one have it on the way out.
-/// The clock cannot be trusted alone: where the host's counter is unstable, KVM has the guest's stand still while a
-/// virtual CPU waits for a processor, so the clock that is made of it does, too, and stands still after it ran ahead.
+/// Runs `rounds` rounds, each of which begins when a line arrives on stdin. In a round, `threads` threads take
+/// `count` naps of ten milliseconds each, and before each of them one of zero length. For each such pair, in
+/// the order of its thread's naps, prints `nap: THREAD NS PIT SLEPT NS PIT SLEPT`.
+///
+/// `NS` is a duration by the kernel's monotonic clock, and `PIT` by the interval timer. The latter is no less
+/// than what the kernel's function took, and includes the ways into and out of that function. `SLEPT` is what
+/// the kernel's own probes measured, from just before that function to the end of the sleep in it.
+///
+/// No other thread takes the processor from one that woke, as these durations could not be compared then.
+/// Kernels that can be preempted anywhere (7.0 and later, by default) would let another thread run on the way
+/// out.
+///
+/// The clock alone cannot be trusted. Where the host's counter is unstable, KVM stops the guest's counter while
+/// a virtual CPU waits for a processor. The clock that is derived from it stops too, and stands still after it
+/// ran ahead.
 pub(crate) fn naps(threads: usize, count: usize, rounds: usize) -> Result<(), Box<dyn Error>> {
     let (calls, pit) = (OwnCalls::trace(BEFORE, SLEEP)?, Pit::start()?);
     for round in 0..rounds {
@@ -64,7 +70,7 @@ pub(crate) fn naps(threads: usize, count: usize, rounds: usize) -> Result<(), Bo
     Ok(())
 }
 
-/// How long two calls of a thread took, by the clock and by the interval timer.
+/// Durations of two calls of a thread, each by the clock and by the interval timer.
 struct Nap {
     thread: i32,
     none: [Duration; 2],
@@ -96,8 +102,8 @@ fn timed_naps(
     Ok(naps.into_iter().flatten().collect())
 }
 
-/// Runs `work` in as many threads, each with its number, while they are moved from CPU to CPU. Returns
-/// what they return, and how often one was moved.
+/// Runs `work` in `threads` threads, each with its number, while they are moved from CPU to CPU. Returns the
+/// results, and the number of moves.
 fn moved<T: Send>(
     threads: usize,
     work: impl Fn(u64) -> io::Result<T> + Sync,
@@ -136,7 +142,7 @@ fn sleep(count: u64, stream: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Moves the threads round the CPUs until none is left; returns the number of moves.
+/// Moves the threads from CPU to CPU until all have ended; returns the number of moves.
 fn keep_moving(threads: &[AtomicI32], cpus: usize, left: &AtomicUsize) -> u64 {
     let mut moves = 0;
     let mut cpu = 0;
@@ -144,7 +150,7 @@ fn keep_moving(threads: &[AtomicI32], cpus: usize, left: &AtomicUsize) -> u64 {
         for thread in threads {
             cpu = (cpu + 1) % cpus;
             let id = thread.load(Ordering::Acquire);
-            // One that has ended cannot be moved.
+            // A thread that has ended cannot be moved.
             if id != 0 && sys::pin(id, cpu).is_ok() {
                 moves += 1;
             }

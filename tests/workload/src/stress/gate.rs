@@ -1,11 +1,11 @@
-//! Starts and parks all workers together, so that what they count belongs to known intervals.
+//! Starts and parks all workers together, so that their counts belong to known intervals.
 //!
 //! ```text
 //!   parked ──start──► running ──settle──► parked ──end──► gone
 //! ```
-//! A start makes a new round, which every worker runs once and then adds one to `parked`, however
-//! late it notices: no round begins before all have come to rest. Nobody spins: everybody waits on
-//! a futex in memory that processes share.
+//! A start begins a new round. Every worker runs each round once and then adds one to `parked`, however late it
+//! notices the round: no round begins before all workers are parked. Nothing spins: all wait on a futex in
+//! memory that processes share.
 
 use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -19,9 +19,9 @@ const END: u32 = u32::MAX;
 pub(crate) struct Gate {
     /// The latest round, or `END`.
     round: AtomicU32,
-    /// How many steps each worker makes in this round at most.
+    /// Limit for the steps of each worker in this round.
     steps: AtomicU64,
-    /// The latest round that is to go no further.
+    /// The latest round that was stopped.
     over: AtomicU32,
     parked: AtomicU32,
     failed: AtomicU32,
@@ -31,8 +31,8 @@ pub(crate) struct Gate {
 unsafe impl Shareable for Gate {}
 
 impl Gate {
-    /// A worker's life: `step` as often as each round asks for, until the end. A failing step ends
-    /// it.
+    /// Runs a worker: calls `step` as often as each round asks for, until the end. A failing step ends the
+    /// worker.
     pub(crate) fn work(&self, mut step: impl FnMut() -> io::Result<()>) -> io::Result<()> {
         let mut last = 0;
         loop {
@@ -55,13 +55,13 @@ impl Gate {
         }
     }
 
-    /// A worker that cannot work: says so instead of coming to rest.
+    /// Reports that a worker cannot work. It counts as parked, so nothing waits for it.
     pub(crate) fn fail(&self) {
         self.failed.fetch_add(1, Ordering::Release);
         self.park();
     }
 
-    /// Waits until `workers` have come to rest. Rounds without a number of steps are over now.
+    /// Waits until `workers` workers are parked. Stops the round if it has no limit of steps.
     pub(crate) fn settle(&self, workers: usize) -> io::Result<()> {
         if self.steps.load(Ordering::Acquire) == u64::MAX {
             self.stop();
@@ -78,7 +78,7 @@ impl Gate {
         }
     }
 
-    /// Lets settled workers make `steps` steps each, or go on until they are settled again.
+    /// Makes parked workers run `steps` steps each, or run until [`Gate::settle`] is called.
     pub(crate) fn start(&self, steps: Option<u64>) {
         self.parked.store(0, Ordering::Release);
         self.steps
@@ -86,7 +86,7 @@ impl Gate {
         self.set_round(self.round.load(Ordering::Acquire) + 1);
     }
 
-    /// Sends all workers home, running or not.
+    /// Ends all workers, whether they are running or parked.
     pub(crate) fn end(&self) {
         self.stop();
         self.set_round(END);
@@ -124,7 +124,7 @@ mod tests {
 
     use super::*;
 
-    /// Three workers under a gate while `direct` has it; returns the steps made.
+    /// Runs three workers while `direct` uses their gate; returns the number of steps made.
     fn with_workers(direct: impl FnOnce(&Gate, &AtomicU64)) -> u64 {
         let (gate, made) = (Gate::default(), AtomicU64::new(0));
         thread::scope(|scope| {

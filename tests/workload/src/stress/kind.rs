@@ -1,4 +1,4 @@
-//! What a worker does, and which kernel function counts it.
+//! The calls that workers make, and the kernel functions that count them.
 
 use std::ffi::CString;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::rng::Rng;
 use crate::sys;
 
-/// One kind of call. The kernel enters [`Kind::symbol`] once for each and, while the workload is
-/// the only program that runs in the test guest, for nothing else.
+/// A kind of call. The kernel enters [`Kind::symbol`] once for each call and, while the workload is the only
+/// program that runs in the test guest, for nothing else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Getpgid,
@@ -26,14 +26,14 @@ pub(crate) enum Kind {
     Pin,
 }
 
-/// How many kinds there are.
+/// Number of kinds.
 pub(crate) const KINDS: usize = 11;
 
 /// A worker's counters, one per kind.
 pub(crate) type Counts = [AtomicU64; KINDS];
 
 impl Kind {
-    /// In the order of the discriminants.
+    /// All kinds, in the order of their discriminants.
     pub(crate) const ALL: [Self; KINDS] = [
         Self::Getpgid,
         Self::Getsid,
@@ -72,7 +72,8 @@ pub(crate) enum Habit {
     Moves,
 }
 
-/// What the kinds need, made once so that every step is calls of the kinds alone.
+/// A worker with everything that the kinds need. It is created once, so that a step makes calls of these kinds
+/// only.
 #[derive(Debug)]
 pub(crate) struct Worker<'a> {
     counts: &'a Counts,
@@ -86,7 +87,7 @@ pub(crate) struct Worker<'a> {
 }
 
 impl<'a> Worker<'a> {
-    /// Worker `index`, on a CPU of its own as far as they go round.
+    /// Creates worker `index`. Workers are distributed over the CPUs in turn.
     pub(crate) fn new(
         index: usize,
         seed: u64,
@@ -146,7 +147,7 @@ impl<'a> Worker<'a> {
         self.count(Kind::Wait, sys::wait_end(child))
     }
 
-    /// Grows the region, touches what is new (page faults), and shrinks it again.
+    /// Grows the region, touches its pages (page faults), and shrinks it again.
     fn remap(&mut self) -> io::Result<()> {
         let pages = 2 + usize::try_from(self.rng.below(7)).map_err(io::Error::other)?;
         let grown = self.region.resize(pages);
@@ -169,14 +170,14 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Counts a call that was made. A failure ends the worker.
+    /// Counts a call that was made. Returns its error, which ends the worker.
     fn count(&self, kind: Kind, made: io::Result<()>) -> io::Result<()> {
         self.counts[kind as usize].fetch_add(1, Ordering::Relaxed);
         made.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", kind.symbol())))
     }
 }
 
-/// A file behind several symbolic links in folders of links, so that finding it walks a long way.
+/// Creates a file reached through several symbolic links, so that its look-up takes many steps.
 pub(crate) fn winding_path(folder: &Path) -> io::Result<CString> {
     std::fs::create_dir_all(folder.join("deep/er"))?;
     std::fs::write(folder.join("deep/er/file"), "")?;
@@ -197,7 +198,7 @@ pub(crate) fn winding_path(folder: &Path) -> io::Result<CString> {
 
 const PAGE: usize = 4096;
 
-/// Private memory of one page, and up to eight at times.
+/// Private memory of one page, which grows to up to eight at times.
 #[derive(Debug)]
 struct Region {
     start: *mut libc::c_void,
@@ -227,7 +228,7 @@ impl Region {
     }
 
     fn resize(&mut self, pages: usize) -> io::Result<()> {
-        // SAFETY: the old mapping is ours and nobody holds a reference into it.
+        // SAFETY: the old mapping is ours, and there are no references into it.
         let start = unsafe {
             libc::mremap(
                 self.start,
@@ -253,7 +254,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours and nobody holds a reference into it.
+        // SAFETY: the mapping is ours, and there are no references into it.
         unsafe { libc::munmap(self.start, self.pages * PAGE) };
     }
 }

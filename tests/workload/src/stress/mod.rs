@@ -1,8 +1,8 @@
-//! Threads and processes on all CPUs that make a random mix of calls, all counted by kind.
+//! Threads and processes on all CPUs that make a random mix of calls, counted by kind.
 //!
-//! While the workers are parked the counters are exact and complete: every call of a kind that was
-//! begun has ended and is counted. Half of the workers are threads of one process, half are
-//! processes; every second one of each moves between the CPUs.
+//! While the workers are parked, the counters are exact and complete: every call that began has ended and is
+//! counted. Half of the workers are threads of one process, half are processes; every second one of each moves
+//! between the CPUs.
 
 mod gate;
 mod kind;
@@ -20,7 +20,7 @@ use crate::shared::{Shareable, Shared};
 use gate::Gate;
 use kind::{Counts, Habit, Kind, Worker};
 
-/// Where the workers' files are.
+/// Directory of the workers' files.
 const FOLDER: &str = "/tmp/workload-stress";
 const MAX_WORKERS: usize = 64;
 
@@ -33,16 +33,16 @@ struct State {
 // SAFETY: a struct of atomics.
 unsafe impl Shareable for State {}
 
-/// How long a stress without a director goes on.
+/// Duration of a stress that no director controls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Length {
     Seconds(u64),
-    /// Of every worker.
+    /// Steps of every worker.
     Steps(u64),
 }
 
 impl Length {
-    /// `30s` or a number of steps.
+    /// Parses `30s` or a number of steps.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         match text.strip_suffix('s') {
             Some(seconds) => seconds.parse().ok().map(Self::Seconds),
@@ -51,7 +51,7 @@ impl Length {
     }
 }
 
-/// Stresses for `length` and prints the counters.
+/// Runs a stress for `length` and prints the counters.
 pub(crate) fn for_length(length: Length, seed: u64, workers: usize) -> Result<(), Box<dyn Error>> {
     with_workers(seed, workers, |state| {
         match length {
@@ -67,8 +67,8 @@ pub(crate) fn for_length(length: Length, seed: u64, workers: usize) -> Result<()
     })
 }
 
-/// Does what lines on stdin say: `go` and `stop`, `go STEPS`, `end` (or nothing more). Prints
-/// the counters and `ready`, and after every stretch the counters and `stretch N is over`.
+/// Runs a stress as directed by lines on stdin: `go` and `stop`, `go STEPS`, `end` (or the end of the input).
+/// Prints the counters and `ready` first, and after every stretch the counters and `stretch N is over`.
 pub(crate) fn directed(seed: u64, workers: usize) -> Result<(), Box<dyn Error>> {
     with_workers(seed, workers, |state| {
         print(&state.counts);
@@ -95,7 +95,7 @@ pub(crate) fn directed(seed: u64, workers: usize) -> Result<(), Box<dyn Error>> 
     })
 }
 
-/// A line of the director's.
+/// A line from the director.
 #[derive(Debug, PartialEq, Eq)]
 enum Order {
     Go(Option<u64>),
@@ -116,7 +116,7 @@ impl Order {
     }
 }
 
-/// Prints `SYMBOL: N` for each kind, N being all calls since the start.
+/// Prints `SYMBOL: N` for each kind, where N is the number of all calls since the start.
 fn print(counts: &[Counts]) {
     for kind in Kind::ALL {
         let total: u64 = counts
@@ -127,7 +127,7 @@ fn print(counts: &[Counts]) {
     }
 }
 
-/// Starts the workers, parked; sends them home after `direct`.
+/// Starts the workers, parked, and ends them after `direct`.
 fn with_workers(
     seed: u64,
     workers: usize,
@@ -140,7 +140,7 @@ fn with_workers(
     let state = Shared::<State>::new()?;
     let processes: Vec<usize> = (0..workers).filter(|index| index % 4 >= 2).collect();
     let mut children = Vec::new();
-    // Before there are threads.
+    // Forks before there are threads.
     for index in processes {
         let path = path.clone();
         children.push(Child::start(|| work(index, seed, &state, path))?);
@@ -148,7 +148,7 @@ fn with_workers(
     let directed = thread::scope(|scope| {
         for index in (0..workers).filter(|index| index % 4 < 2) {
             let (state, path) = (&*state, path.clone());
-            // What failed was said; that something did, the gate knows.
+            // The worker prints its error, and the gate knows that it failed.
             scope.spawn(move || work(index, seed, state, path));
         }
         let directed = state
