@@ -1,4 +1,4 @@
-//! What a histogram is of the events of a probe that there is.
+//! Resolves a histogram against the events of an existing probe.
 
 use hvprobe_spec::ParseError;
 use hvprobe_spec::aggregate::Aggregate;
@@ -9,10 +9,10 @@ use crate::info::ProbeInfo;
 use crate::plan::arguments::histogram::{Events, resolve};
 
 impl ProbeInfo {
-    /// What `histogram` asks for, of the events of this probe.
+    /// Resolves `histogram` against the events of this probe.
     ///
     /// # Errors
-    /// At the column of a field that there is not, or that is not what is made of it.
+    /// Names the column of a field that does not exist, or that has the wrong type for its use.
     pub fn aggregate(&self, histogram: &Histogram) -> Result<Aggregate, ParseError> {
         let (entry, then) = (&self.actions.capture, &self.actions.capture_at_return);
         let mut items = entry.iter().chain(then);

@@ -1,4 +1,4 @@
-//! Why the registry did not do what it was asked for.
+//! Errors of the registry's operations.
 
 use hvprobe_spec::{ProbeId, SpecError};
 
@@ -12,48 +12,48 @@ pub enum RegisterError {
     /// One probe of the batch was refused.
     #[error("probe {index} ({definition})")]
     Refused {
-        /// Its position in the batch, from 0.
+        /// Position of the probe in the batch, from 0.
         index: usize,
-        /// Its definition.
+        /// Definition of the probe.
         definition: Box<str>,
-        /// Where in the text of that what is refused stands, if it is a part of it.
+        /// Column of the refused part in the definition's text; `None` if no part of it is to blame.
         column: Option<u32>,
         /// Why.
         #[source]
         source: Refused,
     },
-    /// Some of the functions that a pattern of the batch stands for were refused.
+    /// Some of the functions that match a pattern of the batch were refused.
     #[error(
         "probe {index} ({definition}): {count} of {functions} functions cannot be probed, so none \
          was planted: name those you want, or have the others skipped (`--skip-refused`); the \
          first"
     )]
     SomeRefused {
-        /// The pattern's position in the batch, from 0.
+        /// Position of the pattern in the batch, from 0.
         index: usize,
-        /// Its definition.
+        /// Definition with the pattern.
         definition: String,
-        /// How many were refused.
+        /// Number of refused functions.
         count: usize,
-        /// How many match.
+        /// Number of matching functions.
         functions: usize,
-        /// The first that was refused.
+        /// The first refused function.
         #[source]
         first: Box<Skipped>,
     },
-    /// No probe of the batch is to blame, but something the engine plants itself.
+    /// A patch of the engine's own failed; no probe of the batch is to blame.
     #[error("probes cannot be planted now")]
     Unplanted {
         /// Why.
         #[source]
         source: Refused,
     },
-    /// What one probe of the batch is to do makes no sense.
+    /// The specification of one probe of the batch is invalid.
     #[error("probe {index} ({definition})")]
     Spec {
-        /// Its position in the batch, from 0.
+        /// Position of the probe in the batch, from 0.
         index: usize,
-        /// Its definition.
+        /// Definition of the probe.
         definition: String,
         /// Why.
         #[source]
@@ -70,15 +70,15 @@ pub enum ChangeError {
     /// No probe has this id.
     #[error("there is no probe {id} (index {index})")]
     NoSuchProbe {
-        /// The id.
+        /// Id that was not found.
         id: ProbeId,
-        /// Its position in the list given.
+        /// Position of the id in the given list.
         index: usize,
     },
     /// A probe could not be armed.
     #[error("probe {id} cannot be armed")]
     Refused {
-        /// The id.
+        /// Id of the probe.
         id: ProbeId,
         /// Why.
         #[source]

@@ -1,7 +1,7 @@
-//! What a definition comes to in a kernel that does not run.
+//! Plans a definition for a kernel image, without a running guest.
 //!
-//! Invariant: it is planned as a registration plans it, by the same code; what only a running guest can tell
-//! is listed, and never guessed.
+//! Invariant: the plan is made by the same code as at a registration; conditions that only a running guest can
+//! decide are listed and never guessed.
 
 use std::collections::BTreeSet;
 
@@ -25,36 +25,36 @@ use crate::registry::optimize::{Abilities, STACKS, needs_exit, stack_fields};
 use crate::registry::slots::{mechanism_of, slot_kind};
 use crate::unoptimized::Unoptimized;
 
-/// What one probe comes to.
+/// The plan of one probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explained {
-    /// Its definition, which names one place.
+    /// Definition, which names one place.
     pub definition: String,
-    /// The name of its events.
+    /// Name of the probe's events.
     pub event: String,
     /// The probepoint.
     pub at: Gva,
-    /// The symbol that it lies in, and how far behind its beginning.
+    /// Symbol that contains the probepoint, and the offset into it.
     pub symbol: (String, u64),
-    /// The instruction there, as it is when the guest runs.
+    /// Bytes of the instruction at the probepoint, as they are in a running guest.
     pub code: Vec<u8>,
-    /// The same in Intel syntax.
+    /// The instruction in Intel syntax.
     pub instruction: String,
-    /// Why hits take an exit; `None` if they need not.
+    /// Why hits take an exit; `None` if they need none.
     pub exit: Option<String>,
-    /// What a guest that runs has to be like for hits to take none.
+    /// Conditions on a running guest for hits without exits.
     pub provided: Vec<&'static str>,
-    /// How the instruction takes effect if hits take exits.
+    /// How the displaced instruction takes effect if hits take exits.
     pub with_exits: Mechanism,
-    /// Whether the guest's ftrace may put a call there, during which the probe does not fire.
+    /// Whether the guest's ftrace may patch in a call there; the probe does not fire while the call is there.
     pub ftrace: bool,
-    /// What is shown of hits.
+    /// What events of the probe show.
     pub shown: Shown,
-    /// What happens at hits, with all that is read for what is shown.
+    /// Actions at hits, including the captures that the shown values need.
     pub actions: Actions,
 }
 
-/// What `spec` comes to in `image`: one probe, or those of all functions that match, each explained or refused.
+/// Plans `spec` for `image`: one probe, or one per matching function, each explained or refused.
 #[must_use]
 pub fn explain(image: &KernelImage, spec: &ProbeSpec) -> Vec<Result<Explained, Skipped>> {
     let kernel = Probeable {
@@ -116,7 +116,7 @@ fn explained(spec: &ProbeSpec, kernel: &Probeable<'_>) -> Result<Explained, Refu
     })
 }
 
-/// How the instruction takes effect where there is an int3.
+/// Returns how the instruction takes effect under an int3.
 fn with_exits(spec: &ProbeSpec, point: &Probepoint) -> Mechanism {
     let ends = spec.actions.post || spec.actions.faults;
     let least = spec.mechanism.unwrap_or(Mechanism::Emulated);
@@ -124,7 +124,7 @@ fn with_exits(spec: &ProbeSpec, point: &Probepoint) -> Mechanism {
     mechanism_of(slot_kind(&point.displaced, point.fixup, ends, least))
 }
 
-/// What has to be so in a guest for the jump that displaces `span`.
+/// Returns the conditions on a guest for the jump that displaces `span`.
 fn provided(
     spec: &ProbeSpec,
     point: &Probepoint,
@@ -165,7 +165,7 @@ fn provided(
     found.map(|(_, what)| what).collect()
 }
 
-/// The image's own text, with what a boot makes of it where probes can be.
+/// The image's own text, patched as boot patches it at possible probepoints.
 struct Booted<'a>(&'a KernelImage);
 
 impl PristineText for Booted<'_> {
@@ -174,7 +174,7 @@ impl PristineText for Booted<'_> {
         let Some(read) = into.get_mut(..len) else {
             return len;
         };
-        // Calls of ftrace become nops before there can be probes.
+        // Boot replaces ftrace's calls with nops before probes can be planted.
         for offset in 0..read.len() {
             let here = at.wrapping_add(offset as u64);
             if read[offset] == CALL && self.0.is_ftrace_site(here) {
@@ -193,5 +193,5 @@ impl PristineText for Booted<'_> {
 
 /// The opcode of a near call.
 const CALL: u8 = 0xe8;
-/// What becomes of a call of ftrace (`x86_nops` in arch/x86/kernel/alternative.c).
+/// Nop that replaces a call of ftrace (`x86_nops` in arch/x86/kernel/alternative.c).
 const NOP5: [u8; 5] = [0x0f, 0x1f, 0x44, 0x00, 0x00];

@@ -1,4 +1,4 @@
-//! What is told of registered probes.
+//! Descriptions of registered probes.
 
 use std::sync::{Arc, OnceLock};
 
@@ -9,85 +9,85 @@ use hvprobe_spec::{Actions, Argument, Budget, Mechanism, ProbeId, RegisterSet};
 
 use crate::unoptimized::Unoptimized;
 
-/// Where a registered probe stands.
+/// State of a registered probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProbeState {
     /// Waits for the kernel's text to be final.
     Pending,
     /// Has a probepoint; armed unless disabled.
     Placed,
-    /// Was pending and turned out to be impossible when the text was final.
+    /// Was pending, and cannot be planted: found when the text was final.
     Refused(String),
     /// The guest rewrote the patched byte; the probe no longer fires.
     Gone,
 }
 
-/// What is shown of a probe's hits besides what it captures because it was asked to.
+/// What events of a probe show, besides what its definition captures explicitly.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shown {
-    /// The registers that are shown as such. Events may have more, for arguments.
+    /// Registers that are shown as registers. Events may carry more, for arguments.
     pub registers: RegisterSet,
-    /// The arguments.
+    /// Arguments that are shown.
     pub arguments: Vec<Argument>,
-    /// Whether these are all those of the function in the order of its declaration, for a return probe
-    /// with what it returns as the last unless that is nothing, and nothing else.
+    /// Whether the arguments are exactly those of the function, in the order of its declaration; for a return
+    /// probe, followed by the return value unless the function returns nothing.
     pub call: bool,
 }
 
-/// What a probe does and shows that its module tells once it is loaded. Empty until then, and for ever if the
-/// probe is refused then; told before the probe's first hit.
+/// Actions and shown values that are known once the probe's module is loaded. Set before the probe's first hit;
+/// never set if the probe is refused then.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Awaited(Arc<OnceLock<(Arc<Actions>, Arc<Shown>)>>);
 
 impl Awaited {
     pub(crate) fn tell(&self, actions: &Arc<Actions>, shown: &Arc<Shown>) {
         let told = (Arc::clone(actions), Arc::clone(shown));
-        // What a probe shows is found out once.
+        // They are resolved once.
         let _ = self.0.set(told);
     }
 }
 
-/// One probe of the list.
+/// A probe in the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProbeInfo {
-    /// Its id.
+    /// Id of the probe.
     pub id: ProbeId,
-    /// The event's name: as given, or made from the definition as ftrace does (`p_vfs_read_0`).
+    /// Name of the event: as given, or made from the definition as ftrace does (`p_vfs_read_0`).
     pub name: String,
-    /// The definition, in the syntax it is given in.
+    /// Definition, in the syntax of the definition language.
     pub definition: String,
-    /// Of which kind.
+    /// Kind of the probe.
     pub kind: Kind,
     /// The probepoint, once known.
     pub addr: Option<Gva>,
     /// Symbol and offset of the probepoint.
     pub symbol: Option<(String, u64)>,
-    /// Where it stands.
+    /// State of the probe.
     pub state: ProbeState,
-    /// Registered but not armed.
+    /// Whether it is registered but not armed.
     pub disabled: bool,
-    /// It has exceeded its budget, and is disabled for it or about to be.
+    /// Whether it has exceeded its budget, and is disabled for that or about to be.
     pub turned_off: bool,
-    /// What its hits may take.
+    /// Budget of its hits.
     pub budget: Option<Budget>,
     /// How the displaced instruction takes effect, once planned.
     pub mechanism: Option<Mechanism>,
-    /// Why it is armed with an int3 and not optimized.
+    /// Why it is armed with an int3 instead of a jump.
     pub unoptimized: Option<Unoptimized>,
-    /// For a return probe that is placed: how many calls may be in flight now.
+    /// For a placed return probe: the present maximum of calls in flight.
     pub maxactive: Option<u32>,
-    /// What it has counted.
+    /// Its counters.
     pub counts: Counts,
-    /// What happens at its hits.
+    /// Actions at its hits.
     pub actions: Arc<Actions>,
-    /// What is shown of them.
+    /// What its events show.
     pub shown: Arc<Shown>,
-    /// Tells both anew, if they are not known before the probe's module is loaded.
+    /// Gets both values anew if they are not known before the probe's module is loaded.
     pub awaited: Option<Awaited>,
 }
 
 impl ProbeInfo {
-    /// The same with what its module told of its hits; `None` as long as that is awaited.
+    /// Returns the description with the values from the probe's module; `None` while they are awaited.
     #[must_use]
     pub fn told(&self) -> Option<Self> {
         let Some(Awaited(awaited)) = &self.awaited else {
@@ -103,15 +103,15 @@ impl ProbeInfo {
     }
 }
 
-/// Hits of a probe that were throttled.
+/// Notice of throttled hits of a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Throttled {
     /// The probe.
     pub probe: ProbeId,
-    /// The name of its events.
+    /// Name of the probe's events.
     pub name: String,
-    /// How many, since the last notice about this probe.
+    /// Throttled hits since the last notice about this probe.
     pub count: u64,
-    /// Whether the probe has been turned off for it.
+    /// Whether the probe has been turned off because of them.
     pub disabled: bool,
 }

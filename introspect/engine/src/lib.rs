@@ -1,10 +1,9 @@
-//! The control plane: which probes there are, where each is planted, and every change to the guest's
-//! text.
+//! The control plane: which probes exist, where each is planted, and every change to the guest's text.
 //!
 //! A registration is one pass: a batch is expanded (`registry/expand.rs`), planned (`plan/`), placed and
-//! planted (`registry/plant.rs`) and its text changed (`registry/commit.rs`), which ends with a new probe
-//! table for the data plane. The engine reaches
-//! guest memory and stops virtual CPUs only through [`World`], so it runs, and is tested, without KVM.
+//! planted (`registry/plant.rs`) and its text changed (`registry/commit.rs`). The pass ends with a new probe
+//! table for the data plane. The engine reaches guest memory and stops virtual CPUs only through [`World`], so
+//! it runs, and is tested, without KVM.
 
 mod aggregate;
 pub(crate) mod code;

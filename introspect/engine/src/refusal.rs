@@ -1,4 +1,4 @@
-//! Why a probe is refused.
+//! Reasons for refusing a probe.
 
 use std::fmt;
 
@@ -17,7 +17,7 @@ use hvprobe_spec::{Column, Mechanism, ParseError, SpecError};
 use crate::code::error::HiddenError;
 use crate::unoptimized::Unoptimized;
 
-/// Bytes, or that there are none.
+/// Bytes in hexadecimal, or `not known`.
 struct Hex<'a>(Option<&'a [u8]>);
 
 impl fmt::Display for Hex<'_> {
@@ -38,7 +38,7 @@ pub enum Refused {
     /// The symbol of a module is unknown or ambiguous.
     #[error(transparent)]
     ModuleSymbol(#[from] ModuleLookupError),
-    /// Another build of the module is loaded than the one that the probe is for.
+    /// The loaded module is another build than the probe is for.
     #[error(
         "module {module} is another build than the debug information is of: its build id is {}, that of the debug \
          information {}",
@@ -48,9 +48,9 @@ pub enum Refused {
     OtherBuild {
         /// The module.
         module: String,
-        /// The build id of what is loaded, if the guest's kernel tells it.
+        /// Build id of the loaded module, if the guest's kernel keeps it.
         loaded: Option<Vec<u8>>,
-        /// The build id of what was wanted.
+        /// Build id that the probe is for.
         wanted: Vec<u8>,
     },
     /// No function matches the pattern.
@@ -58,10 +58,10 @@ pub enum Refused {
     NoMatch {
         /// The pattern.
         pattern: String,
-        /// Up to five names that look like it, best first.
+        /// Up to five similar names, best first.
         near: Vec<String>,
     },
-    /// More functions match the patterns of a batch than may be planted at once.
+    /// The patterns of a batch match more functions than may be planted at once.
     #[error(
         "`{pattern}` brings the batch to {matches} probes or more; at most {max} are possible: register parts of it one \
          after another, as in `[a-m]*`, or what a trace is about, as in `tcp_*`"
@@ -69,34 +69,34 @@ pub enum Refused {
     TooManyMatches {
         /// The pattern.
         pattern: String,
-        /// How many there would be at least.
+        /// Lower bound of the number of probes.
         matches: usize,
-        /// How many may be.
+        /// Maximum number of probes.
         max: usize,
     },
-    /// The machine has as many probes as it may.
+    /// The machine has its maximum number of probes.
     #[error("there are {there} probes already; at most {max} are possible")]
     TooManyProbes {
-        /// How many there are.
+        /// Number of registered probes.
         there: usize,
-        /// How many may be.
+        /// Maximum number of probes.
         max: usize,
     },
-    /// A pattern where one place is wanted.
+    /// A pattern where a single place is required.
     #[error("`{pattern}` is a pattern, which stands for no single place")]
     Pattern {
         /// The pattern.
         pattern: String,
     },
-    /// A return probe cannot have its instances.
+    /// The instances of a return probe cannot be allocated.
     #[error(transparent)]
     Instances(#[from] PoolError),
-    /// The offset leads out of the function.
+    /// The offset is outside the function.
     #[error("offset {offset:#x} is outside {symbol}, which is {size:#x} bytes long")]
     OffsetOutside {
         /// The function.
         symbol: String,
-        /// The offset asked for.
+        /// The given offset.
         offset: u64,
         /// The function's size.
         size: u64,
@@ -113,25 +113,25 @@ pub enum Refused {
         /// The length of its code.
         len: u64,
     },
-    /// Not kernel text.
+    /// The address is not in the kernel's text.
     #[error("{at} is not in the kernel's text")]
     NotText {
         /// The address.
         at: Gva,
     },
-    /// Init text, freed at the end of boot.
+    /// The address is in init text, which is freed at the end of boot.
     #[error("{at} is init text, which the kernel frees before probes can be planted")]
     InitText {
         /// The address.
         at: Gva,
     },
-    /// No function is known to contain the address, so boundaries cannot be checked.
+    /// No known function contains the address, so instruction boundaries cannot be checked.
     #[error("no symbol contains {at}, so instruction boundaries cannot be checked")]
     NoSymbol {
         /// The address.
         at: Gva,
     },
-    /// The kernel forbids it or patches it itself.
+    /// The kernel forbids a probe there, or patches the text itself.
     #[error("{at}: {why}")]
     Forbidden {
         /// The address.
@@ -139,10 +139,10 @@ pub enum Refused {
         /// The reason.
         why: Forbidden,
     },
-    /// Not the start of an instruction.
+    /// The address is not the start of an instruction.
     #[error(transparent)]
     Boundary(#[from] insn::BoundaryError),
-    /// The instruction cannot be carried out elsewhere.
+    /// The instruction can be neither emulated nor copied.
     #[error("{at}: {why}")]
     Instruction {
         /// The address.
@@ -150,7 +150,7 @@ pub enum Refused {
         /// The reason.
         why: Refusal,
     },
-    /// A breakpoint that is not ours.
+    /// The text holds an int3 that is not ours.
     #[error("{at} already holds an int3 that is not ours: the guest is probing or patching it")]
     ForeignBreakpoint {
         /// The address.
@@ -174,33 +174,33 @@ pub enum Refused {
         /// The address.
         at: Gva,
     },
-    /// The guest's kernel is not the one that it was booted with.
+    /// The guest runs another kernel than the one it was booted with.
     #[error(
         "the guest runs another kernel since a kexec: the probes of the first are gone, and none can be \
          planted; boot a machine with that kernel to probe it"
     )]
     Replaced,
-    /// Another probe is there, and the guest rewrote the text under it.
+    /// The guest rewrote the text under another probe there.
     #[error("the guest rewrote the text at {at} under a probe: unregister the probes there first")]
     Rewritten {
         /// The address.
         at: Gva,
     },
-    /// The guest's own kprobe would not be hit any more.
+    /// The guest's own kprobe there would not be hit any more.
     #[error("the guest has a kprobe of its own at {at}: it would not be hit any more")]
     Kprobe {
         /// The address.
         at: Gva,
     },
-    /// The guest's own kprobe may become a jump, which keeps a copy of what it covers.
+    /// The guest's own kprobe may become a jump, which keeps a copy of the text that it covers.
     #[error("the guest has a kprobe of its own at {kprobe}, whose jump may come to cover {at}")]
     UnderKprobe {
         /// The address.
         at: Gva,
-        /// Where the guest's is.
+        /// Address of the guest's kprobe.
         kprobe: Gva,
     },
-    /// The slot for the out-of-line copy could not be had.
+    /// No slot could be allocated for the out-of-line copy.
     #[error("no out-of-line slot for {at}")]
     Slot {
         /// The address.
@@ -215,15 +215,15 @@ pub enum Refused {
         /// The address.
         at: Gva,
     },
-    /// The mechanism that was asked for cannot carry the instruction out.
+    /// The requested mechanism cannot run the instruction.
     #[error("the instruction at {at} can only be emulated, not {wanted}")]
     Mechanism {
         /// The address.
         at: Gva,
-        /// What was asked for.
+        /// The requested mechanism.
         wanted: Mechanism,
     },
-    /// A jump was asked for, and there can be none.
+    /// A jump was requested, and is impossible there.
     #[error("the probe at {at} cannot be optimized")]
     Unoptimized {
         /// The address.
@@ -232,7 +232,7 @@ pub enum Refused {
         #[source]
         source: Unoptimized,
     },
-    /// A return probe, or a function to be skipped, and not its entry.
+    /// A return probe, or a function to be skipped, whose address is not the function's entry.
     #[error(
         "{at} is {offset:#x} bytes into {symbol}: only a function's entry can be used for {what}"
     )]
@@ -241,23 +241,23 @@ pub enum Refused {
         at: Gva,
         /// The function.
         symbol: String,
-        /// How far into it.
+        /// Offset into the function.
         offset: u64,
-        /// What was asked for.
+        /// The request that needs the entry.
         what: &'static str,
     },
-    /// A function that gives its stack to another task, or never returns.
+    /// The function gives its stack to another task, or never returns.
     #[error("{symbol} {why}, so its returns cannot be probed")]
     NeverReturns {
         /// The function.
         symbol: String,
-        /// What it does.
+        /// What the function does.
         why: &'static str,
     },
-    /// The task that runs cannot be told, so that calls could not be told apart.
+    /// The current task is not known, so calls of different tasks cannot be distinguished.
     #[error("return probes need the layout of the guest's tasks: {0}")]
     NoTasks(TaskUnknown),
-    /// The kernel's stacks cannot be followed.
+    /// The kernel's stacks cannot be unwound.
     #[error("the kernel's stack cannot be recorded: {0}")]
     NoStacks(OrcError),
     /// The module is not loaded.
@@ -266,7 +266,7 @@ pub enum Refused {
         /// Its name.
         module: String,
     },
-    /// Modules cannot be told.
+    /// The guest's modules cannot be read.
     #[error("nothing of module {module} can be probed: {why}")]
     ModulesHidden {
         /// Its name.
@@ -274,7 +274,7 @@ pub enum Refused {
         /// Why.
         why: ModuleError,
     },
-    /// Nothing tells of a module's types.
+    /// The types of a module are not known.
     #[error("module {module}: {why}")]
     NoModuleTypes {
         /// Its name.
@@ -282,7 +282,7 @@ pub enum Refused {
         /// Why.
         why: Box<NoModuleTypes>,
     },
-    /// A pattern for functions of a module that is not loaded.
+    /// A pattern for functions of a module that is not loaded, so its functions are not known.
     #[error("module {module} is not loaded, so nothing tells what `{pattern}` stands for")]
     ModuleNeeded {
         /// The module's name.
@@ -290,13 +290,13 @@ pub enum Refused {
         /// The pattern.
         pattern: String,
     },
-    /// A fetch argument is not there.
+    /// A fetch argument does not exist.
     #[error(transparent)]
     Argument(ParseError),
-    /// The arguments are more than an event can carry.
+    /// The arguments exceed what an event can carry.
     #[error(transparent)]
     Arguments(SpecError),
-    /// The copy cannot be made to work at its slot.
+    /// The copy cannot be relocated to its slot.
     #[error("the instruction at {at} cannot be relocated")]
     Relocate {
         /// The address.
@@ -308,8 +308,8 @@ pub enum Refused {
 }
 
 impl Refused {
-    /// Where in the text of `definition` what is refused stands, if it is a part of it. A definition that was made of
-    /// a pattern has the columns of that.
+    /// Returns the column of the refused part in the text of `definition`; `None` if no part of it is to blame.
+    /// A definition that was expanded from a pattern has the columns of the pattern.
     pub(crate) fn column(&self, definition: &Definition) -> Option<u32> {
         let marks = definition.marks;
         let column = match self {
@@ -339,21 +339,21 @@ impl Refused {
             | Self::Kprobe { .. }
             | Self::UnderKprobe { .. }
             | Self::NeverReturns { .. } => marks.place,
-            // What is asked for beside the definition, and what the guest and the machine are like.
+            // The reason is outside the definition: another option of the request, the guest or the machine.
             _ => return None,
         };
         u32::try_from(column.0).ok()
     }
 }
 
-/// A site that cannot be armed, and why.
+/// A site that cannot be armed, with the reason.
 #[derive(Debug)]
 pub(crate) struct Obstacle {
     pub(crate) at: Gva,
     pub(crate) why: Refused,
 }
 
-/// The sites that cannot be armed: one at least.
+/// The sites that cannot be armed; at least one.
 #[derive(Debug)]
 pub(crate) struct Obstacles {
     first: Obstacle,
@@ -361,7 +361,7 @@ pub(crate) struct Obstacles {
 }
 
 impl Obstacles {
-    /// `None` when there are none.
+    /// Returns `None` if `found` is empty.
     pub(crate) fn of(found: impl IntoIterator<Item = Obstacle>) -> Option<Self> {
         let mut found = found.into_iter();
         Some(Self {
@@ -374,7 +374,7 @@ impl Obstacles {
         self.first
     }
 
-    /// In the order in which they were found.
+    /// Returns all obstacles, in the order in which they were found.
     pub(crate) fn all(self) -> impl Iterator<Item = Obstacle> {
         std::iter::once(self.first).chain(self.others)
     }

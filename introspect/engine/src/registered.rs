@@ -1,4 +1,4 @@
-//! What is told of a batch that was registered.
+//! The result of registering a batch.
 
 use std::time::Duration;
 
@@ -6,36 +6,37 @@ use hvprobe_spec::{ProbeId, ProbeSpec};
 
 use crate::refusal::Refused;
 
-/// The most probes that patterns may bring a batch to.
+/// Maximum number of probes in a batch after its patterns are expanded.
 pub const BATCH_MAX: usize = 16_384;
-/// The most probes of one machine: some hundred bytes each here and, with a detour, in the guest.
+/// Maximum number of probes of one machine: each takes some hundred bytes here and, with a detour, in the
+/// guest.
 pub const PROBES_MAX: usize = 65_536;
 
-/// What becomes of a batch when a probe of it is refused.
+/// What happens to a batch when one of its probes is refused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Refusals {
-    /// None of it is registered.
+    /// No probe of the batch is registered.
     #[default]
     Fail,
-    /// The rest is registered.
+    /// The other probes are registered.
     Skip,
 }
 
 /// A batch that was registered.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Registered {
-    /// The new probes with the positions in the batch of what they come from, in that order. A
-    /// pattern's come in the order of their addresses.
+    /// Ids of the new probes, each with the position of its definition in the batch, in the order of the batch.
+    /// The probes of a pattern are in the order of their addresses.
     pub probes: Vec<(usize, ProbeId)>,
-    /// What was refused, in the order of the batch. Empty with [`Refusals::Fail`].
+    /// Refused probes, in the order of the batch. Empty with [`Refusals::Fail`].
     pub skipped: Vec<Skipped>,
-    /// For how long the virtual CPUs were stopped, from the request to stop until the last was let
-    /// go; zero when they were not.
+    /// Time that the virtual CPUs were stopped, from the request to stop until the last was released; zero if
+    /// they were not stopped.
     pub stopped_for: Duration,
 }
 
 impl Registered {
-    /// The ids of the new probes.
+    /// Returns the ids of the new probes.
     #[must_use]
     pub fn ids(&self) -> Vec<ProbeId> {
         self.probes.iter().map(|(_, id)| *id).collect()
@@ -46,15 +47,15 @@ impl Registered {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{target}")]
 pub struct Skipped {
-    /// The position in the batch of what it comes from.
+    /// Position of its definition in the batch.
     pub index: usize,
-    /// Its own definition, which names one place unless that was refused as a whole.
+    /// Definition of this one probe, or the whole definition if that was refused.
     pub definition: String,
     /// What was to be probed: the symbol, `module:symbol`, address or pattern.
     pub target: String,
-    /// Where in the text of the batch's definition what is refused stands, if it is a part of it.
+    /// Column of the refused part in the text of the batch's definition; `None` if no part of it is to blame.
     pub column: Option<u32>,
-    /// Why not.
+    /// Reason for the refusal.
     #[source]
     pub why: Refused,
 }

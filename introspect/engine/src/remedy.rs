@@ -10,14 +10,14 @@ use crate::unoptimized::Unoptimized;
 pub enum Remedy {
     /// Nothing: this guest will never take such a probe there.
     Never,
-    /// Ask again when this is so.
+    /// Ask again when this condition holds.
     NotNow(&'static str),
-    /// Ask for something else: the request names what is not there, or what makes no sense.
+    /// Ask for something else: the request names something that does not exist, or makes no sense.
     WrongRequest,
 }
 
 impl Refused {
-    /// What a client can do about it.
+    /// Returns what a client can do about the refusal.
     #[must_use]
     pub fn remedy(&self) -> Remedy {
         match self {
@@ -77,7 +77,7 @@ fn forbidden(why: &Forbidden) -> Remedy {
 }
 
 impl Unoptimized {
-    /// What a client can do about it, who wants a jump.
+    /// Returns what a client that wants a jump can do.
     #[must_use]
     pub fn remedy(&self) -> Remedy {
         match self {

@@ -1,8 +1,8 @@
-//! A guest for tests, without processors: memory with a synthetic kernel's text mapped where it is
-//! linked, and a [`World`] that counts its stops and fails when told to.
+//! A guest for tests, without processors: memory with the text of a synthetic kernel mapped at its linked
+//! address, and a [`World`] that counts its stops and fails on request.
 //!
-//! What is kept true: physical memory is a few hundred KiB whatever the link addresses, and nothing
-//! but the engine under test and the test itself ever writes to it.
+//! Invariant: physical memory is a few hundred KiB, whatever the link addresses, and only the engine under test
+//! and the test itself write to it.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use hvprobe_linux::task::TaskUnknown;
 
 use crate::{HiddenRegion, Standing, StopError, WhileStopped, World};
 
-/// How many slots a region of [`hidden`]'s size has.
+/// Number of slots in a region of [`hidden`]'s size.
 pub(crate) const SLOTS: usize = 128;
 
 /// The hidden region of the tests: its fixed pages and one page of slots.
@@ -30,7 +30,7 @@ pub(crate) fn hidden() -> HiddenRegion {
     HiddenRegion::new(HIDDEN, 4 * PAGE, KERNEL_WINDOW)
 }
 
-/// Where a hidden region of full size begins, in [`Guest::boot_whole`].
+/// Physical address of the hidden region of full size in [`Guest::boot_whole`].
 pub(crate) const WHOLE_HIDDEN: Gpa = Gpa(2 << 20);
 
 /// A hidden region with room for detours.
@@ -38,7 +38,7 @@ pub(crate) fn whole_hidden() -> HiddenRegion {
     HiddenRegion::new(WHOLE_HIDDEN, HiddenRegion::FULL_SIZE, KERNEL_WINDOW)
 }
 
-/// What the guest does when it is next stopped, before the change is made.
+/// Action of the guest just before it is next stopped.
 type Meanwhile = Box<dyn FnOnce(&Guest)>;
 
 /// A booted synthetic kernel.
@@ -48,7 +48,7 @@ pub(crate) struct Guest {
     stops: Cell<u64>,
     refuses: Cell<bool>,
     forgets: Cell<bool>,
-    /// How often what detours recorded was asked for.
+    /// Number of calls of [`World::collect`].
     pub(crate) collected: Cell<u32>,
     meanwhile: RefCell<Option<Meanwhile>>,
     standing: RefCell<Vec<Standing>>,
@@ -102,7 +102,7 @@ impl Guest {
         guest
     }
 
-    /// Where the guest handles exception `vector`.
+    /// Returns the address of the guest's handler for exception `vector`.
     pub(crate) fn handler(vector: u8) -> Gva {
         Gva(0xffff_ffff_8160_0000 + u64::from(vector) * 0x100)
     }
@@ -126,13 +126,13 @@ impl Guest {
         self.write(task.wrapping_add(layout.comm), b"worker\0");
     }
 
-    /// GS base while the task runs in the kernel.
+    /// Returns the GS base while the task runs in the kernel.
     pub(crate) fn gs_base(&self) -> u64 {
         let offset = self.image.task_layout().map_or(0, |it| it.current_task);
         DATA_VIRT.0.wrapping_sub(offset)
     }
 
-    /// How the engine sees the kernel.
+    /// Returns the engine's view of the kernel.
     pub(crate) fn view(&self) -> KernelView {
         KernelView {
             tables: tables(),
@@ -142,7 +142,7 @@ impl Guest {
         }
     }
 
-    /// The `N` bytes at `at`.
+    /// Reads `N` bytes at `at`.
     pub(crate) fn read<const N: usize>(&self, at: Gva) -> [u8; N] {
         let mut bytes = [0; N];
         tables().read(&self.mem, at, &mut bytes).expect("mapped");
@@ -154,37 +154,37 @@ impl Guest {
         tables().write(&self.mem, at, bytes).expect("mapped");
     }
 
-    /// How often the virtual CPUs were stopped.
+    /// Returns how often the virtual CPUs were stopped.
     pub(crate) fn stops(&self) -> u64 {
         self.stops.get()
     }
 
-    /// Whether the virtual CPUs do not stop any more.
+    /// Sets whether the virtual CPUs refuse to stop.
     pub(crate) fn refuse_stops(&self, refuses: bool) {
         self.refuses.set(refuses);
     }
 
-    /// Whether nobody can tell any more what the guest writes.
+    /// Sets whether the log of guest writes is unavailable.
     pub(crate) fn forget_writes(&self, forgets: bool) {
         self.forgets.set(forgets);
     }
 
-    /// Has it seem that these pages were written since that was last asked.
+    /// Adds `pages` to the log of guest writes.
     pub(crate) fn pretend_written(&self, pages: Vec<Gpa>) {
         self.mem.pretend_written(pages);
     }
 
-    /// Where the virtual CPUs stand when they are stopped from now on.
+    /// Sets the states of the virtual CPUs for all later stops.
     pub(crate) fn stand(&self, standing: &[Standing]) {
         *self.standing.borrow_mut() = standing.to_vec();
     }
 
-    /// Lets the guest do something just before it is stopped the next time.
+    /// Runs `act` just before the next stop.
     pub(crate) fn meanwhile(&self, act: impl FnOnce(&Self) + 'static) {
         *self.meanwhile.borrow_mut() = Some(Box::new(act));
     }
 
-    /// The table the virtual CPUs have.
+    /// Returns the table that the virtual CPUs use.
     pub(crate) fn table(&self) -> Arc<ProbeTable> {
         Arc::clone(&self.table.borrow())
     }
@@ -234,7 +234,7 @@ impl World for Guest {
     }
 }
 
-/// A clock that goes on by 10 ns whenever it is read; the guest's is 1000 ahead.
+/// A clock that advances by 10 ns with each reading; the guest's is 1000 ahead.
 #[derive(Debug, Default)]
 pub(crate) struct Ticks(Cell<u64>);
 
@@ -252,7 +252,7 @@ impl Clock for Ticks {
     }
 }
 
-/// Registers of a hit: each one different, the stack at [`STACK`].
+/// Returns registers for a hit: each one different, the stack at [`STACK`].
 pub(crate) fn regs() -> Regs {
     Regs {
         rax: 1,

@@ -1,4 +1,4 @@
-//! Why a probepoint keeps its int3.
+//! Reasons why a probepoint keeps its int3.
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::{BuildError, Unfit};
@@ -10,53 +10,54 @@ use crate::code::error::HiddenError;
 /// Why a probepoint keeps its int3.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unoptimized {
-    /// The global knob.
+    /// The global switch is off.
     #[error("optimization is turned off")]
     Off,
-    /// The engine needs the hit itself.
+    /// The engine watches this function, and handles the hit itself.
     #[error("the engine watches this function")]
     Internal,
-    /// Something is to happen at the hit that only an exit can do.
+    /// An action at the hit needs an exit.
     #[error("probe {probe} {what}")]
     Synchronous {
         /// The probe.
         probe: ProbeId,
-        /// What needs the exit.
+        /// The action that needs the exit.
         what: &'static str,
     },
-    /// Another probe lies under the jump.
+    /// Another probe is under the jump.
     #[error("there is another probe at {at}, under the jump")]
     Neighbour {
-        /// Where.
+        /// Address of the other probe.
         at: Gva,
     },
-    /// The instructions do not allow it.
+    /// The instructions cannot be displaced by a jump.
     #[error(transparent)]
     Instructions(#[from] Unfit),
     /// The kernel patches bytes under the jump itself.
     #[error("{at}, under the jump: {why}")]
     Forbidden {
-        /// Where.
+        /// Address of those bytes.
         at: Gva,
         /// The reason.
         why: Forbidden,
     },
-    /// An instruction under the jump may fault and must be found in its place.
+    /// An instruction under the jump has an exception-table entry: it may fault, and must do so at its own
+    /// address.
     #[error("the instruction at {at}, under the jump, has an exception-table entry")]
     Fixup {
-        /// Where.
+        /// Address of the instruction.
         at: Gva,
     },
-    /// Something enters between the instructions under the jump.
+    /// Control flow enters between the instructions under the jump.
     #[error("{from} leads into the bytes under the jump")]
     Landing {
-        /// What.
+        /// Origin of the control flow.
         from: &'static str,
     },
     /// A task may have been interrupted between the instructions under the jump.
     #[error("a task may stand between the instructions under the jump")]
     Interrupted,
-    /// The same, and the guest has too much memory to prove otherwise.
+    /// As `Interrupted`, and the guest has too much memory to scan for a proof of the opposite.
     #[error(
         "a task may stand between the instructions under the jump, and the guest has too much memory \
          to look through"
@@ -65,24 +66,24 @@ pub enum Unoptimized {
     /// The guest has a kprobe of its own there, armed or not.
     #[error("the guest has a kprobe of its own at {at}, which a jump would come in the way of")]
     Kprobe {
-        /// Where.
+        /// Address of the guest's kprobe.
         at: Gva,
     },
-    /// The guest has an int3 or a jump of its own in the function, and what that hides may be a branch.
+    /// The guest has an int3 or a jump of its own in the function, which may hide a branch.
     #[error(
         "what the guest's own patch at {at} hides is not known, and may lead into the bytes under the jump"
     )]
     Hidden {
-        /// Where.
+        /// Address of the guest's patch.
         at: Gva,
     },
-    /// The guest may have a kprobe there soon.
+    /// The guest is changing its kprobes, and may be adding one there.
     #[error("the guest is changing its own kprobes")]
     KprobesChange,
-    /// The guest may have kprobes of its own anywhere.
+    /// The guest's kprobes cannot be found, so there may be one anywhere.
     #[error("the kernel's own kprobes cannot be found, which a jump could come in the way of")]
     HiddenKprobes,
-    /// The guest's kernel does not tell where a processor's number and its task are.
+    /// The per-CPU locations of the processor number and the current task are not known.
     #[error("the kernel's per-CPU data cannot be found")]
     NoPerCpu,
     /// The detour cannot be made.
@@ -97,7 +98,7 @@ pub enum Unoptimized {
 }
 
 impl Unoptimized {
-    /// Whether it may be otherwise a moment later, with nothing changed here.
+    /// Returns whether the reason may pass soon without a change of ours.
     pub(crate) fn may_pass(&self) -> bool {
         matches!(
             self,

@@ -16,9 +16,9 @@ pub enum StopError {
     /// A virtual CPU did not acknowledge in time.
     #[error("virtual CPU {vcpu} did not stop within {waited:?}")]
     Unresponsive {
-        /// Its index.
+        /// Index of the virtual CPU.
         vcpu: usize,
-        /// How long it was waited for.
+        /// Time spent waiting for it.
         waited: Duration,
     },
     /// The machine has ended.
@@ -26,70 +26,70 @@ pub enum StopError {
     Ended,
 }
 
-/// Where a stopped virtual CPU stands.
+/// State of a stopped virtual CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// Its registers; RIP is the next instruction it executes.
+    /// General registers; RIP is the next instruction to execute.
     pub regs: Regs,
-    /// Its GS base: the per-CPU base if RIP is the kernel's.
+    /// GS base: the per-CPU base if RIP is in the kernel.
     pub gs_base: u64,
-    /// Where that instruction lies, by the virtual CPU's own page tables, if it is the kernel's or a
-    /// module's.
+    /// Physical address of that instruction by the virtual CPU's own page tables, if it is in the kernel or a
+    /// module.
     pub text: Option<Gpa>,
 }
 
 impl Standing {
-    /// The next instruction it executes.
+    /// Returns the address of the next instruction to execute.
     #[must_use]
     pub fn rip(&self) -> Gva {
         Gva(self.regs.rip)
     }
 
-    /// Its stack pointer.
+    /// Returns the stack pointer.
     #[must_use]
     pub fn rsp(&self) -> Gva {
         Gva(self.regs.rsp)
     }
 
-    /// All addresses it may go to without reading memory: where it stands, and what its general
-    /// registers hold.
+    /// Returns all addresses that the virtual CPU may go to without reading memory: RIP and the values of its
+    /// general registers.
     pub(crate) fn addresses(&self) -> impl Iterator<Item = Gva> {
-        // The last one is no address.
+        // The last word is RFLAGS, not an address.
         let words = self.regs.words().iter().take(Regs::COUNT - 1);
         words.copied().map(Gva)
     }
 }
 
-/// What is done to a stopped guest: takes its memory and where its virtual CPUs stand, without
-/// those that have not begun or have ended; returns the table the virtual CPUs hold from then on,
-/// or `None` to leave them the one they have.
+/// Change of a stopped guest. Takes the guest's memory and the states of the virtual CPUs, without those that
+/// have not begun or have ended. Returns the table that the virtual CPUs use from then on, or `None` if they
+/// keep theirs.
 pub type WhileStopped<'a> = dyn FnMut(&dyn PhysMemory, &[Standing]) -> Option<Arc<ProbeTable>> + 'a;
 
 /// The machine, as the engine's control side sees it.
 pub trait World {
-    /// Guest memory, which the guest may be changing at the same time.
+    /// Returns the guest's memory, which the guest may be writing at the same time.
     fn memory(&self) -> &dyn PhysMemory;
 
-    /// Stops every virtual CPU outside the slots, runs `change` once, hands the table it returns to
-    /// every virtual CPU, and lets them go on. Returns for how long they were stopped, from the
-    /// request to stop until they were let go.
+    /// Stops every virtual CPU outside the slots, runs `change` once, hands the returned table to every virtual
+    /// CPU and lets them run again. Returns how long they were stopped, from the request to stop until they
+    /// were released.
     ///
     /// # Errors
     /// When a virtual CPU cannot be stopped; then `change` has not run.
     fn stopped(&self, change: &mut WhileStopped<'_>) -> Result<Duration, StopError>;
 
-    /// Whether the guest runs no more, so that what takes long can be left off.
+    /// Returns whether the guest has ended, so that long operations can be skipped.
     fn has_ended(&self) -> bool;
 
-    /// Begins to note which pages of the guest's memory it writes, unless they are being noted, or ends that.
-    /// Whether it has begun, or ended.
+    /// Starts or stops logging the pages that the guest writes. Returns whether the log was started or stopped;
+    /// it is not started while one is active.
     fn note_writes(&self, on: bool) -> bool;
 
-    /// The pages that the guest has written since this was last asked, or since noting began. `None`
-    /// if that cannot be told.
+    /// Returns the pages that the guest has written since the last call, or since logging began; `None` if they
+    /// are not known.
     fn written(&self) -> Option<Vec<Gpa>>;
 
-    /// Hands on what detours have recorded up to now. Returns when that is done; a record that a
-    /// task was interrupted in the middle of is not waited for.
+    /// Hands on all finished records of detours and returns when that is done. Does not wait for a record that
+    /// an interrupted task has begun.
     fn collect(&self);
 }

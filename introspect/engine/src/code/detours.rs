@@ -1,4 +1,4 @@
-//! The hidden region's memory for detours: their code, and what they share with us.
+//! The part of the hidden region for detours: their code, and the memory that they share with the host.
 //!
 //! | pages | what                                                   | the guest may    |
 //! |-------|--------------------------------------------------------|------------------|
@@ -6,8 +6,8 @@
 //! | 2 … 5 | the ring's control words, counters of each probe, the  | read and write   |
 //! |       | ring's cells, instances of calls                       |                  |
 //!
-//! Pages are of 2 MiB, and all are mapped when the first detour is made. The guest may write what it
-//! likes into the shared pages: nobody but itself gets to see nonsense then.
+//! Pages are of 2 MiB. All are mapped when the first detour is made. The guest may write anything into the
+//! shared pages; only the guest itself then sees the nonsense.
 
 use hvprobe_arch::detour::{CELL, MAX_RECORD_CELLS, Ring, STUB};
 use hvprobe_arch::mem::PhysMemory;
@@ -24,38 +24,38 @@ const CODE_PAGES: u64 = 2;
 const DATA_PAGES: u64 = 4;
 /// Bytes of guest physical memory that detours take.
 pub(crate) const SIZE: u64 = (CODE_PAGES + DATA_PAGES) * LARGE_PAGE;
-/// Where things lie in the shared pages.
+/// Layout of the shared pages.
 const HEAD: u64 = 0;
 const LIMIT: u64 = 64;
 const BELL: u64 = LIMIT + 8;
 const COUNTERS: u64 = 4096;
 const CELLS: u64 = 1 << 20;
-/// How many cells the ring has: some milliseconds of the fastest stream of records.
+/// Number of cells of the ring: some milliseconds of the fastest stream of records.
 const CAPACITY: u32 = 1 << 16;
-/// A record may begin in the last cell and go on behind it.
+/// A record may begin in the last cell and extend past it.
 const CELLS_END: u64 = CELLS + (CAPACITY as u64 + MAX_RECORD_CELLS as u64) * CELL as u64;
 const _: () = assert!(CELLS_END <= DATA_PAGES * LARGE_PAGE);
-/// Where the instances of return probes are: behind the cells.
+/// Offset of the instances of return probes, after the cells.
 const INSTANCES: u64 = CELLS_END.next_multiple_of(4096);
-/// With this many cells in use, the host is told.
+/// Number of cells in use from which the host is notified.
 const WATERMARK: u32 = CAPACITY / 4;
 /// Bytes of one probe's counters.
 const COUNTER: u64 = 32;
-/// Room for detours is taken in multiples of this.
+/// Unit of allocation for detours, in bytes.
 const UNIT: u64 = 16;
 
-/// The detours' memory of one machine.
+/// The memory for detours of one machine.
 #[derive(Debug)]
 pub(crate) struct Detours {
     code: Extent,
     data: Extent,
     place: RingPlace,
     window: Window,
-    /// Where something else of ours is, now and then.
+    /// Address that the region's other pages use at times, and that detours must not take.
     taken: Option<Gva>,
-    /// How often instances were handed out.
+    /// Number of times that instances were handed out.
     handed_out: u64,
-    /// What is free of the code, the counters and the memory for instances, once mapped.
+    /// Free parts of the code, of the counters and of the memory for instances, once they have addresses.
     free_code: Space,
     free_counters: Space,
     free_instances: Space,
@@ -88,16 +88,16 @@ impl Detours {
         self.place
     }
 
-    /// Leaves `place` to what is mapped there now and then.
+    /// Keeps detours away from `place`, where the region's other pages are mapped at times.
     pub(crate) fn leave(&mut self, place: Gva) {
         self.taken = Some(place);
     }
 
-    /// Finds a place for everything, if it has none. The guest sees nothing of it until
+    /// Reserves addresses for all pages, if they have none yet. The guest sees nothing of them until
     /// [`Detours::enter`].
     ///
     /// # Errors
-    /// When there is no room in the window, or the tables cannot be followed.
+    /// When the window has no room, or the page tables cannot be walked.
     pub(crate) fn reserve(
         &mut self,
         mem: &dyn PhysMemory,
@@ -105,7 +105,7 @@ impl Detours {
     ) -> Result<Ring, HiddenError> {
         let fresh = self.code.start().is_none() || self.data.start().is_none();
         let data = self.data.reserve(mem, tables, self.window, self.taken, 0)?;
-        // What is reserved is still empty.
+        // The reserved entries are still empty, so the code must be kept off them explicitly.
         let behind = Window {
             start: data.wrapping_add(self.data.len()),
             ..self.window
@@ -131,10 +131,10 @@ impl Detours {
         })
     }
 
-    /// Lets the guest see everything that has a place. The virtual CPUs must stand still.
+    /// Maps all pages that have addresses into the guest. The virtual CPUs must be stopped.
     ///
     /// # Errors
-    /// When somebody has taken its place meanwhile.
+    /// When one of the page-table entries has been taken meanwhile.
     pub(crate) fn enter(
         &mut self,
         mem: &dyn PhysMemory,
@@ -144,7 +144,7 @@ impl Detours {
         self.code.enter(mem, tables)
     }
 
-    /// Room for `size` bytes of code, at a place that `choose` finds between two addresses.
+    /// Takes `size` bytes of code at an address that `choose` finds between two addresses.
     pub(crate) fn take(
         &mut self,
         size: u64,
@@ -153,10 +153,10 @@ impl Detours {
         self.free_code.take(size.next_multiple_of(UNIT), choose)
     }
 
-    /// Writes a detour; nobody can be on the way to it yet.
+    /// Writes a detour. No task can reach it yet.
     ///
     /// # Errors
-    /// When it does not lie where the code is.
+    /// When the address is not in the code pages.
     pub(crate) fn fill(
         &self,
         mem: &dyn PhysMemory,
@@ -168,32 +168,33 @@ impl Detours {
         Ok(())
     }
 
-    /// How often the next instances are to seem to have been used, so that their calls are called like none of those
-    /// that had their place: none has 2^24 calls of each, and then comes another.
+    /// Returns the initial use count of the next instances. With it, the ids of their calls differ from those
+    /// of all earlier instances at the same addresses: no instance has 2^24 calls, and each allocation adds
+    /// that many.
     pub(crate) fn next_generation(&mut self) -> u64 {
         self.handed_out = self.handed_out.wrapping_add(1);
         self.handed_out << 24
     }
 
-    /// The number of the stub at `at`, which no other has for as long as that is there.
+    /// Returns the number of the stub at `at`, unique as long as the stub exists.
     pub(crate) fn stub_number(&self, at: Gva) -> Option<u32> {
         let offset = at.offset_from(self.code.start()?)?;
         u32::try_from(offset / u64::from(STUB)).ok()
     }
 
-    /// Gives a detour's room back; its bytes become int3s.
+    /// Releases the memory of a detour and fills it with int3s.
     pub(crate) fn give_back(&mut self, mem: &dyn PhysMemory, at: Gva, size: u64) {
         let size = size.next_multiple_of(UNIT);
         if let Some(gpa) = self.code.gpa(at, size) {
             for offset in (0..size).step_by(16) {
-                // The memory was there when the detour was written.
+                // The write cannot fail: the memory existed when the detour was written.
                 let _ = mem.write(gpa.wrapping_add(offset), &[INT3; 16]);
             }
             self.free_code.give_back(at, size);
         }
     }
 
-    /// Counters at zero for one more probe.
+    /// Takes the counters of one more probe, set to zero.
     pub(crate) fn take_counters(&mut self, mem: &dyn PhysMemory) -> Option<CounterPlace> {
         let at = self
             .free_counters
@@ -209,7 +210,7 @@ impl Detours {
         self.free_counters.give_back(at.0, COUNTER);
     }
 
-    /// Bytes of code, counters and instances that are taken.
+    /// Returns the bytes in use of code, counters and instances.
     pub(crate) fn in_use(&self) -> [u64; 3] {
         let data = self.data.len();
         let all = [
@@ -217,17 +218,17 @@ impl Detours {
             (&self.free_counters, CELLS - COUNTERS),
             (&self.free_instances, data - INSTANCES),
         ];
-        // Before there is a place, nothing is free, and nothing taken.
+        // Before addresses are reserved, nothing is free and nothing is in use.
         let is_there = self.code.start().is_some() && self.data.start().is_some();
         all.map(|(space, len)| if is_there { len - space.free() } else { 0 })
     }
 
-    /// Where a word of the shared pages is in physical memory.
+    /// Returns the physical address of a word of the shared pages.
     pub(crate) fn word(&self, at: Gva) -> Option<Gpa> {
         self.data.gpa(at, 8)
     }
 
-    /// Memory for instances, with `bytes` in it, at a multiple of `align`, a power of two.
+    /// Takes memory for instances at a multiple of `align`, a power of two, and writes `bytes` to it.
     pub(crate) fn take_instances(
         &mut self,
         mem: &dyn PhysMemory,
@@ -246,7 +247,7 @@ impl Detours {
     }
 }
 
-/// The first multiple of `align` in a free piece.
+/// Returns a function that finds the first multiple of `align` in a free piece.
 pub(crate) fn aligned(align: u64) -> impl Fn(Gva, Gva) -> Option<Gva> {
     move |first, last| {
         let at = Gva(first.0.checked_next_multiple_of(align)?);

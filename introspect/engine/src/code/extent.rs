@@ -1,10 +1,10 @@
-//! Large pages of ours in the guest's address space: where detours lie, and what they share with us.
+//! Large pages of ours in the guest's address space: the code of detours and the memory they share with the
+//! host.
 //!
-//! States: `nowhere → reserved → mapped`; the guest sees nothing of the first two. Invariants: an
-//! extent is mapped while the virtual CPUs stand still, through entries of the kernel's own
-//! level-2 table that were empty, side by side; none is both writable and executable, as far as the
-//! guest's processors can tell; once mapped it stays, because a task may have been interrupted in
-//! any detour.
+//! States: `nowhere → reserved → mapped`; the guest sees nothing of the first two. Invariants: an extent is
+//! mapped while the virtual CPUs are stopped, through consecutive entries of the kernel's own level-2 table
+//! that were empty; none is both writable and executable, as far as the guest's processors support that; once
+//! mapped it stays, because a task may have been interrupted in any detour.
 
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::{PageTables, entry};
@@ -17,12 +17,12 @@ use crate::code::error::HiddenError;
 pub(crate) const LARGE_PAGE: u64 = 2 << 20;
 const ENTRIES: u64 = 512;
 
-/// What the guest may do with an extent, apart from reading it.
+/// Access of the guest to an extent, in addition to reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// Run it.
+    /// Execute.
     Execute,
-    /// Write to it.
+    /// Write.
     Write,
 }
 
@@ -35,19 +35,18 @@ pub(crate) struct Extent {
     place: Option<Place>,
 }
 
-/// Where an extent is in the guest's address space.
+/// Address of an extent in the guest.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     start: Gva,
-    /// What its pages' entries hold besides the address.
+    /// Flags in the entries of its pages.
     bits: u64,
-    /// The guest sees it.
+    /// Whether the guest sees it.
     entered: bool,
 }
 
 impl Extent {
-    /// An extent over `pages` large pages of guest physical memory at `at`, a multiple of their
-    /// size.
+    /// Creates an extent over `pages` large pages of guest physical memory at `at`, a multiple of their size.
     pub(crate) fn new(at: Gpa, pages: u64, access: Access) -> Self {
         Self {
             at,
@@ -57,29 +56,28 @@ impl Extent {
         }
     }
 
-    /// Its size in bytes.
+    /// Returns the size in bytes.
     pub(crate) fn len(&self) -> u64 {
         self.pages * LARGE_PAGE
     }
 
-    /// Where the guest sees it, or will, once it has a place.
+    /// Returns the reserved address, at which the guest sees the extent once it is mapped.
     pub(crate) fn start(&self) -> Option<Gva> {
         Some(self.place?.start)
     }
 
-    /// The physical address of `len` bytes that the guest sees at `at`; `None` unless all of them lie
-    /// in the extent.
+    /// Returns the physical address of the `len` bytes at `at`; `None` unless all of them are in the extent.
     pub(crate) fn gpa(&self, at: Gva, len: u64) -> Option<Gpa> {
         let offset = at.offset_from(self.start()?)?;
         let inside = offset.checked_add(len)? <= self.len();
         inside.then(|| self.at.wrapping_add(offset))
     }
 
-    /// Finds a place for it in `window` beside `taken` if it has none, and fills it with `filling`. The guest sees
-    /// nothing new.
+    /// Reserves addresses in `window`, except `taken`, if the extent has none, and fills the pages with
+    /// `filling`. The guest sees nothing new.
     ///
     /// # Errors
-    /// When not enough entries are empty side by side, or the tables cannot be followed.
+    /// When there are not enough consecutive empty entries, or the page tables cannot be walked.
     pub(crate) fn reserve(
         &mut self,
         mem: &dyn PhysMemory,
@@ -108,10 +106,10 @@ impl Extent {
         Ok(start)
     }
 
-    /// Lets the guest see it, if it has a place. The virtual CPUs must stand still.
+    /// Maps the extent into the guest if it has addresses. The virtual CPUs must be stopped.
     ///
     /// # Errors
-    /// When somebody has taken its place meanwhile; then the guest sees nothing new.
+    /// When an entry has been taken meanwhile; then the guest sees nothing new.
     pub(crate) fn enter(
         &mut self,
         mem: &dyn PhysMemory,
@@ -137,11 +135,11 @@ impl Extent {
     }
 }
 
-/// What the first `count` entries side by side that are empty map, of the level-2 table in `window`, but for that
-/// of `taken`.
+/// Returns the address of the first `count` consecutive empty entries of the level-2 table in `window`,
+/// excluding the entry of `taken`.
 ///
 /// # Errors
-/// When there are none, or the tables cannot be followed.
+/// When there are none, or the page tables cannot be walked.
 pub(super) fn empty_entries(
     mem: &dyn PhysMemory,
     tables: &PageTables,
@@ -166,9 +164,9 @@ pub(super) fn empty_entries(
     Err(HiddenError::WindowFull(window))
 }
 
-/// The bit that forbids fetching instructions, if the guest uses it anywhere in the level-2 table
-/// that maps `near`: where EFER.NXE is clear that bit is reserved (SDM vol. 3, 4.5.4), and the
-/// kernel marks its own data with it whenever it may.
+/// Returns the no-execute bit if the guest uses it anywhere in the level-2 table that maps `near`: where
+/// EFER.NXE is clear the bit is reserved (SDM vol. 3, 4.5.4), and the kernel marks its own data with it
+/// whenever it may.
 fn no_execute(mem: &dyn PhysMemory, tables: &PageTables, near: Gva) -> Result<u64, HiddenError> {
     let (entry_at, _) = tables.entry_at(mem, near, 2)?;
     let table = Gpa(entry_at.0 & !(ENTRIES * 8 - 1));

@@ -1,20 +1,19 @@
-//! Boosted slots whose probe has left, and in which somebody may have been interrupted.
+//! Boosted slots whose probe has left, and in which a task may have been interrupted.
 //!
-//! Invariant: a slot is here at most once, and found by its instruction as fast as by its place,
-//! however many there are: thousands leave, and come back, in one batch.
+//! Invariant: a slot is here at most once. Lookups by instruction and by address are both fast, because
+//! thousands of ghosts are added and used again in one batch.
 
 use std::collections::BTreeMap;
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::insn::{Displaced, SlotCode};
 
-/// All of a machine.
+/// All ghosts of a machine's slots.
 #[derive(Debug, Default)]
 pub(crate) struct Ghosts {
-    /// By the slot.
+    /// Ghosts by the address of the slot.
     by_slot: BTreeMap<Gva, (Displaced, SlotCode)>,
-    /// The slots of the instructions at an address. Of modules that took each other's place there
-    /// may be several.
+    /// Slots of the instructions at an address: several if modules were loaded there one after another.
     by_address: BTreeMap<Gva, Vec<Gva>>,
 }
 
@@ -30,7 +29,7 @@ impl Ghosts {
         }
     }
 
-    /// The slot that holds this very instruction.
+    /// Returns the slot that holds exactly this instruction.
     pub(crate) fn of(&self, displaced: &Displaced) -> Option<SlotCode> {
         let slots = self.by_address.get(&displaced.at())?;
         let mut ghosts = slots.iter().filter_map(|slot| self.by_slot.get(slot));

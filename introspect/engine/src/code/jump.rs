@@ -1,34 +1,34 @@
-//! Jumps, and what the code they lead to has to know of the guest.
+//! Jumps, and the facts about the guest that detours depend on.
 
 use std::sync::Arc;
 
 use hvprobe_arch::detour::{Detour, Readers, Ring, StackFields, TaskFields};
 use hvprobe_spec::ProbeId;
 
-/// A site's jump.
+/// Jump of a site.
 #[derive(Clone, Debug)]
 pub(crate) struct Jump {
     pub(crate) detour: Arc<Detour>,
-    /// The probes it records for, in the order of their registration.
+    /// Probes it records for, in the order of their registration.
     pub(crate) members: Vec<ProbeId>,
 }
 
 impl Jump {
-    /// Bytes of its detour.
+    /// Returns the size of the detour in bytes.
     pub(crate) fn size(&self) -> u64 {
         self.detour.code().len() as u64
     }
 }
 
-/// What the detours need to know of the guest.
+/// Facts about the guest that detours depend on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DetourContext {
     pub(crate) ring: Ring,
-    /// `None` where there is one processor.
+    /// Per-CPU location of the processor number; `None` with one processor.
     pub(crate) cpu: Option<u32>,
     pub(crate) task: Option<TaskFields>,
-    /// What reads memory, if anything can.
+    /// Functions that read memory; `None` if there are none.
     pub(crate) readers: Option<Readers>,
-    /// Where a task's stack is, if that can be told.
+    /// Location of a task's stack; `None` if it is not known.
     pub(crate) stack: Option<StackFields>,
 }

@@ -1,13 +1,13 @@
-//! How much of the memory of probes that have left is kept.
+//! Limits on the memory kept for probes that have left.
 
-/// How much there is, or may be, of probes that have left.
+/// Amounts, or limits, of the memory kept for probes that have left.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Keep {
     /// Bytes of detours and stubs.
     pub(crate) code: u64,
     /// Bytes of instances.
     pub(crate) instances: u64,
-    /// Probes, each of which has counters.
+    /// Number of probes, each of which has counters.
     pub(crate) sources: usize,
 }
 
@@ -20,8 +20,7 @@ impl Keep {
 }
 
 impl Default for Keep {
-    /// With so much more than when it was last looked through the guest's memory for who may still
-    /// come there, it is worth another look.
+    /// Growth since the last look from which another look is worth its cost.
     fn default() -> Self {
         Self {
             code: 1 << 20,

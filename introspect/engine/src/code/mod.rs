@@ -1,4 +1,4 @@
-//! Code of ours in the guest: where it lies, what it is, and who may still come to it.
+//! Code of ours in the guest: its addresses, its contents, and which tasks may still reach it.
 
 pub(crate) mod detours;
 pub(crate) mod error;

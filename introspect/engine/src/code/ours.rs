@@ -1,7 +1,7 @@
-//! Everything of ours that lies in the guest, in use or left behind.
+//! Code and data of ours in the guest, in use or ghosts.
 //!
-//! What probes leave behind (*ghosts*) stays as it is, because somebody may have been interrupted
-//! there, until a look through the guest's memory says otherwise.
+//! The code and data of probes that have left (*ghosts*) stay unchanged, because a task may have been
+//! interrupted there, until a look through the guest's memory proves otherwise.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,25 +19,25 @@ use super::jump::Jump;
 use super::keep::Keep;
 use super::region::HiddenRegion;
 
-/// Code of ours in the guest, and what it records with.
+/// Code of ours in the guest, and the sources of its records.
 #[derive(Debug)]
 pub(crate) struct OurCode {
     pub(crate) region: HiddenRegion,
-    /// Boosted slots whose probe has left.
+    /// Boosted slots whose probes have left.
     pub(crate) ghost_slots: Ghosts,
-    /// Jumps that were in use, with their detours, by their sites.
+    /// Retired jumps with their detours, by the addresses of their sites.
     pub(crate) ghost_jumps: BTreeMap<Gva, Vec<Jump>>,
-    /// What turns records of detours into events.
+    /// Sources that turn records of detours into events.
     pub(crate) sources: RecordSources,
-    /// What probes that have left recorded with, and their ghosts still may.
+    /// Sources of probes that have left; their ghosts may still write records.
     pub(crate) ghost_sources: Vec<Arc<RecordSource>>,
-    /// The number that the next one's records get, if it is free.
+    /// Number of the next source, if it is free.
     pub(crate) next_number: u32,
-    /// Whether all numbers have been given once.
+    /// Whether every number has been given once.
     has_wrapped: bool,
-    /// How much of that may come together.
+    /// Growth of the ghosts that makes another look worth its cost.
     pub(crate) keep: Keep,
-    /// How much had when it was last looked who may still come there.
+    /// Amount of ghosts at the last look.
     pub(crate) kept: Keep,
 }
 
@@ -56,47 +56,47 @@ impl OurCode {
         }
     }
 
-    /// Reads the ring that detours record into; `None` where no detour can be made.
+    /// Returns a reader of the ring that detours record into; `None` where no detour can be made.
     pub(crate) fn reader(&self) -> Option<Reader> {
         Some(Reader::new(self.region.ring()?, self.sources.clone()))
     }
 
-    /// A number for a source of records. One that has been given back comes again after all others, when nothing with it
-    /// is in the ring any more.
+    /// Returns the number of a new source of records. A number that was released is given again after all
+    /// others, when no record with it is in the ring any more.
     pub(crate) fn source_number(&mut self) -> u32 {
-        // Much fewer sources fit into the guest than there are numbers.
+        // The guest has room for far fewer sources than there are numbers, so the loop ends.
         loop {
             let number = self.next_number;
             self.next_number = (number + 1) % Header::SOURCES;
             self.has_wrapped |= self.next_number == 0;
             let mut ghosts = self.ghost_sources.iter();
             let is_free = || !self.sources.has_number(number);
-            // The first time none was given before.
+            // No number of the first round was given before.
             if !self.has_wrapped || is_free() && ghosts.all(|ghost| ghost.number() != number) {
                 return number;
             }
         }
     }
 
-    /// A site has no use for its jump any more; somebody may be in the detour.
+    /// Retires the jump of the site at `at`. A task may be in its detour.
     pub(crate) fn let_jump_go(&mut self, at: Gva, jump: Jump) {
         self.ghost_jumps.entry(at).or_default().push(jump);
     }
 
-    /// Keeps what was prepared and not taken into use for another time.
+    /// Keeps jumps that were prepared and not used, for later.
     pub(crate) fn give_jumps_back(&mut self, prepared: impl IntoIterator<Item = (Gva, Jump)>) {
         for (at, jump) in prepared {
             self.let_jump_go(at, jump);
         }
     }
 
-    /// Forgets what `ids` recorded with, once nothing of it is in the ring.
+    /// Retires the sources of `ids`, none of whose records may be in the ring any more.
     pub(crate) fn forget_sources(&mut self, ids: impl IntoIterator<Item = ProbeId>) {
         let sources = ids.into_iter().filter_map(|id| self.sources.remove(id));
         self.ghost_sources.extend(sources);
     }
 
-    /// Gives back what probe `id`, which was never planted, would have recorded with.
+    /// Releases the source of probe `id`, which was never planted.
     pub(crate) fn free_source(&mut self, id: ProbeId, mem: &dyn PhysMemory) {
         if let Some(source) = self.sources.remove(id)
             && let Some(detours) = &mut self.region.detours
@@ -105,7 +105,7 @@ impl OurCode {
         }
     }
 
-    /// What is left of probes that have gone.
+    /// Returns the amount of memory kept for probes that have left.
     pub(crate) fn left_behind(&self) -> Keep {
         let jumps = self.ghost_jumps.values().flatten();
         let mut left = Keep {
@@ -121,7 +121,7 @@ impl OurCode {
         left
     }
 
-    /// Whether much more is left behind than at the last look.
+    /// Returns whether the ghosts have grown by one of the limits since the last look.
     pub(crate) fn is_crowded(&self) -> bool {
         let (left, kept, keep) = (self.left_behind(), &self.kept, &self.keep);
         left.code >= kept.code + keep.code
@@ -129,8 +129,8 @@ impl OurCode {
             || left.sources >= kept.sources + keep.sources
     }
 
-    /// Forgets all of it: another kernel runs, and nobody comes there. What was recorded is still to be
-    /// handed on.
+    /// Forgets all ghosts of code: another kernel runs, so no task reaches them. Sources stay, because their
+    /// records are still to be handed on.
     pub(crate) fn abandon(&mut self) {
         self.ghost_slots = Ghosts::default();
         self.ghost_jumps.clear();
@@ -138,7 +138,7 @@ impl OurCode {
     }
 }
 
-/// Gives back what `source` records with.
+/// Releases the counters of `source`, and the memory of its calls.
 pub(crate) fn free(detours: &mut Detours, source: &RecordSource, mem: &dyn PhysMemory) {
     detours.give_counters_back(source.words);
     if let Some(calls) = source.followed() {
@@ -146,7 +146,7 @@ pub(crate) fn free(detours: &mut Detours, source: &RecordSource, mem: &dyn PhysM
     }
 }
 
-/// Gives back what `calls` are followed with.
+/// Releases the stubs and instances of `calls`.
 pub(crate) fn give_calls_back(detours: &mut Detours, calls: &Followed, mem: &dyn PhysMemory) {
     detours.give_back(mem, calls.stubs, calls.code_len);
     detours.give_instances_back(calls.instances.at, calls.size());

@@ -1,13 +1,13 @@
-//! Which code of ours a task may still come to, so that only the rest is given to others.
+//! Which code of ours a task may still reach; only the rest is released.
 //!
-//! Code that is given back as a whole is a *piece*: the detour of a former jump, or the stubs of a
-//! return probe together with the instances they use. A task comes to a piece
+//! A *piece* is code that is released as a whole: the detour of a retired jump, or the stubs of a return probe
+//! together with the instances they use. A task reaches a piece
 //!
-//! - from a *root*: a word of the guest's memory (a return address on a stack, the RIP or a register
-//!   of something that was interrupted), a register of a virtual CPU, a call that the host follows;
-//! - from another piece that it can come to. A detour leads to the stubs and instances of its return
-//!   probes. A stub leads to where its instances return to; that is another return probe's stub if
-//!   that probe was entered first, and then the newer stub is all that is seen on the stack.
+//! - from a *root*: a word of the guest's memory (a return address on a stack, or the saved RIP or a saved
+//!   register of interrupted code), a register of a virtual CPU, or a call that the host follows;
+//! - from another piece that it can reach. A detour leads to the stubs and instances of its return probes. A
+//!   stub leads to the return addresses in its instances. Such a return address is the stub of another return
+//!   probe if that probe was entered first; then only the newer stub is on the stack.
 //!
 //! Invariant: a piece is free only if no path leads from a root to it.
 
@@ -18,23 +18,23 @@ use hvprobe_arch::Gva;
 /// A step from a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lead {
-    /// To a piece, by its number.
+    /// To the piece with this number.
     Piece(usize),
-    /// To an address, which may lie in a piece or elsewhere.
+    /// To an address, in a piece or elsewhere.
     Address(Gva),
 }
 
-/// The pieces there are, and what leads where.
+/// The pieces, and the steps between them.
 #[derive(Debug, Default)]
 pub(crate) struct Paths {
-    /// By where its code begins: the length of the code, and the piece's number.
+    /// Length of a piece's code and number of the piece, by the start of the code.
     code: BTreeMap<Gva, (u64, usize)>,
     leads: Vec<Vec<Lead>>,
 }
 
 impl Paths {
-    /// Adds a piece; returns its number. The code of pieces does not overlap. One without code is
-    /// only come to from others.
+    /// Adds a piece and returns its number. The code of pieces must not overlap. A piece without code is
+    /// reached only from other pieces.
     pub(crate) fn piece(&mut self, code: Option<(Gva, u64)>, leads: Vec<Lead>) -> usize {
         let number = self.leads.len();
         self.leads.push(leads);
@@ -44,15 +44,15 @@ impl Paths {
         number
     }
 
-    /// The piece whose code `at` lies in.
+    /// Returns the piece whose code contains `at`.
     fn at(&self, at: Gva) -> Option<usize> {
         let (start, (len, number)) = self.code.range(..=at).next_back()?;
         let offset = at.offset_from(*start)?;
         (offset < *len).then_some(*number)
     }
 
-    /// Whether each piece can be come to, by its number: from one of `roots`, or from where so many
-    /// bytes of code from an address on are `seen`.
+    /// Returns for each piece, by its number, whether it can be reached: from one of `roots`, or because `seen`
+    /// returns true for its code, given as start and length.
     pub(crate) fn reached(
         &self,
         roots: impl IntoIterator<Item = Lead>,
@@ -115,7 +115,7 @@ mod tests {
     }
 
     proptest! {
-        /// As a walk from each root, one step after the other, would find it.
+        /// Compares with a step-by-step walk from each root.
         #[test]
         fn reached_is_what_a_walk_comes_to(
             leads in prop::collection::vec(prop::collection::vec(0..12_usize, 0..4), 1..12),

@@ -7,27 +7,26 @@
 //! | 2    | the interrupt descriptor table of the exception window      | read and execute |
 //! | 3 …  | slots, each page entered when its first slot is taken       | read and execute |
 //!
-//! Behind these 2 MiB lies what detours take ([`crate::code::detours`]).
+//! The memory for detours follows these 2 MiB ([`crate::code::detours`]).
 //!
-//! The region becomes visible to the guest's kernel when its page table is entered into an empty
-//! entry of the kernel's own level-2 table below the kernel image, where every process and every
-//! ±2 GiB displacement from kernel text reaches it.
+//! The region becomes visible to the guest's kernel when its page table is entered into an empty entry of the
+//! kernel's own level-2 table below the kernel image. There every process, and every ±2 GiB displacement from
+//! kernel text, reaches it.
 //!
-//! The *exception window* is in force while a stepped copy runs: the virtual CPU's IDTR points at
-//! page 2, whose gates are the guest's own but for their handlers, which are the stubs. A stub is an
-//! `out` to our port, so an exception of the copy comes to us first. The *trampoline*, which functions
-//! with a return probe return to, is one too: on no host does it take the way through the guest's
-//! #BP entry.
+//! The *exception window* is active while a stepped copy runs: the virtual CPU's IDTR points at page 2, whose
+//! gates are copies of the guest's own with the stubs as handlers. A stub is an `out` to our port, so an
+//! exception of the copy exits to the host first. The *trampoline*, to which functions with a return probe
+//! return, is such an `out` too: on no host does it go through the guest's #BP entry.
 //!
-//! Where the guest has indirect branches tracked (IBT), exceptions may only lead to an `endbr64`, so
-//! stubs begin with one. Nothing else here is the target of an indirect branch: the trampoline and
-//! the stubs of calls are returned to, detours jumped to by relative jumps, slots entered by us.
+//! Where the guest uses indirect branch tracking (IBT), exceptions may only lead to an `endbr64`, so stubs
+//! begin with one. Nothing else here is the target of an indirect branch: the trampoline and the stubs of calls
+//! are reached by returns, detours by relative jumps, and slots by the host.
 //!
-//! States: `unmapped → mapped → unmapped …`. Invariants: an entry is filled only when it was empty
-//! and cleared only when it still holds what we wrote; nothing is both writable and executable for
-//! the guest; every byte of a free slot that the guest can reach is an int3; once a return address
-//! was replaced by the trampoline's, the region stays mapped. Processors may remember what was mapped, so where
-//! the region was once nothing else of ours is ever, and it comes back there.
+//! States: `unmapped → mapped → unmapped …`. Invariants: an entry is filled only when it was empty and cleared
+//! only when it still holds our value; no page is both writable and executable for the guest; every byte of a
+//! free slot that the guest can reach is an int3; once the trampoline has replaced a return address, the region
+//! stays mapped. Processors may cache the old translation, so an address where the region was mapped is never
+//! used for anything else of ours, and the region is mapped there again.
 
 use hvprobe_arch::insn::{ENDBR64, SLOT_SIZE, SlotCode};
 use hvprobe_arch::mem::PhysMemory;
@@ -49,8 +48,8 @@ const SLOT: u64 = SLOT_SIZE as u64;
 const SLOTS_PER_PAGE: u64 = PAGE / SLOT;
 const SLOT_PAGES: u64 = 3;
 
-/// The first and the last slot of a region of full size that is mapped at the window's start or,
-/// if other entries are taken, at its end.
+/// Returns the first and the last slot of a region of full size that is mapped at the window's start or, if
+/// other entries are in use, at its end.
 #[must_use]
 pub fn outermost_slots(window: &Window) -> [[Gva; 2]; 2] {
     let at_end = window.end.wrapping_sub(TABLE_SPAN);
@@ -63,7 +62,7 @@ pub fn outermost_slots(window: &Window) -> [[Gva; 2]; 2] {
 #[derive(Debug)]
 struct Mapped {
     fixtures: Fixtures,
-    /// Guest address of the region's first slot page.
+    /// Guest address of the first slot page.
     base: Gva,
     entry_at: Gpa,
     entry: u64,
@@ -76,10 +75,10 @@ pub struct HiddenRegion {
     slots: u64,
     window: Window,
     mapped: Option<Mapped>,
-    /// Where it was mapped last.
+    /// Address at which the region was mapped last.
     home: Option<Gva>,
     pinned: bool,
-    /// So many slots at the beginning, and at the end, have been handed out at least once.
+    /// Numbers of slots at the beginning, and at the end, that have been handed out at least once.
     first: u64,
     last: u64,
     free: Vec<u64>,
@@ -88,12 +87,12 @@ pub struct HiddenRegion {
 }
 
 impl HiddenRegion {
-    /// Bytes of a region that has room for everything. It begins at a multiple of 2 MiB then.
+    /// Bytes of a region with room for detours. Such a region begins at a multiple of 2 MiB.
     pub const FULL_SIZE: u64 = TABLE_SPAN + detours::SIZE;
 
-    /// A region over `size` bytes of guest physical memory at `at` (page-aligned), to be mapped
-    /// somewhere in `window`. Nothing is touched until [`HiddenRegion::map`]. Whole pages are used:
-    /// at most 2 MiB, what one page table maps, and then [`HiddenRegion::FULL_SIZE`] with detours.
+    /// Creates a region over `size` bytes of guest physical memory at `at` (page-aligned), to be mapped at an
+    /// address in `window`. Touches nothing until [`HiddenRegion::map`]. Uses whole pages: at most 2 MiB, the
+    /// range of one page table, or [`HiddenRegion::FULL_SIZE`] with detours.
     #[must_use]
     pub fn new(at: Gpa, size: u64, window: Window) -> Self {
         let code_pages = (size.min(TABLE_SPAN) / PAGE).saturating_sub(SLOT_PAGES);
@@ -112,16 +111,16 @@ impl HiddenRegion {
         }
     }
 
-    /// Where the ring is that detours record into; `None` where there are none.
+    /// Returns the addresses of the ring that detours record into; `None` where there are no detours.
     #[must_use]
     pub fn ring(&self) -> Option<RingPlace> {
         Some(self.detours.as_ref()?.place())
     }
 
-    /// Maps the region if it is not mapped.
+    /// Maps the region unless it is mapped.
     ///
     /// # Errors
-    /// When no entry is free or the tables cannot be followed; then nothing has changed.
+    /// When no entry is free or the page tables cannot be walked; then nothing has changed.
     pub fn map(&mut self, mem: &dyn PhysMemory, tables: &PageTables) -> Result<(), HiddenError> {
         if self.mapped.is_some() {
             return Ok(());
@@ -151,7 +150,7 @@ impl HiddenRegion {
         Ok(())
     }
 
-    /// Where it was before, if that is still empty, or else somewhere.
+    /// Returns the previous address if its entry is still empty, otherwise any address with an empty entry.
     fn empty_entry(&self, mem: &dyn PhysMemory, tables: &PageTables) -> Result<Gva, HiddenError> {
         if let Some(home) = self.home
             && let Ok((_, 0)) = tables.entry_at(mem, home, 2)
@@ -161,19 +160,19 @@ impl HiddenRegion {
         empty_entries(mem, tables, self.window, None, 1)
     }
 
-    /// How many slots are taken.
+    /// Returns the number of slots in use.
     pub(crate) fn slots_in_use(&self) -> u64 {
         self.first + self.last - self.free.len() as u64
     }
 
-    /// Where the fixed places are, while the region is mapped.
+    /// Returns the addresses of the fixed pages while the region is mapped.
     #[must_use]
     pub fn fixtures(&self) -> Option<Fixtures> {
         Some(self.mapped.as_ref()?.fixtures)
     }
 
-    /// Builds the interrupt descriptor table of the exception window from the guest's `own`. The
-    /// region must be mapped.
+    /// Builds the interrupt descriptor table of the exception window from the guest's table `own`. The region
+    /// must be mapped.
     ///
     /// # Errors
     /// When the memory is missing.
@@ -195,7 +194,7 @@ impl HiddenRegion {
     /// Removes the region from the guest's address space. All slots must have been released.
     ///
     /// # Errors
-    /// When the guest has changed the entry; it is left as it is.
+    /// When the guest has changed the entry, which is then left as it is.
     pub fn unmap(&mut self, mem: &dyn PhysMemory) -> Result<(), HiddenError> {
         let Some(mapped) = self.mapped.take() else {
             return Ok(());
@@ -203,7 +202,7 @@ impl HiddenRegion {
         (self.first, self.last) = (0, 0);
         self.free.clear();
         let now = mem.read_u64(mapped.entry_at)?;
-        // The processor may have set the dirty bit of an entry we wrote.
+        // The processor may have set the dirty bit of our entry.
         if now & !entry::DIRTY != mapped.entry {
             return Err(HiddenError::EntryChanged {
                 at: mapped.entry_at,
@@ -213,7 +212,7 @@ impl HiddenRegion {
         Ok(())
     }
 
-    /// Whether the region was mapped, and the guest does not see it any more.
+    /// Returns whether the region was mapped and its entry no longer holds our value.
     pub(crate) fn is_lost(&self, mem: &dyn PhysMemory) -> bool {
         self.mapped.as_ref().is_some_and(|mapped| {
             let now = mem.read_u64(mapped.entry_at);
@@ -221,23 +220,23 @@ impl HiddenRegion {
         })
     }
 
-    /// Keeps the region mapped from now on: somebody may come to the trampoline at any time.
+    /// Keeps the region mapped from now on: a task may reach the trampoline at any time.
     pub fn pin(&mut self) {
         self.pinned = true;
     }
 
-    /// Whether the region may be unmapped: no slot is in use, nor was the trampoline ever.
+    /// Returns whether the region may be unmapped: no slot is in use, and the trampoline never was.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         !self.pinned && self.first + self.last == self.free.len() as u64
     }
 
-    /// Takes a free slot for which there is a copy, and returns that. Slots are taken from the
-    /// beginning; what refers to addresses just above zero (per-CPU variables, relative to RIP) does
-    /// not reach them from there, and is given one at the end. The region must be mapped.
+    /// Takes a free slot for which `copy` succeeds, and returns the copy. Slots are taken from the beginning. A
+    /// copy that refers to addresses just above zero (per-CPU variables, relative to RIP) does not reach them
+    /// from there, so it gets a slot at the end. The region must be mapped.
     ///
     /// # Errors
-    /// When all are in use, or those within reach are, or the region is not mapped.
+    /// When all slots are in use, or all within reach, or the region is not mapped.
     pub fn take<T>(
         &mut self,
         mem: &dyn PhysMemory,
@@ -273,14 +272,14 @@ impl HiddenRegion {
         }
     }
 
-    /// Where the last slot is, while the region is mapped and has any.
+    /// Returns the address of the last slot, while the region is mapped and has slots.
     #[must_use]
     pub fn last_slot(&self) -> Option<Gva> {
         let last = self.slots.checked_sub(1)?;
         Some(self.mapped.as_ref()?.base.wrapping_add(last * SLOT))
     }
 
-    /// Lets the guest see the page of slot `index`, unless another slot of it was handed out.
+    /// Makes the page of slot `index` visible to the guest, unless another slot of it was handed out.
     fn see_slot(&self, mem: &dyn PhysMemory, index: u64) -> Result<(), HiddenError> {
         let page = index / SLOTS_PER_PAGE;
         let mut slots = page * SLOTS_PER_PAGE..(page + 1) * SLOTS_PER_PAGE;
@@ -294,16 +293,17 @@ impl HiddenRegion {
         index < self.first || (self.slots - self.last..self.slots).contains(&index)
     }
 
-    /// Lets the guest see page `n` of the region, full of int3s. An entry that was not present is
-    /// in no TLB, so nothing needs to be flushed (SDM vol. 3, 4.10.2.3).
+    /// Makes page `n` of the region visible to the guest, full of int3s. An entry that was not present is in no
+    /// TLB, so no flush is needed (SDM vol. 3, 4.10.2.3).
     fn add_page(&self, mem: &dyn PhysMemory, n: u64) -> Result<(), HiddenError> {
         let frame = self.at.wrapping_add(n * PAGE);
         mem.write(frame, &PAGE_OF_INT3)?;
         self.enter(mem, n)
     }
 
-    /// No page is marked as not executable: where the guest has EFER.NXE clear that bit is reserved,
-    /// and delivering an exception through such a page would fault (SDM vol. 3, 4.7).
+    /// Enters page `n` into the region's page table. No page is marked as no-execute: where the guest's
+    /// EFER.NXE is clear that bit is reserved, and delivering an exception through such a page would fault (SDM
+    /// vol. 3, 4.7).
     fn enter(&self, mem: &dyn PhysMemory, n: u64) -> Result<(), HiddenError> {
         let frame = self.at.wrapping_add(n * PAGE);
         let value = frame.0 | entry::PRESENT | entry::ACCESSED;
@@ -311,7 +311,7 @@ impl HiddenRegion {
         Ok(())
     }
 
-    /// How many slots can be taken, and how many there are in all.
+    /// Returns the number of slots that can be taken, and the number of all slots.
     pub(crate) fn room(&self) -> (u64, u64) {
         let left = self.slots - self.first - self.last + self.free.len() as u64;
         (left, self.slots)
@@ -320,17 +320,17 @@ impl HiddenRegion {
     /// Writes `code` into its slot; the rest of the slot stays int3.
     ///
     /// # Errors
-    /// When the slot is none of ours.
+    /// When the slot is not one of the region's.
     pub fn fill(&self, mem: &dyn PhysMemory, code: &SlotCode) -> Result<(), HiddenError> {
         let at = self.slot_gpa(code.at())?;
         mem.write(at, code.bytes())?;
         Ok(())
     }
 
-    /// Gives `slot` back; its bytes become int3s.
+    /// Releases `slot` and fills it with int3s.
     ///
     /// # Errors
-    /// When the slot is none of ours.
+    /// When the slot is not one of the region's.
     pub fn release(&mut self, mem: &dyn PhysMemory, slot: Gva) -> Result<(), HiddenError> {
         let at = self.slot_gpa(slot)?;
         mem.write(at, &[INT3; SLOT_SIZE])?;

@@ -1,19 +1,18 @@
-//! Looking through the guest's memory for who may come to some code, while the guest runs.
+//! Scans the guest's memory, while the guest runs, for addresses from which a task may reach given code.
 //!
-//! Return addresses, and the registers of what was interrupted, lie on stacks at multiples of 8 (SDM
-//! vol. 3, 6.14.2), so an address that no aligned word and no register of a virtual CPU holds is one
-//! that nobody is going to.
+//! Return addresses, and the saved registers of interrupted code, are on stacks at multiples of 8 (SDM vol. 3,
+//! 6.14.2). So no task goes to an address that is in no aligned word and in no register of a virtual CPU.
 //!
 //! ```text
-//!   guest runs:    note which pages are written ─► all pages ─► those written meanwhile ─► …
-//!   guest stands:  those written since, at most STOPPED_MAX; registers
+//!   guest runs:     log the pages it writes ─► scan all pages ─► scan those written meanwhile ─► …
+//!   guest stopped:  scan the pages written since, at most STOPPED_MAX; scan the registers
 //! ```
-//! Invariants: what was seen at any time of the look counts, so nothing is missed that was there at
-//! its end; a look that would take the stopped guest too long, or for which its writes cannot be
-//! noted, tells nothing, and whoever asked assumes the worst.
+//! Invariants: an address seen at any time of the look counts, so no address that exists at its end is missed.
+//! A look that would stop the guest too long, or for which guest writes cannot be logged, has no result, and
+//! the caller assumes the worst.
 //!
-//! Writes of the host are not noted. It writes addresses of code of ours only for probes that are
-//! there, into frames and into instances; instances are read when the guest stands still.
+//! Writes of the host are not logged. The host writes addresses of code of ours only for probes that exist,
+//! into frames and into instances; instances are read while the guest is stopped.
 
 use std::collections::BTreeSet;
 
@@ -24,29 +23,29 @@ use hvprobe_hit::region::KERNEL_WINDOW;
 use crate::world::{Standing, World};
 
 const PAGE: usize = 4096;
-/// The most of the guest's memory, in bytes, that is looked through for one change: a second or so. What the guest has
-/// never touched does not count.
+/// Maximum bytes of guest memory to scan for one change: a second or so. Memory that the guest has never
+/// touched does not count.
 pub(crate) const AT_ONCE_MAX: u64 = 4 << 30;
-/// The same for a change that a virtual CPU waits for.
+/// As [`AT_ONCE_MAX`], for a change that a virtual CPU waits for.
 pub(crate) const AT_HOOK_MAX: u64 = 256 << 20;
-/// The same for what nobody waits for.
+/// As [`AT_ONCE_MAX`], for a look that nothing waits for.
 pub(crate) const EVER_MAX: u64 = 64 << 30;
-/// In how many times as much memory it is looked for what was touched.
+/// Factor by which guest memory may exceed the maximum when only touched memory is counted.
 const SPARSE: u64 = 16;
-/// The most pages that are looked through while the guest stands still: 32 MiB, some 10 ms, and in an
-/// emulated machine, where that is slower, within the 200 ms that a stop may take.
+/// Maximum number of pages to scan while the guest is stopped: 32 MiB, some 10 ms. In an emulated machine,
+/// where the scan is slower, it still takes less than the 200 ms that a stop may take.
 pub(crate) const STOPPED_MAX: usize = 8192;
-/// With no more pages than this written meanwhile, the guest is stopped.
+/// Number of pages written meanwhile, up to which the guest is stopped at once.
 const FEW: usize = STOPPED_MAX / 4;
-/// After how many bytes it is looked whether there is a guest any more: some 10 ms.
+/// Bytes between two checks that the guest has not ended: some 10 ms.
 const PIECE: u64 = 32 << 20;
-/// How often what was written meanwhile is looked at before that.
+/// Maximum number of scans of the pages written meanwhile, before the guest is stopped.
 const ROUNDS: usize = 6;
 
-/// Where code of ours can be.
+/// Size of the window for code of ours.
 const WINDOW: u64 = KERNEL_WINDOW.end.0 - KERNEL_WINDOW.start.0;
 
-/// Which addresses of the window were seen: a bit each, whatever the guest fills its memory with.
+/// The addresses in the window that were seen: one bit each, so the size does not depend on the guest's data.
 #[derive(Debug)]
 struct Marks(Vec<u64>);
 
@@ -55,7 +54,7 @@ impl Marks {
         Self(vec![0; usize::try_from(WINDOW / 64).unwrap_or(0)])
     }
 
-    /// Marks what is `offset` bytes into the window.
+    /// Marks the address `offset` bytes into the window.
     fn set(&mut self, offset: u64) {
         let word = usize::try_from(offset / 64).unwrap_or(usize::MAX);
         if let Some(word) = self.0.get_mut(word) {
@@ -74,11 +73,11 @@ impl Marks {
     }
 }
 
-/// What a look has seen.
+/// The addresses that a look has seen.
 #[derive(Debug)]
 pub(crate) struct Seen {
     ours: Marks,
-    /// Addresses elsewhere that are looked for, and where they lie.
+    /// Addresses outside the window to look for, with their bounds.
     points: BTreeSet<Gva>,
     low: u64,
     len: u64,
@@ -111,12 +110,12 @@ impl Seen {
         }
     }
 
-    /// `None` when the page cannot be read.
+    /// Scans a page. Returns `None` if it cannot be read.
     fn page(&mut self, mem: &dyn PhysMemory, at: Gpa) -> Option<()> {
         let mut page = [0; PAGE];
         mem.read(at, &mut page).ok()?;
         let (words, _) = page.as_chunks();
-        // Nearly all pages hold none: a loop without branches.
+        // Nearly all pages hold no such address, so the first loop has no branches.
         let any = |any, word: &[u8; 8]| any | self.is_of_interest(u64::from_le_bytes(*word));
         if words.iter().fold(false, any) {
             for word in words {
@@ -130,31 +129,31 @@ impl Seen {
         pages.iter().try_for_each(|at| self.page(mem, *at))
     }
 
-    /// Whether somebody may go on at `point`: what was not looked for may be.
+    /// Returns whether a task may resume at `point`; true for a point that was not looked for.
     pub(crate) fn point(&self, point: Gva) -> bool {
         !self.points.contains(&point) || self.found.contains(&point)
     }
 
-    /// Whether somebody may go on in `len` bytes of our code from `start`.
+    /// Returns whether a task may resume in the `len` bytes of our code at `start`.
     pub(crate) fn code(&self, start: Gva, len: u64) -> bool {
         self.ours.any(start, len)
     }
 }
 
-/// A look that has begun. While there is one, the guest's writes are noted, and there is no other.
+/// A look in progress. While it exists, the guest's writes are logged, and there is no other look.
 pub(crate) struct Look<'w> {
     world: &'w dyn World,
     seen: Seen,
 }
 
 impl<'w> Look<'w> {
-    /// Looks, while the guest runs, for `points` and for all addresses of our code, in at most `most`
-    /// bytes. `None` if that is not possible.
+    /// Scans the running guest's memory for `points` and for all addresses of our code, in at most `most`
+    /// bytes. Returns `None` if that is not possible.
     pub(crate) fn begin(points: BTreeSet<Gva>, most: u64, world: &'w dyn World) -> Option<Self> {
         let mem = world.memory();
         let size = |ranges: Vec<(Gpa, u64)>| ranges.iter().map(|(_, len)| len).sum::<u64>();
         let all = size(mem.ranges());
-        // Noting what is written is not for nothing: it costs the guest something.
+        // Checked before logging begins, because logging slows the guest down.
         let is_too_much = || all > most && (all / SPARSE > most || size(mem.touched()) > most);
         if all == 0 || is_too_much() || !world.note_writes(true) {
             return None;
@@ -163,7 +162,7 @@ impl<'w> Look<'w> {
             world,
             seen: Seen::new(points),
         };
-        // What is touched from here on is noted.
+        // Memory that is touched from here on is logged.
         let ranges = mem.touched();
         if ranges.iter().map(|(_, len)| len).sum::<u64>() > most {
             return None;
@@ -189,7 +188,7 @@ impl<'w> Look<'w> {
         Some(look)
     }
 
-    /// The end of the look, while the virtual CPUs stand still. `None` if it tells nothing.
+    /// Ends the look while the virtual CPUs are stopped. Returns `None` if it has no result.
     pub(crate) fn end(&mut self, standing: &[Standing]) -> Option<&Seen> {
         let written = self.world.written()?;
         if written.len() > STOPPED_MAX {
@@ -209,16 +208,16 @@ impl Drop for Look<'_> {
     }
 }
 
-/// Where the guest stands, for a change.
+/// The stopped guest, during a change.
 #[derive(Clone, Copy)]
 pub(crate) struct Still<'a> {
-    /// Each virtual CPU.
+    /// State of each virtual CPU.
     pub(crate) standing: &'a [Standing],
-    /// What a look has seen; `None` if there was none, or it told nothing.
+    /// Result of the look; `None` if there was no look or it had no result.
     pub(crate) seen: Option<&'a Seen>,
 }
 
-/// Whether so much memory can be looked through.
+/// Returns whether the guest has little enough memory to scan.
 pub(crate) fn is_feasible(mem: &dyn PhysMemory) -> bool {
     let ranges = mem.ranges();
     !ranges.is_empty() && ranges.iter().map(|(_, len)| len).sum::<u64>() <= EVER_MAX

@@ -1,34 +1,33 @@
-//! Which bytes of a range are free.
+//! Free bytes of an address range.
 //!
-//! Invariant: pieces that are taken never overlap; what was given back is whole again with its
-//! neighbours.
+//! Invariant: pieces in use never overlap; a released piece is merged with its free neighbours.
 
 use std::collections::BTreeMap;
 
 use hvprobe_arch::Gva;
 
-/// Free pieces of a range of addresses.
+/// Free pieces of an address range.
 #[derive(Debug, Default)]
 pub(crate) struct Space {
-    /// Lengths, by where the pieces begin; no two touch.
+    /// Lengths of the free pieces, by their starts; no two touch.
     free: BTreeMap<u64, u64>,
 }
 
 impl Space {
-    /// A space of which all `len` bytes at `start` are free.
+    /// Creates a space in which all `len` bytes at `start` are free.
     pub(crate) fn new(start: Gva, len: u64) -> Self {
         Self {
             free: BTreeMap::from([(start.0, len)]),
         }
     }
 
-    /// How many bytes are free.
+    /// Returns the number of free bytes.
     pub(crate) fn free(&self) -> u64 {
         self.free.values().sum()
     }
 
-    /// Takes `len` bytes at the first place that `choose` finds in a free piece: it is given where
-    /// the piece begins, and the last address at which `len` bytes still fit.
+    /// Takes `len` bytes at the first address that `choose` finds in a free piece. `choose` gets the start of
+    /// the piece and the last address at which `len` bytes still fit.
     pub(crate) fn take(
         &mut self,
         len: u64,
@@ -50,7 +49,7 @@ impl Space {
         Some(Gva(at))
     }
 
-    /// Gives back `len` bytes at `at`, which were taken.
+    /// Releases the `len` bytes at `at`, which must be in use.
     pub(crate) fn give_back(&mut self, at: Gva, len: u64) {
         let (mut start, mut end) = (at.0, at.0 + len);
         if let Some(behind) = self.free.remove(&end) {
@@ -71,7 +70,7 @@ mod tests {
 
     use super::*;
 
-    /// The first multiple of `align` in a piece.
+    /// Returns a function that finds the first multiple of `align` in a piece.
     fn aligned(align: u64) -> impl Fn(Gva, Gva) -> Option<Gva> {
         move |first, last| Some(Gva(first.0.next_multiple_of(align))).filter(|at| *at <= last)
     }

@@ -1,15 +1,15 @@
-//! The text that names the running kernel.
+//! The text that identifies the running kernel.
 
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::PageTables;
 use hvprobe_linux::image::KernelImage;
 
-/// The beginning of the constant text that names the kernel's version (init/version.c).
+/// Beginning of the constant text with the kernel's version (init/version.c).
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Banner([u8; 32]);
 
 impl Banner {
-    /// As it is in the guest's memory now, if it can be found.
+    /// Reads the text from the guest's memory; `None` if it cannot be found.
     pub(crate) fn read(
         image: &KernelImage,
         tables: &PageTables,

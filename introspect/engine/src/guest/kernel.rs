@@ -1,5 +1,5 @@
-//! The guest's kernel, as far as it tells what can be probed: its image, and its modules as they were
-//! when they were last read.
+//! The guest's kernel as far as it decides what can be probed: its image, and its modules when they were last
+//! read.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -18,17 +18,17 @@ use tracing::warn;
 use crate::guest::readers::KernelReaders;
 use crate::plan::kernel::Probeable;
 
-/// What is known of the kernel.
+/// Facts about the kernel.
 #[derive(Debug)]
 pub(crate) struct GuestKernel {
     pub(crate) image: Arc<KernelImage>,
-    /// How to read the guest's modules, if its type information tells.
+    /// Reader of the guest's modules, if the type information suffices for one.
     pub(crate) module_reader: Result<ModuleReader, ModuleError>,
-    /// The guest's modules, as they were when last read.
+    /// The guest's modules when they were last read.
     modules: Option<ModuleList>,
-    /// Whether detours can read memory, as far as the image tells.
+    /// Whether detours can read memory, according to the image.
     readable: bool,
-    /// Where modules are whose text became final while we watched, though they are not live yet.
+    /// Addresses of modules whose text became final while we watched, but which are not live yet.
     formed: BTreeSet<Gva>,
 }
 
@@ -47,7 +47,7 @@ impl GuestKernel {
         }
     }
 
-    /// What there is to be probed.
+    /// Returns what can be probed.
     pub(crate) fn probeable(&self) -> Probeable<'_> {
         Probeable {
             image: &self.image,
@@ -61,7 +61,7 @@ impl GuestKernel {
         }
     }
 
-    /// Whether the image does not tell where `spec` is to go.
+    /// Returns whether the target of `spec` is not in the image, and so may be in a module.
     pub(crate) fn may_be_of_a_module(&self, spec: &ProbeSpec) -> bool {
         match &spec.definition.target {
             Target::Address(at) => !self.image.is_text(*at),
@@ -91,13 +91,14 @@ impl GuestKernel {
         }
     }
 
-    /// Return addresses, behind the beginning of each range and as far as its end, that say that not all calls of a task
-    /// can be found on its stack: of the function with which the kernel leaves the stack of a task that has gone wrong, to
-    /// end the task, and what its own tracers put there (arch/x86/entry/entry_64.S, where the second is the name before
-    /// 5.17, and [`hvprobe_linux::unwind`]).
+    /// Returns the ranges of return addresses (after the start, up to and including the end) that mean that not
+    /// all calls of a task can be found on its stack. They are in the function with which the kernel leaves the
+    /// stack of a task that has gone wrong, to end the task, and in the trampolines of the kernel's own tracers
+    /// (arch/x86/entry/entry_64.S, where the second function has the name from before 5.17, and
+    /// [`hvprobe_linux::unwind`]).
     pub(crate) fn ask_all(&self) -> Vec<Range<Gva>> {
         let symbols = self.image.symbols();
-        // The call is the last that it does: it would return to its end.
+        // The call is the function's last instruction, so its return address is the function's end.
         let left = ["rewind_stack_and_make_dead", "rewind_stack_do_exit"].into_iter();
         let left = left.filter_map(|name| symbols.lookup(name).ok());
         let left = left.map(|it| it.addr..it.addr.wrapping_add(it.size));
@@ -113,7 +114,7 @@ impl GuestKernel {
         left.chain(taken.map(|at| at.wrapping_sub(1)..at)).collect()
     }
 
-    /// What follows its stacks, if it has tables for that.
+    /// Returns an unwinder for the kernel's stacks, if the kernel has the tables.
     pub(crate) fn unwinder(&self) -> Option<Unwinder> {
         let orc = self.image.orc().ok()?;
         let reader = self.module_reader.as_ref().ok();
@@ -121,7 +122,7 @@ impl GuestKernel {
         Some(Unwinder::new(Arc::clone(orc), modules))
     }
 
-    /// Reads the types of `module`, one of those that were last read, unless that was done.
+    /// Reads the types of `module`, one of those that were last read, unless they have been read.
     pub(crate) fn read_types(&self, module: &Module, tables: &PageTables, mem: &dyn PhysMemory) {
         if let Ok(reader) = &self.module_reader
             && let Some(modules) = &self.modules
@@ -131,12 +132,13 @@ impl GuestKernel {
         }
     }
 
-    /// The module whose `struct module` is at `formed` has just got its final text.
+    /// Notes that the module whose `struct module` is at `formed` has just got its final text.
     pub(crate) fn note_formed(&mut self, formed: Option<Gva>) {
         self.formed.extend(formed);
     }
 
-    /// Whether `at`, which is in no image's text, is in no module's either, or in one that leaves.
+    /// Returns whether `at`, which is not in the image's text, is in no module's text either, or in a module
+    /// that is being unloaded.
     pub(crate) fn is_unloaded(&self, at: Gva) -> bool {
         let modules = self.modules.as_ref();
         let module = modules.and_then(|modules| modules.containing(at));
@@ -145,7 +147,7 @@ impl GuestKernel {
         })
     }
 
-    /// Another kernel runs: nothing is known of its modules.
+    /// Forgets the modules, because another kernel runs.
     pub(crate) fn forget_modules(&mut self) {
         self.modules = None;
         self.formed.clear();

@@ -11,32 +11,32 @@ use hvprobe_linux::image::KernelImage;
 use crate::guest::mutex::Mutex;
 use crate::unoptimized::Unoptimized;
 
-/// The function of every kernel that has kprobes.
+/// Function that every kernel with kprobes has.
 const REGISTERS: &str = "register_kprobe";
-/// Chains of the table (`KPROBE_TABLE_SIZE` in kernel/kprobes.c).
+/// Number of chains of the table (`KPROBE_TABLE_SIZE` in kernel/kprobes.c).
 const CHAINS: u64 = 64;
 /// The lowest address of the kernel's half.
 const KERNEL_HALF: u64 = 1 << 63;
-/// The most kprobes that are read.
+/// Maximum number of kprobes to read.
 const MOST: usize = 1 << 16;
-/// The flags of one that is registered and not armed by an int3 (include/linux/kprobes.h): gone with its module,
-/// disabled, or left to ftrace, which compares what it patches.
+/// Flags of a kprobe that is registered but not armed with an int3 (include/linux/kprobes.h): gone with its
+/// module, disabled, or handled by ftrace, which checks the text before it patches.
 const NOT_BY_INT3: u64 = 1 | 2 | 8;
-/// The most bytes that an optimized kprobe of the guest's replaces or copies (`MAX_OPTIMIZED_LENGTH`
-/// in arch/x86/include/asm/kprobes.h).
+/// Maximum number of bytes that an optimized kprobe of the guest replaces or copies (`MAX_OPTIMIZED_LENGTH` in
+/// arch/x86/include/asm/kprobes.h).
 const REACH: u64 = 20;
 
-/// Where the guest keeps its kprobes, by its symbols and types. Checked on 5.10, 6.1, 6.12 and 7.2 and, whenever
-/// it is used, against the guest: every chain comes to an end, and each kprobe is at an address of the kernel's.
+/// Location of the guest's kprobes, from its symbols and types. Checked on 5.10, 6.1, 6.12 and 7.2 and, with
+/// each use, against the guest: every chain ends, and each kprobe is at an address of the kernel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layout {
     table: Gva,
     mutex: Mutex,
-    /// The links of a chain, and the address, in a `struct kprobe`.
+    /// Offsets in `struct kprobe`: the link of the chain, and the address.
     link: u64,
     pub(crate) address: u64,
-    /// Where it says whether one is armed, if that is known: the flags in a `struct kprobe`, and the byte that is
-    /// not zero while none is.
+    /// Where the kernel stores whether a kprobe is armed, if that is known: the offset of the flags in `struct
+    /// kprobe`, and the byte that is not zero while no kprobe is armed.
     arms: Option<(u64, Gva)>,
 }
 
@@ -44,9 +44,9 @@ pub(crate) struct Layout {
 #[derive(Debug)]
 pub(crate) struct GuestKprobes {
     pub(crate) known: Known,
-    /// Where the guest is about to register one.
+    /// Address at which the guest is about to register a kprobe.
     pub(crate) registering: Option<Gva>,
-    /// Where it had registered some when that was last looked at.
+    /// Addresses of the registered kprobes when they were last read.
     pub(crate) registered: BTreeSet<Gva>,
 }
 
@@ -59,19 +59,19 @@ impl GuestKprobes {
         }
     }
 
-    /// Looks where the guest has registered kprobes, while it runs: by the time that is used it may
-    /// be otherwise.
+    /// Reads the addresses of the guest's kprobes while the guest runs; they may have changed by the time they
+    /// are used.
     pub(crate) fn read(&mut self, tables: &PageTables, mem: &dyn PhysMemory) {
         if let Known::Table(layout) = &self.known {
             self.registered = layout.registered(tables, mem).unwrap_or_default();
         }
     }
 
-    /// Whether one keeps a jump away from `span`, as far as can be told without a stop. The guest is
-    /// `watched` where it registers them.
+    /// Checks whether one of the guest's kprobes prevents a jump over `span`, as far as is known without a
+    /// stop. `watched` says whether the engine watches the guest's registrations.
     ///
     /// # Errors
-    /// When one does.
+    /// When a kprobe prevents the jump.
     pub(crate) fn allow(&self, span: &Span, watched: bool) -> Result<(), Unoptimized> {
         let registering = self.registering.filter(|at| meets(span, *at));
         match (self.known, registering) {
@@ -83,18 +83,18 @@ impl GuestKprobes {
     }
 }
 
-/// What is known of the guest's kprobes.
+/// What is known about the guest's kprobes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Known {
-    /// Its kernel has none.
+    /// The guest's kernel has no kprobes.
     None,
-    /// They can be found.
+    /// The kprobes can be found.
     Table(Layout),
-    /// They cannot be found.
+    /// The kprobes cannot be found.
     Hidden,
 }
 
-/// The guest's kprobes cannot be told at the moment.
+/// Error: the guest's kprobes cannot be read at the moment.
 pub(crate) struct Unknown;
 
 impl Known {
@@ -124,7 +124,7 @@ impl Layout {
         })
     }
 
-    /// Where kprobes are registered.
+    /// Returns the addresses of all registered kprobes.
     pub(crate) fn registered(
         &self,
         tables: &PageTables,
@@ -133,7 +133,7 @@ impl Layout {
         self.those(|_| true, tables, mem)
     }
 
-    /// Where kprobes are armed by int3s, or about to be or to have been.
+    /// Returns the addresses of the kprobes that are armed with int3s, are about to be, or were until just now.
     pub(crate) fn armed(
         &self,
         tables: &PageTables,
@@ -154,7 +154,7 @@ impl Layout {
         self.those(is_armed, tables, mem)
     }
 
-    /// Where those kprobes are registered that are `wanted`.
+    /// Returns the addresses of the registered kprobes for which `wanted` returns true.
     fn those(
         &self,
         wanted: impl Fn(Gva) -> bool,
@@ -184,7 +184,7 @@ impl Layout {
         Ok(found)
     }
 
-    /// As [`Self::registered`], of a guest that stands still and registers none just now.
+    /// As [`Self::registered`], for a stopped guest. Fails while the guest registers a kprobe.
     pub(crate) fn settled(
         &self,
         tables: &PageTables,
@@ -197,13 +197,13 @@ impl Layout {
     }
 }
 
-/// One of the `registered` that would write its jump over an instruction at `at`.
+/// Returns one of the `registered` kprobes whose jump would cover an instruction at `at`.
 pub(crate) fn one_over(at: Gva, registered: &BTreeSet<Gva>) -> Option<Gva> {
     let reach = at.wrapping_sub(JUMP as u64 - 1)..at;
     registered.range(reach).next_back().copied()
 }
 
-/// Whether a kprobe of the guest's at `kprobe` and a jump over `span` would touch the same bytes.
+/// Returns whether a kprobe of the guest at `kprobe` and a jump over `span` would touch the same bytes.
 pub(crate) fn meets(span: &Span, kprobe: Gva) -> bool {
     span.at().wrapping_sub(REACH) < kprobe && kprobe < span.end()
 }

@@ -1,5 +1,5 @@
-//! What the engine has to know of the guest beside its text: its own kprobes, which kernel it runs, and
-//! what of that kernel detours call.
+//! Facts about the guest besides its text: its own kprobes, the identity of its kernel, and the functions of
+//! that kernel that detours call.
 
 pub(crate) mod banner;
 pub(crate) mod kernel;

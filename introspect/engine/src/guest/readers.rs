@@ -1,8 +1,8 @@
-//! The kernel's own loads, by which detours read memory.
+//! The kernel's own load functions, with which detours read memory.
 //!
-//! What is kept true: they are found in the text that runs, where the kernel has made up its mind about
-//! SMAP and speculation, and taken only if they are all that they should be, each load with its entry in
-//! the exception table.
+//! Invariant: the functions are taken from the running text, which the kernel has already patched for SMAP and
+//! speculation, and only if every instruction is as expected and each load has its entry in the exception
+//! table.
 
 use std::ops::Range;
 
@@ -16,28 +16,29 @@ use hvprobe_linux::image::KernelImage;
 
 use crate::guest::per_cpu::per_cpu;
 
-/// What loads 1, 2, 4 and 8 bytes (arch/x86/lib/getuser.S, since Linux 5.10).
+/// Functions that load 1, 2, 4 and 8 bytes (arch/x86/lib/getuser.S, since Linux 5.10).
 const LOADERS: [(&str, usize); 4] = [
     ("__get_user_nocheck_1", 1),
     ("__get_user_nocheck_2", 2),
     ("__get_user_nocheck_4", 4),
     ("__get_user_nocheck_8", 8),
 ];
-/// As many bytes as are read of each.
+/// Number of bytes to read of each function.
 const CODE: usize = 64;
-/// How thunks are called by which functions return (`__x86_return_thunk`, `srso_alias_return_thunk`, …).
+/// Suffix of the names of the thunks with which functions return (`__x86_return_thunk`,
+/// `srso_alias_return_thunk`, …).
 const THUNK: &str = "return_thunk";
 
-/// The kernel's loads.
+/// The kernel's load functions.
 #[derive(Clone, Debug)]
 pub(crate) struct KernelReaders {
     pub(crate) readers: Readers,
-    /// Where their code is. A probe there would be hit by detours.
+    /// Address ranges of the functions. Detours would hit a probe there.
     pub(crate) code: [Range<Gva>; 4],
 }
 
 impl KernelReaders {
-    /// Whether `image` may have what [`Self::find`] looks for when it runs.
+    /// Returns whether a running guest with `image` may have what [`Self::find`] looks for.
     pub(crate) fn may_be_in(image: &KernelImage) -> bool {
         let mut names = LOADERS.iter().map(|(name, _)| name);
         names.all(|name| image.symbols().address_of(name).is_some())
@@ -45,10 +46,10 @@ impl KernelReaders {
             && disabled(image).is_some()
     }
 
-    /// Those of the kernel that runs.
+    /// Finds the load functions of the running kernel.
     ///
     /// # Errors
-    /// Why there are none to be used.
+    /// Why they cannot be used.
     pub(crate) fn find(
         image: &KernelImage,
         view: &KernelView,
@@ -84,13 +85,13 @@ impl KernelReaders {
     }
 }
 
-/// Where a task counts by how many it was said to take no page faults.
+/// Returns the offset of the task's counter that is not zero while the task takes no page faults.
 fn disabled(image: &KernelImage) -> Option<i32> {
     let offset = image.member_offset("task_struct", "pagefault_disabled");
     i32::try_from(offset.ok()?).ok()
 }
 
-/// The function `name`, and where it begins.
+/// Returns the function `name` and its address.
 fn loader(
     image: &KernelImage,
     view: &KernelView,

@@ -1,5 +1,5 @@
-//! Changes to registered probes: the kernel's text becomes final, probes leave, are enabled and disabled,
-//! and the two global switches are turned.
+//! Changes of registered probes: the kernel's text becomes final, probes leave, are enabled and disabled, and
+//! the two global switches change.
 //!
 //! Invariant: a change happens whole or not at all, in one stop of the virtual CPUs.
 
@@ -24,11 +24,11 @@ use crate::sites::site::Place;
 use crate::world::{StopError, World};
 
 impl Registry {
-    /// The kernel's text is final: plants what was pending, in one stop. What turns out to be
-    /// impossible is marked as refused and returned; the rest is planted.
+    /// Plants the pending probes in one stop, now that the kernel's text is final. Marks the probes that cannot
+    /// be planted as refused and returns them; plants the others.
     ///
     /// # Errors
-    /// When the virtual CPUs cannot be stopped; then everything is pending as before.
+    /// When the virtual CPUs cannot be stopped; then every probe is still pending.
     pub fn go_live(
         &mut self,
         view: KernelView,
@@ -56,15 +56,15 @@ impl Registry {
             for id in self.probes.ids() {
                 self.unplace(id);
             }
-            // What is left is the engine's own.
+            // The remaining sites are the engine's hooks.
             self.sites.clear();
             self.live = None;
         }
         refused
     }
 
-    /// Plants pending probes whose place there is now. Those it is impossible for are marked as
-    /// refused and returned.
+    /// Plants the pending probes whose probepoints exist now. Marks the probes that cannot be planted as
+    /// refused and returns them.
     pub(crate) fn settle_pending(
         &mut self,
         world: &dyn World,
@@ -96,7 +96,7 @@ impl Registry {
             Ok(planted) => refused.extend(planted.refused),
             Err(PlantError::Stop(error)) => return Err(error),
             Err(PlantError::Replaced) => {}
-            // They stay pending.
+            // The probes stay pending.
             Err(PlantError::Site(Obstacle { why, .. }) | PlantError::Refused(_, why)) => {
                 warn!(%why, "pending probes cannot be planted");
             }
@@ -109,9 +109,8 @@ impl Registry {
         Ok(refused)
     }
 
-    /// Unregisters `ids`, all or none. When it returns, the original bytes are back, no virtual CPU
-    /// is in a handler of these probes, and calls that a return probe had entered return to their
-    /// callers on their own.
+    /// Unregisters `ids`, all or none. When the call returns, the original bytes are restored, no virtual CPU
+    /// is in a handler of these probes, and calls in flight of return probes return directly to their callers.
     ///
     /// # Errors
     /// When one of them does not exist or the virtual CPUs cannot be stopped.
@@ -129,7 +128,7 @@ impl Registry {
             self.provide_hooks(world.memory());
             self.change_error(error, ids)
         })?;
-        // What was recorded before their jumps were gone is handed on first.
+        // Records written before the jumps were removed are handed on first.
         world.collect();
         self.code.forget_sources(leaving.iter().copied());
         for id in leaving {
@@ -146,8 +145,8 @@ impl Registry {
         self.unregister(&self.probes.ids(), world)
     }
 
-    /// Enables or disables `ids`, all or none. A disabled probe makes no event any more when this
-    /// returns; a hit that was on the way then is counted.
+    /// Enables or disables `ids`, all or none. When the call returns, a disabled probe makes no more events; a
+    /// hit in progress at that time is still counted.
     ///
     /// # Errors
     /// When one of them does not exist, cannot be armed, or the virtual CPUs cannot be stopped.
@@ -201,29 +200,29 @@ impl Registry {
         Ok(())
     }
 
-    /// Sees to it that no probe that has just been disabled makes another event: whoever was
-    /// preempted in its detour may be about to finish one.
+    /// Ensures that the probes that have just been disabled make no more events: a task preempted in a detour
+    /// may be about to finish a record.
     fn silence_disabled(&self, world: &dyn World) {
         let sources = self.code.sources.iter();
         let due: Vec<_> = sources.filter(|it| it.is_to_be_silenced()).collect();
         if !due.is_empty() {
-            // What it had recorded by then is handed on first.
+            // Records written so far are handed on first.
             world.collect();
             due.iter().for_each(|source| source.silence());
         }
     }
 
-    /// The global switch: arms every enabled probe, or takes every patch out of the guest. Each
-    /// probe's own state stays as it is.
+    /// Sets the global switch: arms every enabled probe, or removes every patch from the guest. The state of
+    /// each probe stays as it is.
     ///
     /// # Errors
     /// When a probe cannot be armed or the virtual CPUs cannot be stopped; nothing has changed then.
     pub fn set_armed(&mut self, on: bool, world: &dyn World) -> Result<(), ChangeError> {
         if on && self.has_module_probes() {
-            // While the switch was off nobody watched modules come and go.
+            // While the switch was off, the engine did not watch modules come and go.
             self.modules_changed(None, world)?;
         }
-        // A site that was rewritten meanwhile, or may be, stays as it is and keeps nobody else back.
+        // A site that was rewritten meanwhile, or may be, is left alone and does not prevent arming the others.
         self.check_text(world);
         if on {
             self.leave_covered(world.memory());
@@ -237,7 +236,7 @@ impl Registry {
         Ok(())
     }
 
-    /// The global knob of optimization: uses jumps where they can be used, or int3s everywhere.
+    /// Sets the global switch of optimization: uses jumps where possible, or int3s everywhere.
     ///
     /// # Errors
     /// When a probe cannot be armed or the virtual CPUs cannot be stopped; nothing has changed then.
@@ -251,13 +250,13 @@ impl Registry {
         })
     }
 
-    /// Lays `error` to the charge of the one of `ids` that is at the site concerned.
+    /// Turns `error` into an error about the one of `ids` that is at the site concerned.
     fn change_error(&self, error: CommitError, ids: &[ProbeId]) -> ChangeError {
         match error {
             CommitError::Stop(error) => error.into(),
             CommitError::Sites(obstacles) => {
                 let Obstacle { at, why } = obstacles.first();
-                // Both may be long.
+                // Both lists may be long.
                 let ids: BTreeSet<ProbeId> = ids.iter().copied().collect();
                 ChangeError::Refused {
                     id: self

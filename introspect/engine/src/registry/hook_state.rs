@@ -1,4 +1,4 @@
-//! What is known of the functions that the engine watches.
+//! State of the functions that the engine watches.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use hvprobe_linux::image::KernelImage;
 
 use crate::guest::mutex::Mutex;
 
-/// What is watched, and what comes of it.
+/// State of the engine's hooks.
 #[derive(Debug)]
 pub(crate) struct Hooks {
     /// Functions that the engine wanted to watch and could not.
@@ -14,19 +14,20 @@ pub(crate) struct Hooks {
     pub(crate) ftrace: Ftrace,
 }
 
-/// The guest's ftrace, as far as it is known.
+/// Knowledge about the guest's ftrace.
 ///
 /// ```text
-///   unseen ──it is watched from now on, and holds no lock──► at rest ◄──told──► patching
-///     └──it is watched from now on, and holds its lock──► perhaps patching ──told, or the lock is free──► at rest
+///   unseen ──watched from now on, lock free──► at rest ◄──hooks──► patching
+///     └──watched from now on, lock held──► perhaps patching ──hook, or lock free──► at rest
 /// ```
-/// Invariant: where it may be patching, its sites hold nothing of ours. It patches with its lock held.
+/// Invariant: while ftrace may be patching, its sites hold nothing of ours. It patches with its lock held.
 #[derive(Debug)]
 pub(crate) struct Ftrace {
-    /// What it holds while it patches (`ftrace_lock` in kernel/trace/ftrace.c), unless that cannot be found.
+    /// Lock that ftrace holds while it patches (`ftrace_lock` in kernel/trace/ftrace.c); `None` if it cannot be
+    /// found.
     pub(crate) lock: Option<Mutex>,
     pub(crate) patches: Patches,
-    /// Whether it is told when it begins and ends.
+    /// Whether the hooks at the beginning and the end of patching are in place.
     pub(crate) watched: bool,
 }
 
@@ -34,7 +35,7 @@ pub(crate) struct Ftrace {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Patches {
     No,
-    /// It had its lock when it was not watched yet.
+    /// It held its lock when it was not watched yet.
     Perhaps,
     Yes,
 }

@@ -1,4 +1,4 @@
-//! The list of probes: what is told of each, and whether the guest has rewritten the text under it.
+//! The list of probes, and the check for text that the guest has rewritten.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::sites::text::Text;
 use crate::world::World;
 
 impl Registry {
-    /// Every registered probe, in the order of registration.
+    /// Returns every registered probe, in the order of registration.
     #[must_use]
     pub fn list(&self, mem: &dyn PhysMemory) -> Vec<ProbeInfo> {
         self.probes
@@ -55,7 +55,7 @@ impl Registry {
         }
     }
 
-    /// Whether the guest has put something else where `site`'s instruction was.
+    /// Returns whether the guest has replaced the text at `site`.
     pub(crate) fn is_rewritten(&self, site: &SiteState, mem: &dyn PhysMemory) -> bool {
         let Some(live) = &self.live else { return false };
         let tables = &live.view.tables;
@@ -66,9 +66,9 @@ impl Registry {
         site.gone || !text.holds(at, &as_left)
     }
 
-    /// Looks whether the guest has rewritten text under a probe, and marks and reports what it
-    /// finds. Meant to be called now and then. Needs no stop, unless all that we wrote is gone: then it
-    /// is looked whether the kernel is.
+    /// Checks whether the guest has rewritten text under probes, and marks and logs the sites where it has.
+    /// Meant to be called now and then. Needs no stop, unless all our patches are gone: then a stop finds out
+    /// whether another kernel runs.
     pub fn check_text(&mut self, world: &dyn World) {
         let mem = world.memory();
         let rewritten: Vec<_> = self

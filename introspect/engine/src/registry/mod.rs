@@ -2,14 +2,14 @@
 //!
 //! ```text
 //!             register                    text final                 unregister
-//!  (booting) ──────────► pending ───────────────────► placed ──────────────────► forgotten
+//!  (booting) ──────────► pending ───────────────────► placed ──────────────────► removed
 //!                            └─────► refused             │ ▲
 //!  (live)    ──────────────────────────────────► placed ◄┘ │ enable / disable
 //! ```
-//! A *site* is one address with the probes at it, in the order of their registration; it carries
-//! our int3, or a jump, exactly while one of them is enabled. Invariants: a batch is registered whole or not at
-//! all and costs one stop of the virtual CPUs; text is written only in that stop; the virtual CPUs
-//! leave the stop with a table that matches the text.
+//! A *site* is one address with the probes at it, in the order of their registration. It carries our int3, or a
+//! jump, exactly while one of them is enabled. Invariants: a batch is registered whole or not at all and costs
+//! one stop of the virtual CPUs; text is written only in that stop; the virtual CPUs leave the stop with a
+//! table that matches the text.
 
 pub(crate) mod change;
 pub(crate) mod commit;

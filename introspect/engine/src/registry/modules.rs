@@ -1,4 +1,4 @@
-//! What modules of the guest have to tell, for who wants to see it: their types, and whose an address is.
+//! Facts about the guest's modules for clients: their types, and which module an address is in.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use crate::refusal::Refused;
 use crate::registry::state::Registry;
 
 impl Registry {
-    /// The types of modules, as the guest has them loaded now, by their names: those in `wanted`, each of which
-    /// stands at a position of what was asked for. All together are charged to one budget.
+    /// Returns the types of the `wanted` modules as the guest has them loaded now, by module name. Each wanted
+    /// module has its position in the request. All modules together are charged to one budget.
     ///
     /// # Errors
-    /// The position of the first that is not loaded, or that nothing tells the types of, and why.
+    /// The position of the first module that is not loaded or whose types are not known, and the reason.
     pub fn module_types(
         &mut self,
         wanted: &[(usize, String)],
@@ -31,7 +31,7 @@ impl Registry {
         wanted.iter().map(types).collect()
     }
 
-    /// The types of one of the modules that were read last.
+    /// Returns the types of a module, from the modules as last read.
     fn types_of(&self, name: &str, mem: &dyn PhysMemory) -> Result<Arc<Types>, Refused> {
         let module = name.to_owned();
         let kernel = self.kernel.probeable();
@@ -54,7 +54,7 @@ impl Registry {
         })
     }
 
-    /// The build id of `module`, as the guest has it loaded, if its kernel keeps that.
+    /// Returns the build id of `module` as the guest has it loaded, if the guest's kernel keeps it.
     #[must_use]
     pub fn build_id(&self, module: &Module, mem: &dyn PhysMemory) -> Option<Vec<u8>> {
         let live = self.live.as_ref()?;
@@ -62,7 +62,7 @@ impl Registry {
         reader.build_id(module, &live.view.tables, mem)
     }
 
-    /// The module in whose memory `at` is now; `None` as well if that cannot be told.
+    /// Returns the module whose memory contains `at` now; `None` also if the modules cannot be read.
     #[must_use]
     pub fn module_at(&self, at: Gva, mem: &dyn PhysMemory) -> Option<Module> {
         let (Some(live), Ok(reader)) = (&self.live, &self.kernel.module_reader) else {

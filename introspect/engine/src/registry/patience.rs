@@ -1,6 +1,6 @@
-//! When to look again whether somebody is under a jump.
+//! Intervals between looks for tasks under a jump.
 
-/// When to look next, in calls of [`Registry::retry`](crate::Registry::retry).
+/// Time until the next look, in calls of [`Registry::retry`](crate::Registry::retry).
 #[derive(Debug)]
 pub(crate) struct Patience {
     pub(crate) left: u32,

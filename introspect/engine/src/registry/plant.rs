@@ -2,15 +2,14 @@
 //!
 //! ```text
 //!                         before the stop       │           in the stop
-//!   placed ─► can be ─► its detour is made ─────┼─► may be used ─► text changed ─► planted
-//!               │               │               │        │               │
-//!               └───────────────┴───── refused ◄┴────────┴───────────────┘
+//!   placed ─► fit ────► its detour is made ─────┼─► usable ─► text changed ─► planted
+//!               │               │               │      │            │
+//!               └───────────────┴───── refused ◄┴──────┴────────────┘
 //! ```
-//! A probe that is refused leaves its site at once, and the others go on without it. Invariants: with
-//! [`Refusals::Fail`] the first refusal is the end of all; after an error, and for what was refused,
-//! the text is as before, and slots, detours and instances are free again; the work grows with the
-//! number of sites, whatever is refused: each time that a change of the text is tried, all that is in
-//! its way is found together.
+//! A refused probe leaves its site at once, and the others go on without it. Invariants: with
+//! [`Refusals::Fail`] the first refusal ends the whole operation; after an error, and for refused probes, the
+//! text is as before, and slots, detours and instances are free again; the work grows with the number of sites,
+//! whatever is refused, because each attempt to change the text finds all obstacles together.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -30,12 +29,12 @@ use crate::sites::site::{Patch, Place, SiteState};
 use crate::unoptimized::Unoptimized;
 use crate::world::{StopError, World};
 
-/// What became of new probes.
+/// The result of planting new probes.
 #[derive(Debug, Default)]
 pub(crate) struct Planted {
-    /// Those that were refused, and are at no site. All others are planted.
+    /// Refused probes, which are at no site. All others are planted.
     pub(crate) refused: Vec<(ProbeId, Refused)>,
-    /// For how long the virtual CPUs were stopped.
+    /// Time that the virtual CPUs were stopped.
     pub(crate) stopped_for: Duration,
 }
 
@@ -43,34 +42,34 @@ pub(crate) struct Planted {
 #[derive(Debug)]
 pub(crate) enum PlantError {
     Stop(StopError),
-    /// The guest runs another kernel by now.
+    /// The guest runs another kernel.
     Replaced,
-    /// This one was refused, and none was to be.
+    /// This probe was refused, and with [`Refusals::Fail`] that ends the operation.
     Refused(ProbeId, Refused),
-    /// This site cannot be armed, and no new probe there was to be left out for it.
+    /// This site cannot be armed, and leaving out new probes would not help or is not allowed.
     Site(Obstacle),
 }
 
-/// New probes on their way.
+/// New probes in the process of planting.
 struct Newcomers {
     refusals: Refusals,
-    /// Those that nothing speaks against yet.
+    /// Probes not refused so far.
     left: BTreeSet<ProbeId>,
     refused: Vec<(ProbeId, Refused)>,
-    /// The jumps that were made, by their sites.
+    /// Jumps that were prepared, by their sites.
     jumps: BTreeMap<Gva, Jump>,
 }
 
 impl Registry {
-    /// Arms the sites of the probes `new`, which have been placed there and are not known to the
-    /// guest yet. Those that are refused, and after an error all of them, are at no site any more.
+    /// Arms the sites of the probes `new`, which are placed there and not in the guest yet. Refused probes, and
+    /// after an error all of them, are at no site any more.
     ///
-    /// One stop, in which everything else that is due is changed too; a second one if in the first a
-    /// probe was refused that had kept a jump away beside it. That one may fail: what it is for is done
-    /// with the next change then.
+    /// Takes one stop, in which all other due changes are made too. Takes a second one if a probe refused in
+    /// the first had prevented a jump near it. The second stop may fail: its changes are then made with the
+    /// next change.
     ///
     /// # Errors
-    /// When none was planted.
+    /// When no probe was planted.
     pub(crate) fn plant(
         &mut self,
         new: &BTreeSet<ProbeId>,
@@ -154,7 +153,7 @@ impl Registry {
         armed.map(|()| stopped_for)
     }
 
-    /// Changes the text, without those of the `new` probes that are refused on the way.
+    /// Changes the text, leaving out those of the `new` probes that are refused on the way.
     fn arm(
         &mut self,
         new: &mut Newcomers,
@@ -162,7 +161,7 @@ impl Registry {
         still: Still<'_>,
     ) -> Result<Arc<ProbeTable>, PlantError> {
         loop {
-            // Every round has fewer new probes, or watches one function less.
+            // Every round has fewer new probes, or fewer watched functions.
             let jumps = &mut new.jumps;
             let useless = jumps.extract_if(.., |at, jump| !self.is_for_members(*at, jump));
             let useless: Vec<_> = useless.collect();
@@ -179,7 +178,7 @@ impl Registry {
         }
     }
 
-    /// Whether `jump`, which was made for the site at `at`, is what the site wants now.
+    /// Returns whether `jump`, made for the site at `at`, still matches the site.
     fn is_for_members(&self, at: Gva, jump: &Jump) -> bool {
         self.sites.get(&at).is_some_and(|site| {
             let members = self.enabled_members(site).map(|(id, _)| id);
@@ -187,7 +186,7 @@ impl Registry {
         })
     }
 
-    /// Takes `id` out of its site, or ends the whole.
+    /// Removes `id` from its site, or ends the whole operation.
     fn refuse(&mut self, new: &mut Newcomers, id: ProbeId, why: Refused) -> Result<(), PlantError> {
         match new.refusals {
             Refusals::Fail => Err(PlantError::Refused(id, why)),
@@ -200,7 +199,7 @@ impl Registry {
         }
     }
 
-    /// The new probes that are to be jumps or nothing, with their sites.
+    /// Returns the new probes that require a jump, with their sites.
     fn asking_for_jumps(&self, new: &Newcomers) -> Vec<(ProbeId, Gva)> {
         let asks = |id: &ProbeId| {
             let probe = self.probes.get(*id)?;
@@ -214,7 +213,7 @@ impl Registry {
         new.left.iter().filter_map(asks).collect()
     }
 
-    /// Refuses those that ask for a jump where there can be none.
+    /// Refuses the probes that require a jump where none is possible.
     fn refuse_unfit(&mut self, new: &mut Newcomers) -> Result<(), PlantError> {
         for (id, at) in self.asking_for_jumps(new) {
             let site = self.sites.get(&at);
@@ -226,7 +225,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Refuses those that ask for a jump and would get an int3.
+    /// Refuses the probes that require a jump and would get an int3.
     fn refuse_denied(&mut self, new: &mut Newcomers) -> Result<(), PlantError> {
         for (id, at) in self.asking_for_jumps(new) {
             let has_none = !new.jumps.contains_key(&at);
@@ -238,7 +237,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Why `site`, for which no jump was made, will have an int3; `None` if it will not.
+    /// Returns why `site`, for which no jump was made, will have an int3; `None` if it will not.
     fn denial(&self, site: &SiteState) -> Option<Unoptimized> {
         let is_denied = self.is_wanted(site) && !self.keeps_jump(site);
         is_denied.then(|| self.without_jump(site))
@@ -273,7 +272,7 @@ impl Registry {
             }
         }
         if new.refused.len() > before {
-            // What was watched for the sake of those may have been the others.
+            // The engine may have watched the other sites only for the refused probes.
             self.provide_hooks(mem);
             return Ok(());
         }
@@ -285,9 +284,8 @@ impl Registry {
         Ok(())
     }
 
-    /// Gives back what was made for probes that were not planted, and keeps the other `jumps`, which
-    /// were not used, for another time. Nobody has ever come to a detour that records for a probe
-    /// that was not planted.
+    /// Releases what was made for probes that were not planted, and keeps the other `jumps`, which were not
+    /// used, for later. No task has ever reached a detour that records for a probe that was not planted.
     fn discard(
         &mut self,
         unplanted: &BTreeSet<ProbeId>,
@@ -314,7 +312,7 @@ impl Registry {
         }
     }
 
-    /// Whether a site could have a jump by now that it did not fit before.
+    /// Returns whether a site that has an int3 could have a jump now.
     fn is_unsettled(&self) -> bool {
         let could_jump = |site: &SiteState| {
             let breakpoint = matches!(site.patch, Patch::Breakpoint) && self.is_wanted(site);

@@ -1,8 +1,8 @@
-//! What becomes of the code and data of probes without exits that have left: calls in flight are
-//! sent home, and what nobody can come to any more is given to others.
+//! Reclaims code and data of former probes without exits: directs their calls in flight to the callers, and
+//! releases what no task can reach any more.
 //!
-//! Invariants: a call goes on to its caller, whatever has left meanwhile; memory is given back only
-//! when no path leads to it ([`Paths`]), and that is looked at while the virtual CPUs stand still.
+//! Invariants: a call returns to its caller, whatever has been unregistered meanwhile; memory is released only
+//! when no path leads to it ([`Paths`]), which is checked while the virtual CPUs are stopped.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::registry::state::Registry;
 use crate::sites::site::SiteState;
 use crate::unoptimized::Unoptimized;
 
-/// The return probes that leave or have left, by where their stubs begin.
+/// The return probes that are leaving or have left, by the addresses of their stubs.
 struct Gone<'a>(BTreeMap<Gva, &'a Followed>);
 
 impl<'a> Gone<'a> {
@@ -30,7 +30,7 @@ impl<'a> Gone<'a> {
         Self(followed.map(|calls| (calls.stubs, calls)).collect())
     }
 
-    /// Where a call that goes on at `at` comes to behind the stubs of probes that are gone.
+    /// Returns the address to which a call that returns to `at` continues, after all stubs of gone probes.
     fn beyond(&self, at: Gva, mem: &dyn PhysMemory) -> Gva {
         let mut at = at;
         for _ in 0..NESTED_MAX {
@@ -45,9 +45,9 @@ impl<'a> Gone<'a> {
 }
 
 impl Registry {
-    /// Sends the calls in flight of the `leaving` probes to their callers, while the virtual CPUs
-    /// stand still: a stack that leads to one of their stubs leads past it from now on, and so does
-    /// an instance of another probe. Who has already returned to a stub finishes there.
+    /// Directs the calls in flight of leaving probes past their stubs, while the virtual CPUs are stopped:
+    /// replaces the stubs' addresses on stacks and in the instances of other probes. A task that has already
+    /// returned to a stub still finishes there.
     pub(crate) fn vacate_sources(&self, mem: &dyn PhysMemory) {
         let Some(live) = &self.live else { return };
         let sources: Vec<_> = self.code.sources.iter().collect();
@@ -72,17 +72,17 @@ impl Registry {
         }
     }
 
-    /// Whether so much is left of probes that have gone that it is worth looking who may still come
-    /// there: much more than at the last look, or there is no room for a detour.
+    /// Returns whether it is worth looking for tasks in ghosts: there is much more of them than at the last
+    /// look, or no room for a detour.
     pub(crate) fn is_crowded(&self) -> bool {
         let lacks_room = |site: &SiteState| matches!(site.unprepared, Some(Unoptimized::NoRoom));
         self.code.is_crowded()
             || !self.code.ghost_sources.is_empty() && self.sites.values().any(lacks_room)
     }
 
-    /// Gives back the detours of former jumps, and the stubs, instances and counters of probes that
-    /// have left, that nobody can come to any more, when they take much room and a look
-    /// was taken. After that look calls were sent to where `sent_to` says.
+    /// Releases the detours of retired jumps, and the stubs, instances and counters of former probes, that no
+    /// task can reach any more. Does so only when they take much room and there was a look. `sent_to` has the
+    /// addresses that calls were directed to after the look.
     pub(crate) fn reclaim_jumps(
         &mut self,
         mem: &dyn PhysMemory,
@@ -92,7 +92,7 @@ impl Registry {
         if !self.is_crowded() {
             return;
         }
-        // A look does not see what the host writes.
+        // A look does not see writes of the host.
         let Some(seen) = still.seen else { return };
         let sent_to = sent_to.iter().chain(self.sent_since.iter().flatten());
         let mut roots: Vec<Lead> = sent_to.copied().map(Lead::Address).collect();
@@ -135,8 +135,8 @@ impl Registry {
         info!(stay, given_back, "memory of former probes");
     }
 
-    /// What is left of probes that have gone, with the numbers of the pieces by probe and by where
-    /// a detour begins.
+    /// Returns the pieces of former probes, with the number of each piece by probe or by the start of its
+    /// detour.
     fn paths(
         &self,
         mem: &dyn PhysMemory,

@@ -1,8 +1,8 @@
-//! What probes without exits record with: their sources of records, the instances and the code of
-//! those that follow calls.
+//! Data that probes without exits record with: the sources of records and, for return probes, instances and
+//! stubs.
 //!
-//! Invariant: what a detour, or a call in flight, refers to stays as it is for as long as `reclaim.rs`
-//! says that somebody may come there.
+//! Invariant: data that a detour or a call in flight refers to stays unchanged as long as `reclaim.rs` finds
+//! that a task may reach it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -36,28 +36,29 @@ fn stack_words(actions: &Actions) -> Vec<u16> {
     words.collect()
 }
 
-/// What is read of memory for a probe with these actions, if anything is and can be.
+/// Returns the memory reads of a probe with these actions, if there are any and the guest has functions for
+/// them.
 fn fetching(actions: &Actions, around: &DetourContext) -> Option<Fetching> {
     let items: Vec<_> = actions.capture.iter().filter_map(Item::fetched).collect();
     let readers = around.readers.filter(|_| !items.is_empty())?;
     Some(Fetching { readers, items })
 }
 
-/// The registers that a stack is followed from.
+/// Registers that unwinding a stack begins with.
 const OF_STACKS: [Gpr; 6] = [Gpr::Rsp, Gpr::Rbp, Gpr::Rdx, Gpr::Rdi, Gpr::R10, Gpr::R13];
 
-/// Where the stack is that is copied for a probe with these actions, if it is to be and can be.
+/// Returns where the stack to copy is, if a probe with these actions copies one and that is possible.
 fn stack_copy(actions: &Actions, around: &DetourContext) -> Option<StackFields> {
     around.stack.filter(|_| actions.record_stacks())
 }
 
-/// The registers that are recorded of those that are to be shown. What a function returned is told of
-/// every return.
+/// Returns the registers to record if those in `shown` are to be shown. The return value is always recorded at
+/// a return.
 fn recorded(shown: RegisterSet, returns: bool) -> RegisterSet {
     shown.iter().chain(returns.then_some(Gpr::Rax)).collect()
 }
 
-/// What is recorded for a probe with these actions: at its hits, or when a function returns.
+/// Returns what is recorded for a probe: at its hits, or at returns if it is a return probe.
 fn capture(probe: &Probe, around: &DetourContext) -> Capture {
     let (stack, fetching, stack_copy) = match probe.pool {
         None => (
@@ -79,7 +80,7 @@ fn capture(probe: &Probe, around: &DetourContext) -> Capture {
     }
 }
 
-/// What is kept of a call at its entry.
+/// Returns what is saved at the entry of a call.
 fn entry_capture(actions: &Actions, around: &DetourContext) -> EntryCapture {
     EntryCapture {
         registers: actions.registers,
@@ -90,7 +91,7 @@ fn entry_capture(actions: &Actions, around: &DetourContext) -> EntryCapture {
 }
 
 impl Registry {
-    /// What turns the records of probe `id` into events.
+    /// Returns the source that turns records of probe `id` into events; creates it if needed.
     pub(crate) fn source(
         &mut self,
         id: ProbeId,
@@ -148,7 +149,7 @@ impl Registry {
         };
         let source = match make() {
             Ok(source) => Arc::new(source),
-            // It may be tried again and again.
+            // Release everything, because the caller may try again and again.
             Err(why) => {
                 detours.give_counters_back(words);
                 if let Some(calls) = calls {
@@ -161,9 +162,9 @@ impl Registry {
         Ok(source)
     }
 
-    /// The return probes of `site` whose calls need an exit at their entry only, if all return probes
-    /// there are such: of one frame, what takes the trampoline and what does not would get into each
-    /// other's way.
+    /// Returns the return probes of `site` whose calls need an exit at the entry only. There are some only if
+    /// all return probes there are such: within one frame, calls through the trampoline and calls through stubs
+    /// would conflict.
     fn returning_without_exit<'s>(
         &'s self,
         site: &'s SiteState,
@@ -182,8 +183,7 @@ impl Registry {
         returning().filter(move |_| possible).map(|(id, _)| id)
     }
 
-    /// The return probes, and where they are, that need code that calls return to, but no detour, which would
-    /// bring it along.
+    /// Returns the return probes, with their sites, that need stubs but no detour, which would include stubs.
     pub(crate) fn wanted_stubs(&self) -> Vec<(Gva, ProbeId)> {
         let mut wanted = Vec::new();
         for (at, site) in &self.sites {
@@ -199,7 +199,7 @@ impl Registry {
         wanted
     }
 
-    /// Makes that code; where there is no room, calls return through the trampoline.
+    /// Makes these stubs; without room for them, calls return through the trampoline.
     pub(crate) fn make_stubs(
         &mut self,
         wanted: &[(Gva, ProbeId)],
@@ -213,14 +213,14 @@ impl Registry {
         }
     }
 
-    /// What makes events of the returns of the probes at `site` that need no exit then.
+    /// Returns the sources of those return probes at `site` whose returns need no exit.
     pub(crate) fn stubs(&self, site: &SiteState) -> BTreeMap<ProbeId, Arc<RecordSource>> {
         let ids = self.returning_without_exit(site);
         let sources = ids.map(|id| Some((id, self.code.sources.get(id)?)));
         sources.collect::<Option<_>>().unwrap_or_default()
     }
 
-    /// Tells the reader who is enabled, while the virtual CPUs stand still.
+    /// Updates in the sources which probes are enabled, while the virtual CPUs are stopped.
     pub(crate) fn settle_sources(&self) {
         for source in self.code.sources.iter() {
             source.set_enabled(self.switches.armed && self.is_enabled(source.probe));
@@ -228,7 +228,7 @@ impl Registry {
     }
 }
 
-/// What is to be made of a return probe.
+/// Parameters of the code that runs at the returns of a probe.
 struct Leaving<'a> {
     source: u32,
     capture: &'a Capture,
@@ -237,7 +237,7 @@ struct Leaving<'a> {
     waits: bool,
 }
 
-/// Makes `count` instances and the code that their calls return to.
+/// Makes `count` instances and the stubs that their calls return to.
 fn follow(
     detours: &mut Detours,
     count: u32,
@@ -264,7 +264,7 @@ fn follow(
         };
         ReturnCode::new(&around.ring, &exit).map_err(Unoptimized::from)
     };
-    // However stubs are numbered, it is as long.
+    // The length does not depend on the numbers of the stubs.
     let made = code(0).and_then(|measured| {
         let code_len = measured.code().len() as u64;
         let stubs = detours.take(code_len, aligned(u64::from(STUB)));

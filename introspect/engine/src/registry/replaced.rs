@@ -1,22 +1,21 @@
-//! Another kernel in the place of the one that was booted: kexec, and the crash kernel after a panic.
+//! Detection of another kernel in place of the booted one: by kexec, or a crash kernel after a panic.
 //!
 //! ```text
 //!             `machine_kexec` is reached
-//!   ours ───► our patches are taken out ───► another
-//!    └────── found out in a stop ──────────────┘
+//!   ours ───► our patches are removed ───► another
+//!    └────── found in a stop ────────────────┘
 //! ```
-//! Everything we know of the guest is of the first kernel: where its text is, by which page tables,
-//! and what we have changed of it. Invariant: once another one runs, nothing is read or written by
-//! addresses of the first, none of its int3s is taken for ours, and no probe is planted: where its
-//! text is, and when that is final, nothing tells.
+//! Everything we know about the guest is about the first kernel: the addresses of its text, its page tables,
+//! and our changes to it. Invariant: once another kernel runs, no address of the first kernel is read or
+//! written, no int3 is treated as ours, and no probe is planted, because nothing says where the new kernel's
+//! text is and when it is final.
 //!
-//! As long as a probe is planted, the engine watches the function that leaves for the other kernel,
-//! which is called when all other processors have stopped, and takes its patches out there. What
-//! comes to another kernel without it (there is no such symbol, or nothing was planted) is found out
-//! in the next stop, before anything else is done in it: a virtual CPU runs kernel text that lies
-//! elsewhere than ours does; or the entry that leads to the hidden region is not what we made it, nor
-//! is the text of any site, as a kernel overwrites both that is put where the first one was; or the
-//! first one's constant data is not there any more.
+//! While a probe is planted, the engine watches the function that starts the other kernel. It is called when
+//! all other processors have stopped, and the engine removes its patches there. A replacement without that hook
+//! (there is no such symbol, or nothing was planted) is found in the next stop, before anything else is done in
+//! it, by one of these signs: a virtual CPU runs kernel text at another physical address than ours; neither the
+//! page-table entry of the hidden region nor the text of any site is as we wrote it, because a kernel placed
+//! where the first one was overwrites both; or the constant data of the first kernel is gone.
 
 use std::sync::Arc;
 
@@ -32,17 +31,17 @@ use crate::sites::site::{Place, SiteState};
 use crate::world::{Standing, StopError, World};
 
 impl Registry {
-    /// Whether the guest runs another kernel than the one it was booted with: all probes are gone,
+    /// Returns whether the guest runs another kernel than the one it was booted with. Then all probes are gone,
     /// and no more can be planted.
     #[must_use]
     pub fn is_replaced(&self) -> bool {
         self.replaced
     }
 
-    /// The guest's kernel is about to make way for another: takes everything out of it.
+    /// Removes everything from the guest's kernel, which is about to start another one.
     ///
     /// # Errors
-    /// When the virtual CPUs cannot be stopped; then everything is as it was.
+    /// When the virtual CPUs cannot be stopped; then nothing has changed.
     pub fn kernel_leaves(&mut self, world: &dyn World) -> Result<(), StopError> {
         self.probes.leave(self.probes.ids());
         for site in self.sites.values_mut() {
@@ -68,8 +67,8 @@ impl Registry {
         Ok(())
     }
 
-    /// Stops the virtual CPUs to find out whether another kernel runs, and lets go of everything if
-    /// so. When they cannot be stopped it is not known, and so is tried again another time.
+    /// Stops the virtual CPUs to find out whether another kernel runs, and forgets the first one if so. If they
+    /// cannot be stopped the answer is not known, and the next call tries again.
     pub(crate) fn find_out_replaced(&mut self, world: &dyn World) -> bool {
         if self.live.is_some() {
             let _ = world.stopped(&mut |mem, standing| self.abandon_replaced(mem, standing));
@@ -80,8 +79,8 @@ impl Registry {
         self.replaced
     }
 
-    /// Lets go of everything, if another kernel runs: the table the virtual CPUs have from then on.
-    /// They must stand still.
+    /// Forgets the first kernel if another one runs, and returns the table that the virtual CPUs use from then
+    /// on. They must be stopped.
     pub(crate) fn abandon_replaced(
         &mut self,
         mem: &dyn PhysMemory,
@@ -103,8 +102,7 @@ impl Registry {
         standing.iter().any(is_elsewhere) || self.is_overwritten(mem)
     }
 
-    /// Whether nothing is left of what we made of the guest, as far as it sees that, or something else
-    /// is where the kernel keeps what never changes.
+    /// Returns whether all that we wrote into the guest is gone, or the kernel's constant data has changed.
     pub(crate) fn is_overwritten(&self, mem: &dyn PhysMemory) -> bool {
         let is_lost = self.code.region.is_lost(mem) && !self.holds_any(mem);
         is_lost || self.has_another_banner(mem)
@@ -117,13 +115,13 @@ impl Registry {
         })
     }
 
-    /// Whether the text of some armed site is as we left it.
+    /// Returns whether the text of any armed site is as we left it.
     pub(crate) fn holds_any(&self, mem: &dyn PhysMemory) -> bool {
         let mut armed = self.sites.values().filter(|site| SiteState::is_armed(site));
         armed.any(|site| !self.is_rewritten(site, mem))
     }
 
-    /// Marks every probe as gone and forgets all that is of the kernel, without a word to the guest.
+    /// Marks every probe as gone and forgets all data about the kernel, without writing to the guest.
     fn abandon(&mut self) -> Arc<ProbeTable> {
         let mut gone = 0_usize;
         for (_, probe) in self.probes.iter_mut() {
@@ -146,7 +144,7 @@ impl Registry {
         Arc::default()
     }
 
-    /// Hands on what the probes had recorded, when the kernel they were in is abandoned.
+    /// Hands on the records of all probes, after their kernel was forgotten, and removes the sources.
     pub(crate) fn forget_records(&mut self, world: &dyn World) {
         world.collect();
         self.code.forget_sources(self.probes.ids());

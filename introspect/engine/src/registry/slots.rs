@@ -1,13 +1,12 @@
-//! How the instruction of a site takes effect, and the slots that takes.
+//! How a site's instruction takes effect, and the slots for that.
 //!
-//! Cheapest first: *emulated* needs no slot, a *boosted* slot jumps back, a *stepped* one ends in an
-//! int3. Stepped is for instructions that must fault inside the exception window, as there is an
-//! exception-table entry for them or a probe asks for their faults, and for post-handlers of
-//! instructions that are not emulated. Invariants: nobody
-//! is in a stepped slot while the virtual CPUs stand still, so it may be given back then; somebody
-//! may always have been interrupted in a boosted one, so its content stays as it is (a *ghost*), for
-//! the next probe at the same instruction, until there are no other slots and no word of guest
-//! memory points into it.
+//! The mechanisms, cheapest first: *emulated* needs no slot, a *boosted* slot ends in a jump back, a *stepped*
+//! slot ends in an int3. Stepped is used for instructions that must fault inside the exception window, because
+//! they have an exception-table entry or a probe asks for their faults, and for post-handlers of instructions
+//! that are not emulated. Invariants: no task is in a stepped slot while the virtual CPUs are stopped, so the
+//! slot may be released then. A task may always have been interrupted in a boosted slot, so the slot keeps its
+//! content as a *ghost* for the next probe at the same instruction, until there are no other slots and no word
+//! of guest memory points into it.
 
 use std::collections::BTreeSet;
 
@@ -25,8 +24,8 @@ use crate::registry::state::Registry;
 use crate::sites::site::SiteState;
 
 impl Registry {
-    /// How `site`'s instruction takes effect with the probes that are enabled now, or would with
-    /// all if none is.
+    /// Returns how `site`'s instruction takes effect with the enabled probes, or would with all probes if none
+    /// is enabled.
     pub(crate) fn mechanism(&self, site: &SiteState) -> Mechanism {
         let enabled = |id: &ProbeId| self.is_enabled(*id);
         let any = site.members.iter().any(enabled);
@@ -49,7 +48,7 @@ impl Registry {
             && self.synchronous(members).is_none()
     }
 
-    /// The kind of slot `site` needs for its enabled probes.
+    /// Returns the kind of slot that `site` needs for its enabled probes.
     fn slot_kind(&self, site: &SiteState) -> Option<SlotKind> {
         self.slot_kind_for(site, |id| self.is_enabled(id))
     }
@@ -64,7 +63,7 @@ impl Registry {
             if counts(*id)
                 && let Some(probe) = self.probes.get(*id)
             {
-                // They need to know how the copy ended.
+                // The handlers need to know how the copy ended.
                 ends |= probe.spec.actions.post || probe.spec.actions.faults;
                 least = least.max(probe.spec.mechanism.unwrap_or(least));
             }
@@ -72,9 +71,8 @@ impl Registry {
         slot_kind(&site.point.displaced, site.point.fixup, ends, least)
     }
 
-    /// Takes and fills the slots that wanted sites need and have not; those that are `jumping` need
-    /// none. Returns what each site's slot is to become; a ghost among them stays one until
-    /// [`Registry::revive`] is told of it.
+    /// Takes and fills the slots that armed sites lack; `jumping` sites need none. Returns the new slot of each
+    /// site that changes. A returned slot that was a ghost stays one until [`Registry::revive`].
     pub(crate) fn take_slots(
         &mut self,
         jumping: &dyn Fn(&SiteState) -> bool,
@@ -95,7 +93,7 @@ impl Registry {
         if self.has_return_probes()
             && let Some(live) = &self.live
         {
-            // The trampoline is there before a return address can point to it, and stays.
+            // The trampoline must be mapped before a return address can point to it, and stays mapped.
             let mapped = self.code.region.map(mem, &live.view.tables);
             if let Err(source) = mapped
                 && let Some(obstacles) = Obstacles::of(self.unmapped_returns(&source))
@@ -131,7 +129,7 @@ impl Registry {
         }
     }
 
-    /// The sites with return probes, none of which can be armed because of `source`.
+    /// Returns the sites with return probes, none of which can be armed because of `source`.
     fn unmapped_returns(&self, source: &HiddenError) -> impl Iterator<Item = Obstacle> {
         let sites = self.sites.iter();
         let sites = sites.filter(|(_, site)| self.probes.any_follows_calls(&site.members));
@@ -144,7 +142,7 @@ impl Registry {
         })
     }
 
-    /// Whether there may be fewer slots than sites want, but for those of probes that have left.
+    /// Returns whether sites may want more slots than are free, and there are ghosts to reclaim.
     pub(crate) fn lacks_slots(&self) -> bool {
         if self.code.ghost_slots.len() == 0 {
             return false;
@@ -194,7 +192,7 @@ impl Registry {
         }
         let taken = self.code.region.take(mem, |slot| copy(slot).ok());
         let code = match (taken, self.code.region.last_slot().map(copy)) {
-            // No slot will ever do.
+            // No slot can ever hold the copy.
             (Err(HiddenError::NoneInReach), Some(Err(source))) => {
                 return Err(Refused::Relocate { at, source });
             }
@@ -207,8 +205,8 @@ impl Registry {
         Ok(Some(code))
     }
 
-    /// Gives back the ghosts that nobody can be inside of, but for those `taken` for a site again:
-    /// no slot is left.
+    /// Releases the ghost slots that no task can be in, because no slot is left; keeps those already `taken`
+    /// for a site.
     fn reclaim(
         &mut self,
         taken: &[(Gva, Option<SlotCode>)],
@@ -243,8 +241,8 @@ impl Registry {
         );
     }
 
-    /// Gives back slots that were taken for a change that did not happen: nobody has been in them,
-    /// unless they are ghosts.
+    /// Releases slots that were taken for a change that did not happen. No task has been in them, except in
+    /// ghosts, which stay.
     pub(crate) fn give_back(&mut self, taken: Vec<(Gva, Option<SlotCode>)>, mem: &dyn PhysMemory) {
         for code in taken.into_iter().filter_map(|(_, code)| code) {
             if !self.code.ghost_slots.contains(&code) {
@@ -253,12 +251,12 @@ impl Registry {
         }
     }
 
-    /// A site has taken `code` into use, which may have been a ghost.
+    /// Takes `code` off the ghosts, if it was one, because a site uses it now.
     pub(crate) fn revive(&mut self, code: &SlotCode) {
         self.code.ghost_slots.remove(code);
     }
 
-    /// A site has no use for its slot any more.
+    /// Releases the slot of a site, or turns it into a ghost if it is boosted.
     pub(crate) fn let_go(
         &mut self,
         displaced: Displaced,
@@ -275,8 +273,9 @@ impl Registry {
     }
 }
 
-/// The kind of slot that an instruction needs to take effect so at least: one with a `fixup` in the exception
-/// table, or whose `ends` are to be told, must not fault outside the exception window.
+/// Returns the kind of slot that an instruction needs for the mechanism `least` or a costlier one. An
+/// instruction with a `fixup` in the exception table, or whose end (`ends`) a handler must see, must not fault
+/// outside the exception window.
 pub(crate) fn slot_kind(
     displaced: &Displaced,
     fixup: bool,
@@ -292,7 +291,7 @@ pub(crate) fn slot_kind(
     }
 }
 
-/// How an instruction with such a slot, or with none, takes effect.
+/// Returns how an instruction with this kind of slot takes effect.
 pub(crate) fn mechanism_of(kind: Option<SlotKind>) -> Mechanism {
     match kind {
         None => Mechanism::Emulated,

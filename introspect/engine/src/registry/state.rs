@@ -1,4 +1,4 @@
-//! What the registry keeps.
+//! The state of the registry.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -37,18 +37,18 @@ use crate::sites::probes::Probes;
 use crate::sites::site::{Patch, Place, Probe, SiteState};
 use crate::sites::text::{LiveText, Text};
 
-/// What a live kernel offers.
+/// State that exists once the kernel is live.
 #[derive(Debug)]
 pub(crate) struct Live {
     pub(crate) view: KernelView,
-    /// The #BP entry to patch while probes are armed, in the `idt-gate` catch mode.
+    /// #BP entry to patch while probes are armed, in the `idt-gate` catch mode.
     pub(crate) gate: Option<GateHead>,
     pub(crate) gate_planted: bool,
-    /// What the kernel keeps where nobody writes, if it is known.
+    /// Constant text of the kernel, if it was found.
     pub(crate) banner: Option<Banner>,
-    /// By which code of the kernel detours read memory, or why they cannot.
+    /// Functions of the kernel with which detours read memory, or why there are none.
     pub(crate) readers: Result<KernelReaders, &'static str>,
-    /// Where a task's stack is, if that can be told.
+    /// Location of a task's stack, if it is known.
     pub(crate) stack: Option<StackFields>,
 }
 
@@ -59,40 +59,41 @@ pub struct Registry {
     pub(crate) kprobes: GuestKprobes,
     pub(crate) vcpus: usize,
     pub(crate) probes: Probes,
-    /// How many there may be.
+    /// Maximum number of probes.
     pub(crate) room: usize,
     pub(crate) sites: BTreeMap<Gva, SiteState>,
     pub(crate) code: OurCode,
     pub(crate) switches: Switches,
     pub(crate) hooks: Hooks,
-    /// The guest's memory can be looked through in one stop.
+    /// Whether the guest has little enough memory for looks.
     pub(crate) can_scan: bool,
-    /// How often the guest's text, or what is ours, was changed.
+    /// Number of changes of the guest's text or of our code.
     pub(crate) changes: u64,
     /// When to look again whether somebody is under a jump.
     pub(crate) patience: Patience,
-    /// Where calls were sent to, by writing to their frames, since a look has begun that does not see that.
+    /// Addresses that were written into frames of calls since a look began, as a look does not see writes of
+    /// the host.
     pub(crate) sent_since: Option<Vec<Gva>>,
-    /// What is to be told of probes that have left.
+    /// Notices of throttled hits of probes that have left.
     pub(crate) last_throttled: Vec<Throttled>,
-    /// The guest runs another kernel than the one it was booted with.
+    /// Whether the guest runs another kernel than the one it was booted with.
     pub(crate) replaced: bool,
     /// What the virtual CPUs share.
     pub(crate) shared: Shared,
     pub(crate) live: Option<Live>,
 }
 
-/// What the virtual CPUs share, in every table they are handed.
+/// Data that the virtual CPUs share, in every table that they get.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) returns: Arc<Returns>,
     pub(crate) vacated: Arc<Vacated>,
-    /// Addresses that carried one of our int3s once.
+    /// Addresses that held one of our int3s at some time.
     pub(crate) retired: Arc<FxHashSet<u64>>,
 }
 
 impl Registry {
-    /// An empty registry for a machine with `vcpus` virtual CPUs that is about to boot `image`.
+    /// Creates an empty registry for a machine with `vcpus` virtual CPUs that is about to boot `image`.
     #[must_use]
     pub fn new(image: Arc<KernelImage>, vcpus: usize, hidden: HiddenRegion) -> Self {
         let processors = u32::try_from(vcpus).unwrap_or(u32::MAX);
@@ -126,21 +127,21 @@ impl Registry {
         }
     }
 
-    /// The same registry, which takes no more than so many probes, and never more than [`PROBES_MAX`].
+    /// Limits the registry to `probes` probes, and never more than [`PROBES_MAX`].
     #[must_use]
     pub fn with_room(mut self, probes: usize) -> Self {
         self.room = probes.min(PROBES_MAX);
         self
     }
 
-    /// The same registry, which uses jumps where they can be used, as it does by default, or not.
+    /// Sets whether jumps are used where possible, which is the default.
     #[must_use]
     pub fn with_optimization(mut self, on: bool) -> Self {
         self.switches.optimize = on;
         self
     }
 
-    /// Adds the probe `spec` and, once the kernel is live, its site.
+    /// Adds the probe `spec` and, if the kernel is live, its site.
     pub(crate) fn add(
         &mut self,
         spec: &ProbeSpec,
@@ -157,7 +158,7 @@ impl Registry {
         Ok(id)
     }
 
-    /// A new probe, with its instances if it is a return probe.
+    /// Creates a probe, with its instances if it is a return probe.
     fn probe(&self, id: ProbeId, spec: &ProbeSpec, resolved: Resolved) -> Result<Probe, Refused> {
         let pool = match spec.definition.kind {
             Kind::Probe => None,
@@ -184,8 +185,8 @@ impl Registry {
         })
     }
 
-    /// Finds out what the probe `id` shows, if that had to wait for its module, which is there now: its
-    /// probepoint is `point`. Nothing was ever recorded by it.
+    /// Resolves what probe `id` captures and shows, if that had to wait for its module, which is loaded now.
+    /// `point` is its probepoint. The probe has never recorded anything.
     pub(crate) fn resolve_awaited(
         &mut self,
         id: ProbeId,
@@ -197,7 +198,7 @@ impl Registry {
         let Some(awaited) = probe.awaited.clone() else {
             return Ok(());
         };
-        // It makes room for those of the size that is now known.
+        // The pool makes room for one with the size that is now known.
         probe.pool = None;
         let spec = probe.spec.clone();
         let resolved = resolve(&spec, Some(point), &self.kernel.probeable())?;
@@ -212,7 +213,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Forgets probes that were not planted.
+    /// Removes probes that were not planted.
     pub(crate) fn take_back(&mut self, ids: impl IntoIterator<Item = ProbeId>) {
         for id in ids {
             self.unplace(id);
@@ -220,14 +221,14 @@ impl Registry {
         }
     }
 
-    /// The ring that detours record into has to be read from there, with these sources; `None`
-    /// where no detour can be made.
+    /// Returns a reader of the ring that detours record into, with the sources of the records; `None` where no
+    /// detour can be made.
     #[must_use]
     pub fn ring(&self) -> Option<Reader> {
         self.code.reader()
     }
 
-    /// Whether the global switch is on.
+    /// Returns whether the global switch is on.
     #[must_use]
     pub fn is_armed(&self) -> bool {
         self.switches.armed
@@ -243,7 +244,7 @@ impl Registry {
         let plan =
             |text: &dyn PristineText| match (plan(spec, &kernel, text), &self.kernel.module_reader)
             {
-                // It would wait for ever.
+                // The probe would stay pending for ever.
                 (Err(Refused::ModuleNotLoaded { module }), Err(why)) => {
                     let why = why.clone();
                     Err(Refused::ModulesHidden { module, why })
@@ -273,7 +274,7 @@ impl Registry {
                 match self.sites.get(&at) {
                     Some(site) if self.is_rewritten(site, mem) => Err(Refused::Rewritten { at }),
                     _ if self.kprobes.registered.contains(&at) => Err(Refused::Kprobe { at }),
-                    // What the guest found an int3 in it makes no jump of.
+                    // The guest makes no jump over text in which it found an int3.
                     Some(site) if site.is_armed() => Ok(point),
                     _ => match one_over(at, &self.kprobes.registered) {
                         Some(kprobe) => Err(Refused::UnderKprobe { at, kprobe }),
@@ -284,7 +285,7 @@ impl Registry {
         }
     }
 
-    /// Refuses another build of a module than the one that `spec` is for, if that is loaded.
+    /// Refuses `spec` if another build of its module is loaded than the one it is for.
     fn check_build(
         &self,
         spec: &ProbeSpec,
@@ -315,7 +316,7 @@ impl Registry {
     pub(crate) fn place(&mut self, id: ProbeId, point: Probepoint) {
         let at = point.displaced.at();
         let members = &mut self.site_of(point).members;
-        // One that was pending may be older than those that are there.
+        // A probe that was pending may be older than those at the site.
         let behind = members.partition_point(|member| *member < id);
         members.insert(behind, id);
         if let Some(probe) = self.probes.get_mut(id) {
@@ -323,7 +324,7 @@ impl Registry {
         }
     }
 
-    /// The site at `point`, made if there is none.
+    /// Returns the site at `point`, and creates it if there is none.
     pub(crate) fn site_of(&mut self, point: Probepoint) -> &mut SiteState {
         self.sites
             .entry(point.displaced.at())
@@ -339,14 +340,14 @@ impl Registry {
             })
     }
 
-    /// Takes back a [`Registry::place`] that was not committed.
+    /// Reverts a [`Registry::place`] that was not committed.
     pub(crate) fn unplace(&mut self, id: ProbeId) {
         let Some(Place::At(at)) = self.probes.get(id).map(|p| p.place.clone()) else {
             return;
         };
         if let Some(site) = self.sites.get_mut(&at) {
             site.members.retain(|member| *member != id);
-            // Before it was committed, it has no slot.
+            // A site that was never committed has no slot.
             if site.members.is_empty() && site.internal.is_none() && !site.is_armed() {
                 self.sites.remove(&at);
             }

@@ -1,11 +1,11 @@
-//! What is turned on and off as a whole.
+//! The global switches.
 
 /// The global switches.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Switches {
-    /// Enabled probes are armed.
+    /// Whether enabled probes are armed.
     pub(crate) armed: bool,
-    /// Jumps are used where they can be.
+    /// Whether jumps are used where they are possible.
     pub(crate) optimize: bool,
 }
 

@@ -1,6 +1,6 @@
-//! Turning probes off that have exceeded their budgets, and telling which hits were throttled.
+//! Disables probes that have exceeded their budgets, and reports throttled hits.
 //!
-//! Invariant: every throttled hit is told in exactly one notice.
+//! Invariant: every throttled hit is in exactly one notice.
 
 use hvprobe_hit::Counters;
 use hvprobe_spec::{ProbeId, ProbeSpec};
@@ -10,7 +10,7 @@ use crate::info::Throttled;
 use crate::registry::state::Registry;
 use crate::world::World;
 
-/// What has not been told of `counters`, which are `probe`'s.
+/// Returns a notice of the throttled hits in `counters`, the counters of `probe`, that were not reported yet.
 fn untold(probe: ProbeId, spec: &ProbeSpec, counters: &Counters) -> Option<Throttled> {
     let meter = counters.meter()?;
     let count = meter.untold(counters.sum().throttled);
@@ -23,9 +23,9 @@ fn untold(probe: ProbeId, spec: &ProbeSpec, counters: &Counters) -> Option<Throt
 }
 
 impl Registry {
-    /// Turns off the probes that have exceeded their budget, in one stop of the virtual CPUs if
-    /// there are any, and tells which hits were throttled since the last look. Meant to be called
-    /// now and then. Whatever happens to the probes, the notices are complete.
+    /// Disables the probes that have exceeded their budget, in one stop of the virtual CPUs if there are any.
+    /// Returns notices of the hits that were throttled since the last call. Meant to be called now and then.
+    /// The notices are complete, whatever happens to the probes.
     pub fn throttle(&mut self, world: &dyn World) -> (Vec<Throttled>, Result<(), ChangeError>) {
         let exceeded: Vec<ProbeId> = self
             .probes
@@ -44,7 +44,7 @@ impl Registry {
         (notices, turned_off)
     }
 
-    /// Gives those of `ids` that were turned off their budgets back.
+    /// Refills the budgets of those of `ids` that were disabled for exceeding them.
     pub(crate) fn refill(&self, ids: &[ProbeId]) {
         for probe in ids.iter().filter_map(|id| self.probes.get(*id)) {
             if let Some(meter) = probe.counters.meter() {
@@ -53,7 +53,7 @@ impl Registry {
         }
     }
 
-    /// Forgets probe `id`, but for the notice that it leaves.
+    /// Removes probe `id`, and keeps its last notice.
     pub(crate) fn forget_probe(&mut self, id: ProbeId) {
         if let Some(probe) = self.probes.remove(id) {
             let last = untold(id, &probe.spec, &probe.counters);

@@ -1,27 +1,26 @@
-//! How much of what is handed out is in use.
+//! Use of the hidden region's allocators.
 
 use crate::code::detours::Detours;
 use crate::registry::state::Registry;
 
-/// What a machine's probes, and what is left behind of those that have gone, take of what is handed out to
-/// them. What has left gives all of it back, though not at once: not before nobody can be on the way through it, and
-/// somebody wants it.
+/// Resources of the hidden region in use by probes, including ghosts of probes that have left. The resources of
+/// ghosts are all released in time: when no task can be in their code any more and the room is needed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Out-of-line slots.
     pub slots: u64,
     /// Bytes of detours, and of the code that calls return to.
     pub code: u64,
-    /// Bytes of counters that detours count in.
+    /// Bytes of counters of detours.
     pub counters: u64,
-    /// Bytes of instances of calls that detours follow.
+    /// Bytes of instances of calls that are followed without exits.
     pub instances: u64,
-    /// Slots and sources of records that are kept of former probes.
+    /// Number of ghosts: slots and record sources of former probes.
     pub left_behind: u64,
 }
 
 impl Registry {
-    /// What of all that is handed out is in use now.
+    /// Returns the resources in use now.
     #[must_use]
     pub fn usage(&self) -> Usage {
         let region = &self.code.region;

@@ -1,4 +1,4 @@
-//! Probepoints as the registry keeps them, and the text there.
+//! Probepoints and probes as the registry stores them, and the text at the probepoints.
 
 pub(crate) mod probes;
 pub(crate) mod site;

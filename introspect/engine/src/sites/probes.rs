@@ -1,12 +1,12 @@
 //! The registered probes of a machine.
 //!
 //! ```text
-//!   registered ──────► leaves ──────► forgotten
-//!       ▲                │
-//!       └── it stays ────┘  the change that was to let it go failed
+//!   registered ──────► leaving ──────► removed
+//!       ▲                 │
+//!       └── stays ────────┘  its unregistration failed
 //! ```
-//! Invariant: an id is given once. A probe that leaves is still here, with all that it has counted,
-//! but no site is to serve it any more.
+//! Invariant: an id is never given twice. A leaving probe is still here, with its counters, but no site is to
+//! serve it any more.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +19,7 @@ use super::site::Probe;
 pub(crate) struct Probes {
     by_id: BTreeMap<ProbeId, Probe>,
     leaving: BTreeSet<ProbeId>,
-    /// The return probes.
+    /// Ids of the return probes.
     following: BTreeSet<ProbeId>,
     next: u32,
 }
@@ -36,12 +36,12 @@ impl Default for Probes {
 }
 
 impl Probes {
-    /// The id that the next probe gets.
+    /// Returns the id that the next probe gets.
     pub(crate) fn next_id(&self) -> ProbeId {
         ProbeId(self.next)
     }
 
-    /// Adds a probe, which has [`Self::next_id`].
+    /// Adds a probe, which gets the id [`Self::next_id`].
     pub(crate) fn add(&mut self, probe: Probe) -> ProbeId {
         let id = self.next_id();
         if probe.spec.is_return() {
@@ -86,43 +86,43 @@ impl Probes {
         self.by_id.iter_mut().map(|(id, probe)| (*id, probe))
     }
 
-    /// From now on `ids` are about to leave.
+    /// Marks `ids` as leaving.
     pub(crate) fn leave(&mut self, ids: impl IntoIterator<Item = ProbeId>) {
         self.leaving.extend(ids);
     }
 
-    /// Nobody leaves after all.
+    /// Marks all leaving probes as staying.
     pub(crate) fn stay(&mut self) {
         self.leaving.clear();
     }
 
-    /// Whether `id` is about to leave.
+    /// Returns whether `id` is leaving.
     pub(crate) fn is_leaving(&self, id: ProbeId) -> bool {
         self.leaving.contains(&id)
     }
 
-    /// Probe `id`, unless it is about to leave.
+    /// Returns probe `id`, unless it is leaving.
     pub(crate) fn get_staying(&self, id: ProbeId) -> Option<&Probe> {
         self.get(id).filter(|_| !self.is_leaving(id))
     }
 
-    /// Those that are not about to leave.
+    /// Returns the probes that are not leaving.
     pub(crate) fn staying(&self) -> impl Iterator<Item = (ProbeId, &Probe)> {
         self.iter().filter(|(id, _)| !self.is_leaving(*id))
     }
 
-    /// Whether there is a return probe that is not about to leave.
+    /// Returns whether any return probe is not leaving.
     pub(crate) fn follow_calls(&self) -> bool {
         self.following.iter().any(|id| !self.is_leaving(*id))
     }
 
-    /// Whether one of `ids` is a return probe that is not about to leave.
+    /// Returns whether one of `ids` is a return probe that is not leaving.
     pub(crate) fn any_follows_calls(&self, ids: &[ProbeId]) -> bool {
         let mut staying = ids.iter().filter_map(|id| self.get_staying(*id));
         staying.any(|probe| probe.pool.is_some())
     }
 
-    /// Those that are about to leave.
+    /// Returns the probes that are leaving.
     pub(crate) fn leaving(&self) -> impl Iterator<Item = (ProbeId, &Probe)> {
         self.iter().filter(|(id, _)| self.is_leaving(*id))
     }

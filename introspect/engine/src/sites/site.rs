@@ -1,10 +1,10 @@
-//! What the registry keeps of each probe and of each site.
+//! The state of each probe and each site in the registry.
 //!
 //! ```text
 //!   text of a site:  its own ◄──► int3 ◄──► jump
 //!                        └──────────────────┘
 //! ```
-//! Invariant: what a site says of its patch is what was last written to the guest's text there.
+//! Invariant: the patch stored for a site is the one last written to the guest's text there.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,9 +30,9 @@ pub(crate) struct Probe {
     pub(crate) counters: Arc<Counters>,
     pub(crate) actions: Arc<Actions>,
     pub(crate) shown: Arc<Shown>,
-    /// To be told what it does and shows, if that is known once its module is loaded.
+    /// Receives the probe's actions and shown values, if they are known only once its module is loaded.
     pub(crate) awaited: Option<Awaited>,
-    /// The instances of a return probe.
+    /// Instances of a return probe.
     pub(crate) pool: Option<Arc<Pool>>,
     pub(crate) place: Place,
 }
@@ -42,34 +42,34 @@ pub(crate) enum Place {
     Pending,
     Refused(Refused),
     At(Gva),
-    /// Its module was unloaded.
+    /// The probe's module was unloaded.
     Gone,
 }
 
 #[derive(Debug)]
 pub(crate) struct SiteState {
-    /// Where it is, and what was found out about that place.
+    /// The probepoint, as planned.
     pub(crate) point: Probepoint,
-    /// The call that the guest's ftrace puts there is there now.
+    /// Whether the call that the guest's ftrace patches in is there now.
     pub(crate) occupied: bool,
     pub(crate) slot: Option<SlotCode>,
-    /// In ascending order: that of their registration.
+    /// Probes at the site, in ascending order, which is the order of registration.
     pub(crate) members: Vec<ProbeId>,
-    /// What the engine itself wants to know here.
+    /// The engine's own hook at the site.
     pub(crate) internal: Option<Internal>,
     pub(crate) patch: Patch,
-    /// Why there is no detour though the site could have a jump.
+    /// Why there is no detour although the site could have a jump.
     pub(crate) unprepared: Option<Unoptimized>,
-    /// The guest rewrote our patch.
+    /// Whether the guest has rewritten our patch.
     pub(crate) gone: bool,
 }
 
-/// What a site's text holds.
+/// What the text of a site holds.
 #[derive(Clone, Debug)]
 pub(crate) enum Patch {
     /// Its own instruction.
     None,
-    /// An int3 in front of the rest of its instruction.
+    /// An int3 over the first byte of the instruction.
     Breakpoint,
     /// A jump to a detour.
     Jump(Jump),
@@ -87,8 +87,7 @@ impl SiteState {
         }
     }
 
-    /// The text as its author wrote it, as far as `patch` has to do with it: the site's instruction,
-    /// or all those under a jump.
+    /// Returns the original text that `patch` replaces: the site's instruction, or all those under a jump.
     pub(crate) fn original(&self, patch: &Patch) -> &[u8] {
         match (patch, &self.point.span) {
             (Patch::Jump(_), Ok(span)) => span.bytes(),
@@ -98,7 +97,7 @@ impl SiteState {
 }
 
 impl Patch {
-    /// The bytes that are there instead of the text's own.
+    /// Returns the bytes that replace the original text.
     pub(crate) fn bytes(&self) -> impl Iterator<Item = u8> + use<> {
         let (bytes, len) = match self {
             Self::None => ([0; JUMP], 0),
@@ -109,8 +108,8 @@ impl Patch {
     }
 }
 
-/// What the guest's text is at `at`, where its author wrote `original`, while every one of `sites`
-/// holds the patch that `of` tells.
+/// Returns the guest's text at `at`, where the original text is `original`, if every one of `sites` holds the
+/// patch that `of` returns.
 pub(crate) fn patched<'s>(
     sites: &'s BTreeMap<Gva, SiteState>,
     at: Gva,
@@ -128,20 +127,20 @@ pub(crate) fn patched<'s>(
     text
 }
 
-/// The sites whose patches may reach into the `len` bytes at `at`.
+/// Returns the sites whose patches may overlap the `len` bytes at `at`.
 pub(super) fn reaching(
     sites: &BTreeMap<Gva, SiteState>,
     at: Gva,
     len: usize,
 ) -> impl Iterator<Item = (Gva, &SiteState)> {
     let end = at.wrapping_add(len as u64);
-    // A jump may begin before and reach in.
+    // A jump may begin before `at` and extend past it.
     let first = at.wrapping_sub(JUMP as u64 - 1);
     let range = sites.range(first.min(at)..end.max(at));
     range.map(|(start, site)| (*start, site))
 }
 
-/// The byte of `text`, which begins at `start`, that is at `at`, if it reaches there.
+/// Returns the byte at address `at` of `text`, which begins at `start`; `None` if `text` does not reach it.
 pub(super) fn byte_at(text: &mut [u8], start: Gva, at: Gva) -> Option<&mut u8> {
     let offset = usize::try_from(at.offset_from(start)?).ok()?;
     text.get_mut(offset)

@@ -1,8 +1,8 @@
-//! One change of guest text: which probepoints get their int3 or jump, which get their bytes back.
+//! One change of guest text: the probepoints that get an int3 or a jump, and those that get their bytes back.
 //!
-//! Invariant: everything is checked before the first byte is written, so a change happens whole or
-//! not at all; bytes are written only over those that were expected there; a probepoint the guest
-//! has rewritten is never written to.
+//! Invariant: everything is checked before the first byte is written, so a change happens whole or not at all;
+//! bytes are written only over the expected bytes; a probepoint that the guest has rewritten is never written
+//! to.
 
 use std::collections::BTreeMap;
 
@@ -16,17 +16,17 @@ use super::site::{SiteState, byte_at, reaching};
 use crate::plan::text::PristineText;
 use crate::refusal::{Obstacle, Obstacles, Refused};
 
-/// What becomes of the text at one place.
+/// Change of the text at one place.
 #[derive(Clone, Debug)]
 pub(crate) struct Edit {
     pub(crate) at: Gva,
     pub(crate) from: Vec<u8>,
-    /// As many bytes.
+    /// The new text, of the same length.
     pub(crate) to: Vec<u8>,
 }
 
 impl Edit {
-    /// The part of `bytes`, one of the two, that is written: up to where they differ last.
+    /// Returns the part of `bytes`, one of the two texts, that is written: up to the last difference.
     fn changed<'b>(&self, bytes: &'b [u8]) -> &'b [u8] {
         let same = self.from.iter().rev().zip(self.to.iter().rev());
         let same = same.take_while(|(from, to)| from == to).count();
@@ -34,21 +34,21 @@ impl Edit {
     }
 }
 
-/// Guest text reached through the kernel's page tables.
+/// Guest text, accessed through the kernel's page tables.
 pub(crate) struct Text<'a> {
     pub(crate) tables: &'a PageTables,
     pub(crate) mem: &'a dyn PhysMemory,
 }
 
 impl Text<'_> {
-    /// Whether the text at `at` is `bytes`.
+    /// Returns whether the text at `at` is `bytes`.
     pub(crate) fn holds(&self, at: Gva, bytes: &[u8]) -> bool {
         let mut now = [0; 2 * hvprobe_arch::insn::MAX_LEN];
         now.get_mut(..bytes.len())
             .is_some_and(|now| self.tables.read(self.mem, at, now).is_ok() && now == bytes)
     }
 
-    /// Replaces text as `edits` say.
+    /// Replaces text according to `edits`.
     ///
     /// # Errors
     /// The places where the text is not as expected; then no byte has changed.
@@ -78,7 +78,7 @@ impl Text<'_> {
         self.tables.write(self.mem, at, bytes)
     }
 
-    /// Puts our `out` over the head of the guest's #BP entry.
+    /// Writes our `out` over the head of the guest's #BP entry.
     pub(crate) fn plant_gate(&self, gate: &GateHead) -> Result<(), Refused> {
         let at = gate.at();
         if !self.holds(at, &gate.original()) {
@@ -88,21 +88,21 @@ impl Text<'_> {
             .map_err(|_| Refused::Unmapped { at })
     }
 
-    /// Takes our `out` away again; `false` when it is no longer there.
+    /// Restores the head of the #BP entry; returns `false` if our `out` is no longer there.
     pub(crate) fn remove_gate(&self, gate: &GateHead) -> bool {
         self.holds(gate.at(), &GateHead::patch(GATE_PORT))
             && self.write(gate.at(), &gate.original()).is_ok()
     }
 }
 
-/// Live text with our own patches taken out again.
+/// Live text with our own patches removed.
 pub(crate) struct LiveText<'a> {
     pub(crate) text: Text<'a>,
     pub(crate) sites: &'a BTreeMap<Gva, SiteState>,
 }
 
 impl LiveText<'_> {
-    /// Takes out our patches from `bytes`, which are at `at`.
+    /// Removes our patches from `bytes`, which are at `at`.
     fn clean(&self, at: Gva, bytes: &mut [u8]) {
         for (start, site) in reaching(self.sites, at, bytes.len()) {
             let original = site.original(&site.patch);
