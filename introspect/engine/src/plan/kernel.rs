@@ -1,4 +1,4 @@
-//! Everything of the kernel that can be probed, and whose text an address is.
+//! The parts of the kernel that can be probed, and the owner of an address.
 
 use std::collections::BTreeSet;
 
@@ -10,22 +10,22 @@ use hvprobe_spec::ProbeSpec;
 
 use crate::refusal::Refused;
 
-/// Everything of the kernel that can be probed.
+/// The parts of the kernel that can be probed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Probeable<'a> {
     pub(crate) image: &'a KernelImage,
-    /// `None` when they cannot be read.
+    /// The guest's modules; `None` if they cannot be read.
     pub(crate) modules: Option<&'a ModuleList>,
-    /// Modules that are not live yet but whose text is final.
+    /// Addresses of modules that are not live yet but whose text is final.
     pub(crate) formed: &'a BTreeSet<Gva>,
-    /// Whether it keeps types of its modules.
+    /// Whether the kernel keeps the types of its modules.
     pub(crate) keeps_module_types: bool,
-    /// Whether detours can read memory, as far as the image tells.
+    /// Whether detours can read memory, according to the image.
     pub(crate) readable: bool,
 }
 
 impl<'a> Probeable<'a> {
-    /// Refuses stacks where nothing tells how to follow them.
+    /// Refuses to record stacks if the kernel has no tables to unwind them with.
     pub(crate) fn check_stacks(&self, spec: &ProbeSpec) -> Result<(), Refused> {
         match self.image.orc() {
             Err(why) if spec.actions.record_stacks() => Err(Refused::NoStacks(why)),
@@ -33,7 +33,7 @@ impl<'a> Probeable<'a> {
         }
     }
 
-    /// Whether the text of `module` is there, final, and stays until we are told.
+    /// Returns whether the text of `module` is there and final, and stays until a hook reports its removal.
     pub(crate) fn is_loaded(&self, module: &Module) -> bool {
         match module.state() {
             ModuleState::Live => true,
@@ -48,7 +48,7 @@ impl<'a> Probeable<'a> {
     }
 }
 
-/// Whose text an address is.
+/// The owner of a text address.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Owner<'a> {
     Image(&'a KernelImage),

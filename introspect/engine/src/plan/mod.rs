@@ -1,4 +1,4 @@
-//! From a definition to a probepoint that may be planted.
+//! Plans a definition: finds and checks its probepoint and arguments.
 
 pub(crate) mod arguments;
 pub(crate) mod kernel;

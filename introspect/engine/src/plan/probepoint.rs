@@ -1,8 +1,8 @@
-//! From a definition to a probepoint: finding the address and deciding whether it is safe.
+//! Plans a definition: finds the probepoint and decides whether it is safe.
 //!
-//! Invariant: whatever is planned was an instruction boundary of kernel text, outside everything
-//! the kernel forbids or patches itself, with an instruction we know how to carry out. When in
-//! doubt the answer is no, with the reason.
+//! Invariant: every planned probepoint was an instruction boundary of kernel text, outside everything the
+//! kernel forbids or patches itself, with an instruction that can be emulated or copied. In doubt the probe is
+//! refused, with the reason.
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::Span;
@@ -22,19 +22,19 @@ use crate::unoptimized::Unoptimized;
 #[derive(Clone, Debug)]
 pub(crate) struct Probepoint {
     pub(crate) symbol: (String, u64),
-    /// It is where calls of the function come to.
+    /// Whether calls enter the function there.
     pub(crate) entry: bool,
-    /// It is in a module.
+    /// Whether it is in a module.
     pub(crate) module: bool,
     pub(crate) displaced: Displaced,
-    /// The kernel has an exception-table entry for the instruction: it may fault, and the handler
-    /// must find it in its place.
+    /// Whether the kernel has an exception-table entry for the instruction: it may fault, and the handler must
+    /// find it at its own address.
     pub(crate) fixup: bool,
-    /// The instruction before it may be `sti`, whose interrupt shadow then covers it.
+    /// Whether the instruction before it may be `sti`, whose interrupt shadow then covers it.
     pub(crate) after_sti: bool,
-    /// The guest's ftrace puts a call there while it traces the function.
+    /// Whether the guest's ftrace patches in a call there while it traces the function.
     pub(crate) ftrace: bool,
-    /// What a jump would displace, if there can be one.
+    /// Instructions that a jump would displace, if a jump is possible.
     pub(crate) span: Result<Span, Unoptimized>,
 }
 
@@ -78,7 +78,7 @@ pub(crate) fn plan(
     if code[0] == 0xcc {
         return Err(Refused::ForeignBreakpoint { at });
     }
-    // Lock prefixes of the kernel's own text come back only if they were taken away at all.
+    // The kernel restores lock prefixes in its own text only if it has removed them.
     let settled = matches!(owner, Owner::Image(_))
         && kernel
             .modules
@@ -128,7 +128,7 @@ pub(crate) fn plan(
     })
 }
 
-/// Refuses what stands between the end of a function and the next one.
+/// Refuses padding between the end of a function and the next function.
 fn check_padding(
     symbol: Symbol<'_>,
     at: Gva,
@@ -137,7 +137,7 @@ fn check_padding(
 ) -> Result<(), Refused> {
     let code = function(symbol, text);
     let len = insn::code_len(&code, symbol.addr) as u64;
-    // What could not be read is not known.
+    // Nothing is known about text that could not be read.
     if offset < len || offset >= code.len() as u64 {
         return Ok(());
     }
@@ -145,7 +145,7 @@ fn check_padding(
     Err(Refused::Padding { at, symbol, len })
 }
 
-/// Functions that return on another stack than they were called on, or for another task
+/// Functions that return on another stack than the one they were called on, or in another task
 /// (arch/x86/entry/entry_64.S, arch/x86/kernel/process_64.c).
 const STACK_SWITCHERS: [&str; 4] = [
     "__switch_to",
@@ -154,8 +154,8 @@ const STACK_SWITCHERS: [&str; 4] = [
     "ret_from_fork_asm",
 ];
 
-/// Functions that never return although their code alone, parts of which the compiler puts
-/// elsewhere, does not prove it (the kernel's own list: tools/objtool/noreturns.h).
+/// Functions that never return, although their own code does not prove it, because the compiler puts parts of
+/// it elsewhere (the kernel's own list: tools/objtool/noreturns.h).
 const NEVER_RETURN: [&str; 8] = [
     "do_exit",
     "do_group_exit",
@@ -167,8 +167,8 @@ const NEVER_RETURN: [&str; 8] = [
     "panic",
 ];
 
-/// What is returned to, with nothing of a caller's on the stack, and what finds the function it is called for by its return
-/// address (arch/x86/kernel/ftrace_64.S).
+/// Functions that are entered by a return, with nothing of a caller on the stack; and functions that identify
+/// the traced function by their return address (arch/x86/kernel/ftrace_64.S).
 const RETURNED_TO: [&str; 1] = ["return_to_handler"];
 const KNOWS_CALLER: [&str; 4] = [
     "__fentry__",
@@ -177,7 +177,7 @@ const KNOWS_CALLER: [&str; 4] = [
     "ftrace_graph_caller",
 ];
 
-/// [R7]: refuses functions whose return would not be that of the call.
+/// [R7]: refuses functions that do not return from the call that entered them.
 fn check_returns(symbol: Symbol<'_>, text: &dyn PristineText) -> Result<(), Refused> {
     let may_return = || insn::may_return(&function(symbol, text), symbol.addr);
     let why = if STACK_SWITCHERS.contains(&symbol.name) {
@@ -243,7 +243,7 @@ fn resolve<'a>(
     };
     let (symbol, offset) = match offset >= symbol.size && offset > 0 {
         false => (symbol, offset),
-        // A place of the text, whatever function it is in.
+        // The offset counts from the beginning of the text, whatever function the address is in.
         true if target.is_from_beginning() => {
             let at = symbol.addr.wrapping_add(offset);
             let found = owner.symbols().containing(at);
@@ -265,8 +265,8 @@ fn resolve<'a>(
     Ok((symbol.addr.wrapping_add(landing), owner))
 }
 
-/// Length of the ENDBR64 at `at`, or 0. The kernel seals those that it does not need: one that became
-/// any nop of its length is still one.
+/// Returns the length of the ENDBR64 at `at`, or 0. The kernel seals ENDBRs that it does not need, so a nop of
+/// the same length in place of one counts too.
 fn entry_skip(at: Gva, owner: Owner<'_>, text: &dyn PristineText) -> u64 {
     let mut head = [0; ENDBR64.len()];
     if text.read(at, &mut head) < head.len() {

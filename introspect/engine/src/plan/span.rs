@@ -1,10 +1,9 @@
-//! What a jump at a probepoint would displace, and whether anything but the function's own branches
-//! leads there.
+//! The span that a jump at a probepoint would displace, and the control flow into it.
 //!
-//! Invariant: a span that is found can be replaced, but for who was interrupted inside it
-//! ([`crate::registry::quiescence`]) and who else is probed there ([`crate::registry::optimize`]). Where the guest
-//! has patched the function itself, with a kprobe or while it rewrites its text, not all of its branches are to be
-//! seen: nothing but a single instruction is replaced there.
+//! Invariant: a returned span can be replaced by a jump, except for tasks interrupted inside it
+//! ([`crate::registry::quiescence`]) and other probes in it ([`crate::registry::optimize`]). Where the guest
+//! has patched the function itself, with a kprobe or while it rewrites its text, some branches of the function
+//! may be hidden: then only spans of a single instruction are returned.
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::{JUMP, Span};
@@ -17,11 +16,11 @@ use crate::plan::kernel::Owner;
 use crate::plan::text::{ImageText, PristineText, function};
 use crate::unoptimized::Unoptimized;
 
-/// What a jump at `at` in the function `symbol` would displace. `forbidden_as_is` tells whether a
-/// byte, being what it is, must stay.
+/// Returns the span that a jump at `at` in the function `symbol` would displace. `forbidden_as_is` returns why
+/// a byte, given its present value, must stay.
 ///
 /// # Errors
-/// Why there can be no jump.
+/// Why no jump is possible.
 pub(crate) fn span(
     symbol: Symbol<'_>,
     at: Gva,
@@ -31,7 +30,7 @@ pub(crate) fn span(
 ) -> Result<Span, Unoptimized> {
     let code = function(symbol, text);
     let span = Span::find(&code, symbol.addr, at)?;
-    // A site of the kernel's may begin before the span and reach into it.
+    // A place that the kernel patches may begin before the span and reach into it.
     let mut byte = span.at();
     while byte < span.end() {
         let offset = byte.offset_from(symbol.addr).map(usize::try_from);
@@ -50,7 +49,7 @@ pub(crate) fn span(
         return Ok(span);
     }
     let Owner::Image(image) = owner else {
-        // Where a module's jump labels lead is not read.
+        // The targets of a module's jump labels are not read.
         let from = "a jump label of the module";
         return Err(Unoptimized::Landing { from });
     };
@@ -61,7 +60,7 @@ pub(crate) fn span(
         let from = "a jump label or the exception table";
         return Err(Unoptimized::Landing { from });
     }
-    // The compiler moves unlikely parts of a function elsewhere, from where they jump back.
+    // The compiler moves unlikely parts of a function elsewhere; they jump back into it.
     for part in image.symbols().parts(symbol.name) {
         let code = function(part, text);
         let from = "the function's unlikely part";
@@ -75,10 +74,11 @@ pub(crate) fn span(
     Ok(span)
 }
 
-/// Where in `code`, which is that of the function `symbol`, an instruction of the image's is not to be seen.
+/// Returns an address in `code`, the code of the function `symbol`, at which a patch hides the image's
+/// instruction.
 ///
-/// At boot a kernel replaces whole instructions: it never puts an int3 where an instruction began, nor a jump over
-/// several. Its kprobes do both, and `text_poke_bp` puts an int3 there for a moment.
+/// At boot a kernel replaces whole instructions: it never puts an int3 where an instruction began, or a jump
+/// over several. The guest's kprobes do both, and `text_poke_bp` puts an int3 there for a moment.
 fn hidden(symbol: Symbol<'_>, code: &[u8], image: &KernelImage) -> Option<Gva> {
     let own = function(symbol, &ImageText(image));
     let mut offset = 0;
@@ -99,5 +99,5 @@ fn hidden(symbol: Symbol<'_>, code: &[u8], image: &KernelImage) -> Option<Gva> {
     }
 }
 
-/// The opcode of a near jump.
+/// Opcode of a near jump.
 const JMP: u8 = 0xe9;

@@ -1,15 +1,15 @@
-//! Kernel text as its author wrote it.
+//! Kernel text without our patches.
 
 use hvprobe_arch::Gva;
 use hvprobe_linux::image::KernelImage;
 use hvprobe_linux::symbols::Symbol;
 
-/// Kernel text as its author wrote it: current bytes, without our own patches.
+/// Kernel text in its present state, without our own patches.
 pub(crate) trait PristineText {
-    /// Fills `into` from `at` on, as far as it can be read; returns how many bytes.
+    /// Reads text from `at` into `into` as far as it is readable; returns the number of bytes.
     fn read(&self, at: Gva, into: &mut [u8]) -> usize;
 
-    /// Whether boot-time patching is over.
+    /// Returns whether boot-time patching is over.
     fn is_final(&self) -> bool;
 }
 
@@ -18,7 +18,7 @@ pub(crate) struct ImageText<'a>(pub(crate) &'a KernelImage);
 
 impl PristineText for ImageText<'_> {
     fn read(&self, at: Gva, into: &mut [u8]) -> usize {
-        // The last function of a section may be shorter than what is asked for.
+        // The last function of a section may be shorter than the requested length.
         for len in (1..=into.len()).rev() {
             if let Some(bytes) = self.0.bytes_at(at, len) {
                 into[..len].copy_from_slice(bytes);
@@ -33,11 +33,11 @@ impl PristineText for ImageText<'_> {
     }
 }
 
-/// The functions of a stock kernel stay far below this; longer "functions" are a hole in the
-/// symbol table.
+/// Maximum size of a function. The functions of a stock kernel are far smaller; a larger "function" is a hole
+/// in the symbol table.
 pub(crate) const MAX_FUNCTION: u64 = 1 << 20;
 
-/// The whole code of a function, as far as it can be read.
+/// Returns the code of a function, as far as it is readable.
 pub(crate) fn function(symbol: Symbol<'_>, text: &dyn PristineText) -> Vec<u8> {
     let size = usize::try_from(symbol.size.min(MAX_FUNCTION)).unwrap_or(0);
     let mut code = vec![0; size];

@@ -32,8 +32,7 @@ pub(crate) enum CommitError {
 }
 
 impl Registry {
-    /// Makes the [`change`](Self::change) in one stop of the virtual CPUs, if there is text to be
-    /// changed yet.
+    /// Makes the [`change`](Self::change) in one stop of the virtual CPUs, if the kernel is live.
     pub(crate) fn commit(&mut self, world: &dyn World) -> Result<(), CommitError> {
         self.commit_timed(AT_ONCE_MAX, world).map(|_| ())
     }
@@ -43,8 +42,8 @@ impl Registry {
         self.commit_timed(AT_HOOK_MAX, world).map(|_| ())
     }
 
-    /// As [`Self::commit`], for which at most `most` bytes of the guest's memory may be looked
-    /// through; returns for how long the virtual CPUs were stopped.
+    /// As [`Self::commit`], with looks limited to `most` bytes of guest memory. Returns how long the virtual
+    /// CPUs were stopped.
     pub(crate) fn commit_timed(
         &mut self,
         most: u64,
@@ -59,7 +58,8 @@ impl Registry {
         self.commit_jumps(jumps, look, world)
     }
 
-    /// Makes the [`change`](Self::change) in one stop, with those of the prepared `jumps` that the `look` allows.
+    /// Makes the [`change`](Self::change) in one stop, with those of the prepared `jumps` that the `look`
+    /// allows.
     pub(crate) fn commit_jumps(
         &mut self,
         mut jumps: BTreeMap<Gva, Jump>,
@@ -80,7 +80,7 @@ impl Registry {
         });
         drop(look);
         if self.replaced {
-            // What was to be changed is gone.
+            // The sites and jumps of the first kernel are gone.
             self.forget_records(world);
         } else {
             self.code.give_jumps_back(jumps);
@@ -89,8 +89,7 @@ impl Registry {
         result.map(|()| stopped_for)
     }
 
-    /// Takes those of the prepared `jumps` back that must not be written now. The virtual CPUs must
-    /// stand still.
+    /// Retires those of the prepared `jumps` that must not be written now. The virtual CPUs must be stopped.
     pub(crate) fn drop_unusable(
         &mut self,
         jumps: &mut BTreeMap<Gva, Jump>,
@@ -101,9 +100,9 @@ impl Registry {
         self.drop_unproven(jumps, still);
     }
 
-    /// Arms every site with an enabled probe, with its usable one of the `jumps` or with an int3,
-    /// disarms every other, forgets the `leaving` probes at their sites and frees what nobody needs
-    /// any more. Takes the jumps that it uses out of `jumps`. Returns the table that matches the text.
+    /// Arms every site with an enabled probe, with its jump from `jumps` or with an int3; disarms every other
+    /// site; removes the leaving probes from their sites; and releases what is no longer needed. Takes the used
+    /// jumps out of `jumps`. Returns the table that matches the text.
     ///
     /// # Errors
     /// The sites that cannot be armed; then nothing has changed.
@@ -144,7 +143,7 @@ impl Registry {
                 return Err(obstacles);
             }
         };
-        // Nothing below can fail. Somebody may be in a detour that is not used again after all.
+        // Nothing below can fail. An unused jump may be a ghost with a task in its detour, so it is retired.
         let unused = std::mem::take(jumps);
         self.code.give_jumps_back(unused);
         for at in disarming {
@@ -180,8 +179,8 @@ impl Registry {
         Ok(table)
     }
 
-    /// Finds out which int3s or jumps that were to become one of the prepared `jumps` the guest has rewritten: that
-    /// keeps nobody from any other change.
+    /// Marks the armed sites among those of the prepared `jumps` whose text the guest has rewritten, so that
+    /// they do not prevent other changes.
     fn leave_rewritten(&mut self, jumps: &BTreeMap<Gva, Jump>, mem: &dyn PhysMemory) {
         let rewritten = jumps.keys().copied().filter(|at| {
             let site = self.sites.get(at).filter(|site| site.is_armed());
@@ -194,7 +193,7 @@ impl Registry {
         }
     }
 
-    /// Lets the guest see the memory of detours, if there is to be any.
+    /// Maps the memory of detours into the guest, if there is to be any.
     fn enter_detours(&mut self, mem: &dyn PhysMemory) -> Result<(), Obstacle> {
         let (Some(live), Some(detours)) = (&self.live, &mut self.code.region.detours) else {
             return Ok(());
@@ -207,8 +206,8 @@ impl Registry {
         })
     }
 
-    /// What `site`, which is wanted, is to hold instead of what it does, given the jump that was
-    /// prepared for it; `None` to leave it.
+    /// Returns the new patch of `site`, which is wanted, given the jump that was prepared for it; `None` if its
+    /// patch stays.
     fn next_patch(&self, site: &SiteState, prepared: Option<Jump>) -> Option<Patch> {
         match (&site.patch, prepared) {
             (_, Some(jump)) => Some(Patch::Jump(jump)),
@@ -218,7 +217,7 @@ impl Registry {
         }
     }
 
-    /// The text at `at` holds `patch` now.
+    /// Records that the text at `at` holds `patch` now.
     fn set_patch(&mut self, at: Gva, patch: Patch) {
         let Some(site) = self.sites.get_mut(&at) else {
             return;
@@ -227,7 +226,7 @@ impl Registry {
         if let Patch::Breakpoint = patch {
             retired.insert(at.0);
         } else if let Patch::Jump(jump) = &patch {
-            // Where a task may stand, the jump holds int3s.
+            // The bytes of the jump at which a task may resume are int3s.
             let inside = (1..JUMP as u64).map(|n| at.wrapping_add(n));
             let landings = inside.filter(|at| jump.detour.resume(*at).is_some());
             retired.extend(landings.map(|at| at.0));
@@ -237,7 +236,7 @@ impl Registry {
         }
     }
 
-    /// Whether `site` is to carry an int3 or a jump.
+    /// Returns whether `site` is to hold an int3 or a jump.
     pub(crate) fn is_wanted(&self, site: &SiteState) -> bool {
         let patches = self.hooks.ftrace.patches != Patches::No;
         let left_to_ftrace = site.occupied || site.point.ftrace && patches;
@@ -246,21 +245,21 @@ impl Registry {
             && (site.internal.is_some() || self.has_enabled(site))
     }
 
-    /// Whether some probe at `site` takes part in hits.
+    /// Returns whether any probe at `site` is enabled.
     pub(crate) fn has_enabled(&self, site: &SiteState) -> bool {
         let mut members = site.members.iter();
         members.any(|id| self.is_enabled(*id))
     }
 
-    /// Whether probe `id` takes part in hits.
+    /// Returns whether probe `id` is enabled and not leaving.
     pub(crate) fn is_enabled(&self, id: ProbeId) -> bool {
         let probe = self.probes.get_staying(id);
         probe.is_some_and(|probe| !probe.spec.disabled)
     }
 
-    /// Takes the slots that armed sites need now and have not, plants the gate and makes the text of
-    /// the sites `arming` hold their patches, and that of those `disarming` none; returns the slots.
-    /// On error the text is as it was and no slot is taken.
+    /// Takes the slots that armed sites lack, plants the gate, and writes the patches of the sites `arming` and
+    /// the original text of the sites `disarming`. Returns the slots. After an error the text is as before and
+    /// no slot is taken.
     fn write(
         &mut self,
         arming: &[(Gva, Patch)],
@@ -285,7 +284,7 @@ impl Registry {
             tables: &tables,
             mem,
         };
-        // What the guest has rewritten is not given its bytes back.
+        // Text that the guest has rewritten is not restored.
         let mut gone = Vec::new();
         let mut edits = Vec::new();
         for (at, patch) in &next {
@@ -312,7 +311,7 @@ impl Registry {
         Ok(slots)
     }
 
-    /// Drops the `leaving` members, and sites nobody is left at.
+    /// Removes the leaving probes from their sites, and sites without probes and hooks.
     fn forget(&mut self, mem: &dyn PhysMemory) {
         let probes = &self.probes;
         for site in self.sites.values_mut() {
@@ -329,8 +328,8 @@ impl Registry {
         }
     }
 
-    /// Lets calls in flight of the probes that leave return on their own. Tells where to: to their
-    /// callers, or to the stubs of other probes that the same functions are followed by.
+    /// Writes real return addresses into the frames of calls in flight of leaving probes. Returns those
+    /// addresses: the callers, or the stubs of other probes on the same functions.
     fn vacate_calls(&mut self, mem: &dyn PhysMemory, still: Still<'_>) -> Vec<Gva> {
         let mut sent_to = Vec::new();
         let (Some(live), Some(fixtures)) = (&self.live, self.code.region.fixtures()) else {
@@ -342,7 +341,7 @@ impl Registry {
         }
         let trampoline = fixtures.trampoline();
         let tables = &live.view.tables;
-        // A virtual CPU that has just returned there still needs its call.
+        // A virtual CPU that has just returned to the trampoline still needs its call.
         let returning = |slot: Gva| {
             still
                 .standing
@@ -370,9 +369,9 @@ impl Registry {
         sent_to
     }
 
-    /// Takes the gate away while no int3 of ours can be reached: no site is armed, and whoever was
-    /// interrupted in a detour that was left, or is one of the prepared `jumps`, comes to no int3 in it.
-    /// Takes the hidden region away while nothing of it is in use.
+    /// Removes the gate while no int3 of ours can be hit: no site is armed, and no retired jump and none of the
+    /// prepared `jumps` has an int3 in its detour, where a task may have been interrupted. Unmaps the hidden
+    /// region while nothing of it is in use.
     fn tidy(&mut self, jumps: &BTreeMap<Gva, Jump>, mem: &dyn PhysMemory) {
         let mut left = self
             .code
@@ -481,7 +480,7 @@ impl Registry {
         internal.into_iter().chain(own).collect()
     }
 
-    /// Whether some return probe has a probepoint and is not about to leave.
+    /// Returns whether any return probe has a probepoint and is not leaving.
     pub(crate) fn has_return_probes(&self) -> bool {
         self.probes
             .staying()
@@ -489,7 +488,7 @@ impl Registry {
     }
 }
 
-/// What makes the text of `site` hold `patch` while all sites get their `next` patches.
+/// Returns the edit after which the text of `site` holds `patch`, while all sites get their `next` patches.
 fn edit<'s>(
     sites: &'s BTreeMap<Gva, SiteState>,
     site: &SiteState,
@@ -508,8 +507,8 @@ fn edit<'s>(
     }
 }
 
-/// Patches the #BP entry for the sites `arming`, if there are any, this machine needs it and it is not
-/// patched yet. No site can be armed without it.
+/// Patches the #BP entry if this machine needs that, sites are to be armed and it is not patched yet. No site
+/// can be armed without it.
 fn plant_gate(live: &mut Live, text: &Text<'_>, arming: &[(Gva, Patch)]) -> Result<(), Obstacles> {
     let is_needed = !live.gate_planted && !arming.is_empty();
     let Some(gate) = live.gate.as_ref().filter(|_| is_needed) else {

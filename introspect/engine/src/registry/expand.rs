@@ -1,10 +1,9 @@
-//! Patterns in definitions: which functions they stand for.
+//! Expansion of patterns in definitions to the matching functions.
 //!
-//! What is kept true: every function is taken once, under the first of its names that matches, and
-//! every definition made here means exactly that function, even where several share the name. What
-//! is not a function of its own is no match: data, padding before an entry, init text, and, unless
-//! the pattern has a dot, the parts and clones that the compiler makes (`foo.cold`, `foo.part.0`,
-//! `foo.isra.0`).
+//! Invariant: every function is taken once, under the first of its names that matches, and every definition
+//! made here means exactly that function, even if several share the name. Matches are functions only: not data,
+//! padding before an entry, init text or, unless the pattern has a dot, parts and clones that the compiler
+//! makes (`foo.cold`, `foo.part.0`, `foo.isra.0`).
 
 use std::borrow::Cow;
 
@@ -16,8 +15,8 @@ use crate::plan::kernel::{Owner, Probeable};
 use crate::refusal::Refused;
 use crate::registered::BATCH_MAX;
 
-/// What `spec` stands for in `kernel` one by one: itself, unless its target is a pattern. `room` is how
-/// many probes the batch may still have.
+/// Expands `spec` for `kernel`: returns `spec` itself, or one specification per function that matches its
+/// pattern. `room` is the number of probes that the batch may still get.
 pub(crate) fn singles<'s>(
     kernel: &Probeable<'_>,
     spec: &'s ProbeSpec,
@@ -66,7 +65,7 @@ pub(crate) fn singles<'s>(
         let mut single = spec.clone();
         let definition = &mut single.definition;
         let (event, target) = found.named(definition.kind);
-        // All that a pattern can have of a name is the group.
+        // With a pattern, the definition's name can only be a group.
         definition.name = match (definition.name.take(), event) {
             (Some(group), Some(event)) => Some(group + &event),
             (group, event) => group.or(event),
@@ -77,17 +76,17 @@ pub(crate) fn singles<'s>(
     Ok(targets.into_iter().map(single).collect())
 }
 
-/// A function that matches.
+/// A matching function.
 struct Found<'a> {
     symbol: Symbol<'a>,
     module: Option<&'a str>,
-    /// Whether its name stands for it alone.
+    /// Whether no other function has its name.
     unique: bool,
 }
 
 impl Found<'_> {
-    /// A definition's name and target that mean this function. Where its own name does not, it is
-    /// the address, and the event is named after the function.
+    /// Returns the name and the target of a definition of this function. If the function's name is ambiguous,
+    /// the target is the address, and the event is named after the function.
     fn named(&self, kind: Kind) -> (Option<String>, Target) {
         let name = self.symbol.name;
         if self.unique && is_symbol_name(name) {
@@ -108,10 +107,10 @@ impl Found<'_> {
     }
 }
 
-/// Adds the functions of `owner` whose names match `pattern`, by address.
+/// Adds the functions of `owner` whose names match `pattern`, in the order of their addresses.
 fn add<'a>(found: &mut Vec<Found<'a>>, pattern: &str, module: Option<&'a str>, owner: Owner<'a>) {
     let symbols = owner.symbols();
-    // What was read as a definition is a good pattern.
+    // A pattern from a parsed definition is valid.
     let Ok(matching) = symbols.glob(pattern) else {
         return;
     };
@@ -133,10 +132,10 @@ fn add<'a>(found: &mut Vec<Found<'a>>, pattern: &str, module: Option<&'a str>, o
     }
 }
 
-/// How symbols of the padding before a function begin.
+/// Prefixes of the symbols of the padding before a function.
 const PADDING: [&str; 2] = ["__pfx_", "__cfi_"];
 
-/// Names like the longest part of `pattern` that is not a wildcard.
+/// Returns names that are similar to the longest part of `pattern` without wildcards.
 fn near(kernel: &Probeable<'_>, pattern: &str) -> Vec<String> {
     let parts = pattern.split(['*', '?', '[', ']']);
     let longest = parts.max_by_key(|part| part.len()).unwrap_or_default();

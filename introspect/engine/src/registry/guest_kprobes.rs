@@ -1,22 +1,23 @@
-//! The guest's own kprobes, and our jumps.
+//! Coexistence of the guest's own kprobes and our patches.
 //!
-//! A kprobe of the guest's keeps a copy of the instruction it was registered at. When it is armed
-//! and disarmed, at any time, it writes the first byte of that copy, and a hit goes on behind the
-//! copied instruction, in its place; an optimized one writes a jump over [`REACH`](crate::guest::kprobes) bytes at most.
-//! None of that looks again at what is there by then (kernel/kprobes.c,
-//! arch/x86/kernel/kprobes/opt.c). An int3 of ours that the guest writes one over is the guest's from then on: our
-//! probe is gone. Under a jump, or what a jump has left behind, the guest would run into the middle of something.
+//! A kprobe of the guest keeps a copy of the instruction at which it was registered. When it is armed or
+//! disarmed, at any time, it writes the first byte of that copy, and a hit resumes after the copied
+//! instruction, in its place. An optimized kprobe writes a jump over at most [`REACH`](crate::guest::kprobes)
+//! bytes. None of this checks the text again (kernel/kprobes.c, arch/x86/kernel/kprobes/opt.c). If the guest
+//! writes its int3 over one of ours, the int3 belongs to the guest from then on, and our probe is gone. Under a
+//! jump, or the rest of a removed one, the guest would resume in the middle of an instruction.
 //!
-//! Invariant: no jump of ours lies where a kprobe of the guest is registered, armed or not, nor does
-//! the guest register one while a jump is there. So its table of kprobes is read in the stop in
-//! which a jump is to be written, and not while its mutex is held: then one may be on its way into
-//! the table. And the guest is held where it is about to copy an instruction, until no jump is there
-//! any more; if one cannot be taken away, the function that copies fails without having begun, and
-//! with it the guest's registration.
+//! Invariant: no jump of ours is where a kprobe of the guest is registered, armed or not, and the guest
+//! registers none where a jump is. So the engine reads the guest's table of kprobes in the stop in which a jump
+//! is to be written, and does not write the jump while the table's mutex is held: then a kprobe may be about to
+//! be added to the table. And the engine holds the guest where it is about to copy an instruction, until no
+//! jump is there any more. If a jump cannot be removed, the copying function fails at once, and with it the
+//! guest's registration.
 //!
-//! Nor does an int3 of ours come where a registered kprobe of the guest's may write its jump: that is decided when it
-//! is registered, and when it is written it keeps what is there by then, to write it back when nobody knows the int3
-//! any more. One that the guest finds when it decides keeps that jump away; a kprobe is in the table by then.
+//! Invariant: no int3 of ours is planted where a registered kprobe of the guest may write its jump. The guest
+//! decides on that jump when the kprobe is registered. When it writes the jump it saves the text there, and it
+//! would restore a saved int3 after we have forgotten it. If an int3 of ours is there when the guest decides,
+//! it writes no jump; the kprobe is in the table by then.
 
 use std::collections::BTreeMap;
 
@@ -34,15 +35,15 @@ use crate::sites::site::{Patch, SiteState};
 use crate::unoptimized::Unoptimized;
 use crate::world::World;
 
-/// The function that copies the instruction a kprobe is registered at, with the kprobe as its
-/// argument, while `kprobe_mutex` is held.
+/// Function that copies the instruction at which a kprobe is registered. Its argument is the kprobe;
+/// `kprobe_mutex` is held.
 pub(crate) const PREPARES: &str = "arch_prepare_kprobe";
 
-/// What it returns when it must not (include/uapi/asm-generic/errno-base.h).
+/// Error that it returns when it must not copy (include/uapi/asm-generic/errno-base.h).
 const EBUSY: u64 = 16;
 
 impl Registry {
-    /// Whether the guest has to be watched at [`PREPARES`].
+    /// Returns whether the guest has to be watched at [`PREPARES`].
     pub(crate) fn has_to_know_kprobes(&self) -> bool {
         let jumps = self.sites.values().any(|site| {
             site.point.span.is_ok() && site.members.iter().any(|id| !self.probes.is_leaving(*id))
@@ -51,15 +52,15 @@ impl Registry {
         possible && jumps && matches!(self.kprobes.known, Known::Table(_))
     }
 
-    /// Looks where the guest has registered kprobes.
+    /// Reads the addresses of the guest's registered kprobes.
     pub(crate) fn read_kprobes(&mut self, mem: &dyn PhysMemory) {
         if let Some(live) = &self.live {
             self.kprobes.read(&live.view.tables, mem);
         }
     }
 
-    /// Takes those of the prepared `jumps` back that the guest's kprobes are in the way of. The
-    /// virtual CPUs must stand still.
+    /// Retires those of the prepared `jumps` that would meet a kprobe of the guest. The virtual CPUs must be
+    /// stopped.
     pub(crate) fn drop_at_kprobes(
         &mut self,
         jumps: &mut BTreeMap<Gva, Jump>,
@@ -75,7 +76,7 @@ impl Registry {
         let unused = jumps.extract_if(.., |at, _| {
             let site = self.sites.get_mut(at);
             let why = match (&registered, site.as_deref()) {
-                // A jump in the place of another: the guest has none there.
+                // The jump replaces another, so the guest has no kprobe there.
                 (Err(Unknown), Some(site)) if site.jump().is_some() => None,
                 (Err(Unknown), _) => Some(Unoptimized::KprobesChange),
                 (Ok(registered), site) => site
@@ -91,11 +92,11 @@ impl Registry {
         self.code.give_jumps_back(unused);
     }
 
-    /// Which of the sites `arming`, that had nothing, a jump of the guest's may come to cover. The virtual CPUs must stand
-    /// still.
+    /// Checks that no jump of the guest may cover one of the sites `arming` that have no patch yet. The virtual
+    /// CPUs must be stopped.
     ///
     /// # Errors
-    /// When there are such.
+    /// The sites that one may cover.
     pub(crate) fn keep_from_kprobes(
         &self,
         arming: &[(Gva, Patch)],
@@ -119,7 +120,7 @@ impl Registry {
         Obstacles::of(covered).map_or(Ok(()), Err)
     }
 
-    /// Leaves to the guest what is to be armed and has nothing yet, where a jump of the guest's may come to cover it.
+    /// Leaves to the guest the sites to be armed that have no patch yet and that a jump of the guest may cover.
     pub(crate) fn leave_covered(&mut self, mem: &dyn PhysMemory) {
         self.read_kprobes(mem);
         let is_covered = |(at, site): &(&Gva, &SiteState)| {
@@ -140,9 +141,9 @@ impl Registry {
         }
     }
 
-    /// Finds out over which int3s of ours the guest has written its own, which it may when it had begun to register a
-    /// kprobe there before we came: a kprobe is in the table for as long as it is armed. The virtual CPUs must stand
-    /// still.
+    /// Leaves to the guest the sites where its int3 has replaced ours. That happens if the guest had begun to
+    /// register a kprobe there before we planted ours; a kprobe is in the table as long as it is armed. The
+    /// virtual CPUs must be stopped.
     pub(crate) fn leave_to_kprobes(&mut self, mem: &dyn PhysMemory) {
         let (Known::Table(layout), Some(live)) = (&self.kprobes.known, &self.live) else {
             return;
@@ -161,8 +162,8 @@ impl Registry {
         }
     }
 
-    /// The guest is about to register `kprobe`: takes our jumps away from there. Returns how
-    /// [`PREPARES`] goes on: it fails when a jump may still be there.
+    /// Handles the guest's registration of `kprobe`: removes our jumps from there. Returns how [`PREPARES`]
+    /// continues: it fails if a jump may still be there.
     pub fn guest_registers(&mut self, kprobe: Gva, world: &dyn World) -> Decision {
         let then = match self.remove_jumps_near(kprobe, world) {
             Ok(()) => Then::Proceed,
@@ -195,7 +196,7 @@ impl Registry {
         info!(%at, "the guest registers a kprobe where a jump of ours is");
         self.kprobes.registering = Some(at);
         let changed = self.commit_at_hook(world);
-        // The guest holds the mutex from here on until its kprobe is in the table.
+        // From here on the guest holds the mutex until its kprobe is in the table.
         self.kprobes.registering = None;
         changed.map_err(|error| match error {
             CommitError::Stop(error) => format!("a jump at {at} stays: {error}"),

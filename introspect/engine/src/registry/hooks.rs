@@ -1,24 +1,27 @@
-//! What the engine itself watches in the guest, with int3s of its own:
+//! Functions of the guest that the engine watches for itself, with int3s of its own:
 //!
 //! | where            | while there are                     | why                                   |
 //! |------------------|-------------------------------------|---------------------------------------|
 //! | `do_task_dead`   | return probes                       | calls of a dead task are orphans      |
-//! | `__put_task_struct` | return probes on `__schedule` | so are those that it made after that |
-//! | `do_init_module` | probes of modules                   | pending ones can be planted now       |
+//! | `__put_task_struct` | return probes on `__schedule` | calls that a task made after its end are orphans |
+//! | `do_init_module` | probes of modules                   | pending probes can be planted now     |
 //! | `free_module`    | probes of modules                   | the text under them is about to go    |
-//! | `ftrace_arch_code_modify_prepare`, `…_post_process` | probes of entry nops | ftrace compares what it patches: our int3s must be away meanwhile |
-//! | `fixup_exception`, `page_fault_oops` | copies that may fault run without us | a fault in one is the probepoint's |
+//! | `ftrace_arch_code_modify_prepare`, `…_post_process` | probes of entry nops | no int3s of ours then |
+//! | `fixup_exception`, `page_fault_oops` | copies that may fault without us | see below |
 //! | `machine_kexec`  | probes that are planted             | another kernel is about to run ([`super::replaced`]) |
-//! | `arch_prepare_kprobe` | jumps may be written             | a kprobe of the guest's must not meet one ([`crate::registry::guest_kprobes`]) |
+//! | `arch_prepare_kprobe` | jumps that may be written | a kprobe must not meet one ([`super::guest_kprobes`]) |
 //!
-//! `do_init_module` runs when a module's text is final and before any of it has run; `free_module`
-//! before its text is unmapped (kernel/module/main.c). A kernel without one of these functions loses
-//! what they are for, and that is logged.
+//! Ftrace checks the text that it patches, so our int3s are removed from its sites meanwhile. A copy in a boosted
+//! slot or a detour faults without an exit, and the fault has to show the probepoint.
 //!
-//! Invariant: where ftrace patches the entry of one of them, the int3 is behind that. So nothing that the guest
-//! traces makes the engine blind, and for the sake of its own int3s nobody needs to know what ftrace does. Arguments
-//! and the return address are where they are at the entry: the instruction there does nothing, and a tracer keeps
-//! them.
+//! `do_init_module` runs when a module's text is final and before any of it has run; `free_module` runs before
+//! its text is unmapped (kernel/module/main.c). In a kernel without one of these functions the feature it is
+//! for does not work, and that is logged.
+//!
+//! Invariant: where ftrace patches the entry of a watched function, the int3 is after the patched instruction.
+//! So hooks keep working while the guest traces the function, and the hooks' own int3s do not require watching
+//! ftrace. Arguments and the return address are where they are at the entry, because the patched instruction
+//! does nothing, and a tracer preserves them.
 
 use std::collections::BTreeSet;
 
@@ -40,36 +43,36 @@ use crate::sites::site::{Place, SiteState, patched};
 use crate::sites::text::Text;
 use crate::world::{StopError, World};
 
-/// One thing that the engine watches.
+/// A hook of the engine.
 struct Hook {
-    /// The functions at whose entries it is.
+    /// Functions at whose entries the hook is.
     functions: &'static [&'static str],
-    /// Whether it is needed as probes are now.
+    /// Whether the hook is needed for the present probes.
     wanted: fn(&Registry) -> bool,
-    /// What comes of it.
+    /// Action at a hit.
     then: Then,
-    /// Only the first function has to be there.
+    /// Whether only the first function has to exist.
     optional: bool,
 }
 
-/// What comes of a hook.
+/// Action of a hook.
 enum Then {
-    /// The virtual CPU does it at the hit.
+    /// The virtual CPU does this at the hit.
     AtOnce(Internal),
-    /// The virtual CPU waits, while the engine does this with the first argument of the function.
+    /// The virtual CPU waits while the engine runs this with the first argument of the function.
     Told(fn(&mut Registry, Gva, &dyn World) -> Told),
 }
 
-/// What comes of an event that the engine was told of.
+/// The result of an event that the engine handled.
 #[derive(Debug, Default)]
 pub struct Told {
-    /// How the guest goes on.
+    /// How the guest continues.
     pub decision: Decision,
-    /// Probes that turned out to be impossible, and why.
+    /// Probes that cannot be planted, and why.
     pub refused: Vec<(ProbeId, Refused)>,
 }
 
-/// What an engine's hook has the virtual CPU do.
+/// A hook action for the virtual CPU that does nothing.
 const NOTHING: Internal = Internal {
     task_dead: false,
     task_freed: false,
@@ -77,7 +80,7 @@ const NOTHING: Internal = Internal {
     told: HookSet(0),
 };
 
-/// A hook that has nothing special.
+/// A hook without special properties, as a base for others.
 const PLAIN: Hook = Hook {
     functions: &[],
     wanted: |_| false,
@@ -85,18 +88,21 @@ const PLAIN: Hook = Hook {
     optional: false,
 };
 
-/// The function that a task enters after `do_task_dead` and never returns from (kernel/sched/core.c). All
-/// others that it enters there return.
+/// Function that a task enters after `do_task_dead` and never returns from (kernel/sched/core.c). All other
+/// functions that it enters there return.
 const LAST_ENTERED: &str = "__schedule";
 
-/// Where ftrace comes before it patches, with its lock held (kernel/trace/ftrace.c, `ftrace_run_update_code`).
+/// Function that ftrace calls before it patches, with its lock held (kernel/trace/ftrace.c,
+/// `ftrace_run_update_code`).
 const FTRACE_BEGINS: &str = "ftrace_arch_code_modify_prepare";
 
-/// The lengths of an ENDBR64, and of what ftrace patches (`MCOUNT_INSN_SIZE` in arch/x86/include/asm/ftrace.h).
+/// Length of an ENDBR64; length of the instruction that ftrace patches (`MCOUNT_INSN_SIZE` in
+/// arch/x86/include/asm/ftrace.h).
 const ENDBR: u64 = 4;
 const FTRACE: u64 = 5;
 
-/// All hooks; those of ftrace come last, as they are needed for what others put at its sites, too.
+/// All hooks. Those of ftrace come last, because hooks before them may be at ftrace's sites and so require
+/// them.
 const HOOKS: [Hook; 8] = [
     Hook {
         functions: &["do_task_dead"],
@@ -107,8 +113,8 @@ const HOOKS: [Hook; 8] = [
         }),
         ..PLAIN
     },
-    // Frees a task, its first argument, when nobody refers to it any more (kernel/fork.c): it has been
-    // switched away from for the last time long before.
+    // Frees a task, its first argument, when it has no references any more (kernel/fork.c), long after the last
+    // switch away from it.
     Hook {
         functions: &["__put_task_struct"],
         wanted: Registry::has_last_entered,
@@ -134,10 +140,10 @@ const HOOKS: [Hook; 8] = [
         then: Then::Told(Registry::told_of_kexec),
         ..PLAIN
     },
-    // What the kernel calls for a fault of its own, before it complains of one, with the registers at
-    // the fault as its first argument: to look for an entry of the exception table
-    // (arch/x86/mm/extable.c), and for page faults that can have none, with SMAP at addresses of user
-    // space (arch/x86/mm/fault.c). Kernels before 5.12 have no second one, and call the first for all.
+    // The kernel calls these functions for a fault of its own, before it reports one, with the registers at the
+    // fault as the first argument: the first to find an exception-table entry (arch/x86/mm/extable.c), the
+    // second for page faults that can have none, with SMAP at addresses of user space (arch/x86/mm/fault.c).
+    // Kernels before 5.12 do not have the second, and call the first for all faults.
     Hook {
         functions: &["fixup_exception", "page_fault_oops"],
         wanted: Registry::has_copies_that_may_fault,
@@ -170,13 +176,13 @@ const HOOKS: [Hook; 8] = [
     },
 ];
 
-/// The functions whose entries the engine may watch.
+/// Returns the functions whose entries the engine may watch.
 pub(crate) fn watched() -> impl Iterator<Item = &'static str> {
     HOOKS.iter().flat_map(|hook| hook.functions).copied()
 }
 
 impl Registry {
-    /// Makes sites for what the engine has to watch, and lets the others go with the next change.
+    /// Creates the sites of the hooks that are needed; the next change removes the others.
     pub(crate) fn provide_hooks(&mut self, mem: &dyn PhysMemory) {
         if self.live.is_none() {
             return;
@@ -205,8 +211,8 @@ impl Registry {
         self.drop_idle_hooks();
     }
 
-    /// The guest has come to where `hooks` are, in a function with this first `argument`; the virtual CPU
-    /// waits. Meant to be called for what [`Held::Engine`](hvprobe_hit::Held::Engine) says.
+    /// Runs the engine's part of `hooks`, in a function with this first `argument`, while the virtual CPU
+    /// waits. Meant to be called for a [`Held::Engine`](hvprobe_hit::Held::Engine).
     pub fn told(&mut self, hooks: HookSet, argument: Gva, world: &dyn World) -> Told {
         let mut all = Told::default();
         for (number, hook) in HOOKS.iter().enumerate() {
@@ -216,7 +222,7 @@ impl Registry {
                 let Told { decision, refused } = does(self, argument, world);
                 all.refused.extend(refused);
                 all.decision.changes.extend(decision.changes);
-                // Who sends the guest elsewhere has it his way.
+                // The first redirect wins.
                 if all.decision.then == Proceed {
                     all.decision.then = decision.then;
                 }
@@ -250,7 +256,7 @@ impl Registry {
         Told::default()
     }
 
-    /// Whether something of ours is where the guest's ftrace patches.
+    /// Returns whether a probe or hook is where the guest's ftrace patches.
     fn has_ftrace_sites(&self) -> bool {
         let is_used = |site: &SiteState| {
             site.internal.is_some() || site.members.iter().any(|id| !self.probes.is_leaving(*id))
@@ -260,16 +266,16 @@ impl Registry {
             .any(|site| site.point.ftrace && is_used(site))
     }
 
-    /// Whether tasks make calls after their end that a return probe follows.
+    /// Returns whether a return probe follows calls that tasks make after their end.
     fn has_last_entered(&self) -> bool {
         self.sites.values().any(|site| {
-            // The compiler may have made a clone of it.
+            // The probed function may be a clone that the compiler made.
             let name = site.point.symbol.0.split('.').next();
             name == Some(LAST_ENTERED) && self.probes.any_follows_calls(&site.members)
         })
     }
 
-    /// Whether some instruction that may fault runs from a slot that jumps back, or from a detour.
+    /// Returns whether an instruction that may fault runs from a boosted slot or a detour.
     fn has_copies_that_may_fault(&self) -> bool {
         let may_fault = |it: &Displaced| !matches!(it.action(), Action::Emulate(_));
         let jumps = self.switches.optimize && self.code.region.detours.is_some();
@@ -315,17 +321,17 @@ impl Registry {
         }
     }
 
-    /// The offset behind the instruction of the function `name` that ftrace patches, if there is one.
+    /// Returns the offset after the instruction of the function `name` that ftrace patches, if there is one.
     fn behind_ftrace(&self, name: &str) -> Option<u64> {
         let image = &self.kernel.image;
         let entry = image.symbols().address_of(name)?;
-        // At the entry, or behind its ENDBR.
+        // The instruction is at the entry, or after its ENDBR.
         let at = [0, ENDBR].into_iter();
         let mut at = at.filter(|at| image.is_ftrace_site(entry.wrapping_add(*at)));
         Some(at.next()? + FTRACE)
     }
 
-    /// Does without what the engine wanted to know where `obstacle` is, if that was it.
+    /// Gives up the hook at the site of `obstacle`. Returns whether there was one.
     pub(crate) fn unhook(&mut self, obstacle: &Obstacle) -> bool {
         let Obstacle { at, why } = obstacle;
         let site = self.sites.get_mut(at).filter(|site| !site.is_armed());
@@ -345,16 +351,16 @@ impl Registry {
         true
     }
 
-    /// Forgets sites that neither a probe nor the engine wants and that were never armed.
+    /// Removes sites without probes and hooks that were never armed.
     fn drop_idle_hooks(&mut self) {
         self.sites.retain(|_, site| {
             !site.members.is_empty() || site.internal.is_some() || site.is_armed()
         });
     }
 
-    /// The guest's ftrace is about to patch text, or has done so: takes our int3s off its sites, or
-    /// puts them back where it left the nop. In one stop, whatever it has patched: it waits for this with its
-    /// locks held.
+    /// Handles the beginning or the end of ftrace's patching: removes our int3s from its sites, or restores
+    /// them where ftrace left the nop. Takes one stop, however much ftrace has patched, because ftrace waits
+    /// with its locks held.
     ///
     /// # Errors
     /// When the virtual CPUs cannot be stopped.
@@ -371,7 +377,7 @@ impl Registry {
                 Ok(()) => return Ok(()),
                 Err(CommitError::Stop(error)) => return Err(error),
                 Err(CommitError::Sites(obstacles)) => {
-                    // Every round leaves more sites alone.
+                    // Every round leaves more sites to the guest.
                     let mut left = 0_usize;
                     for Obstacle { at, .. } in obstacles.all() {
                         if let Some(site) = self.sites.get_mut(&at).filter(|site| !site.occupied) {
@@ -388,8 +394,8 @@ impl Registry {
         }
     }
 
-    /// Finds out whether the guest's ftrace may be patching, if it was not watched when it began. The virtual CPUs
-    /// must stand still.
+    /// Finds out whether the guest's ftrace may be patching, if it was not watched when it began. The virtual
+    /// CPUs must be stopped.
     pub(crate) fn look_at_ftrace(&mut self, mem: &dyn PhysMemory) {
         if self.hooks.ftrace.watched {
             return;
@@ -411,20 +417,20 @@ impl Registry {
         lock.is_held(&live.view.tables, mem)
     }
 
-    /// Whether the guest's ftrace is held where it begins to patch.
+    /// Returns whether the hook where the guest's ftrace begins to patch is armed.
     pub(crate) fn watches_ftrace(&self) -> bool {
         let Some(entry) = self.kernel.image.symbols().address_of(FTRACE_BEGINS) else {
             return false;
         };
         let is_watched =
             |site: &SiteState| site.internal.is_some() && site.is_armed() && !site.gone;
-        // Behind its ENDBR, if it has one, and behind what ftrace patches.
+        // The hook is after the ENDBR, if there is one, and after the instruction that ftrace patches.
         let mut sites = self.sites.range(entry..=entry.wrapping_add(ENDBR + FTRACE));
         sites.any(|(_, site)| is_watched(site))
     }
 
-    /// Plants what waits for the guest's ftrace once its lock is free: it had that before it was watched, or its end
-    /// was missed. Meant to be called once a second.
+    /// Plants the probes that wait for the guest's ftrace once its lock is free: it held the lock before it was
+    /// watched, or its end was missed. Meant to be called once a second.
     pub fn retry_ftrace(&mut self, world: &dyn World) {
         if self.hooks.ftrace.patches != Patches::No
             && !self.is_ftrace_locked(world.memory())
@@ -435,8 +441,8 @@ impl Registry {
         }
     }
 
-    /// Finds out which sites hold something else than the nop, now that the guest's ftrace has patched: those are
-    /// its own.
+    /// Leaves the sites that do not hold the nop to the guest, whose ftrace has just patched: they hold its
+    /// calls.
     fn leave_to_ftrace(&mut self, mem: &dyn PhysMemory) {
         let Some(live) = &self.live else { return };
         let tables = live.view.tables;
@@ -483,9 +489,9 @@ impl Registry {
         }
     }
 
-    /// The guest's modules have changed, or are about to: plants what waits for a module that is
-    /// there now, and takes everything out of those that leave. `formed` is where the module is
-    /// that has just got its final text. Returns what turned out to be impossible.
+    /// Handles a change of the guest's modules, past or imminent: plants probes that waited for a module that
+    /// is there now, and removes those of modules that leave. `formed` is the address of the module that has
+    /// just got its final text. Returns the probes that cannot be planted.
     ///
     /// # Errors
     /// When the virtual CPUs cannot be stopped.

@@ -2,13 +2,13 @@
 //!
 //! ```text
 //!              fit, prepared before a stop              a member or neighbour comes or goes,
-//!   breakpoint ───────────────────────────► jump ──────► the switch is turned ──► breakpoint
+//!   breakpoint ───────────────────────────► jump ──────► the switch changes ──► breakpoint
 //!                                                        └─ still fit ──► jump with a new detour
 //! ```
-//! Invariants: a jump is there only while every enabled member of its site is served by a record in
-//! the ring, and no other site lies under its bytes; a detour is written before anybody can come to
-//! it and never changed; one that was in use stays as it is (a *ghost*), for the same members at the
-//! same site, until there is no room and no word of guest memory points into it.
+//! Invariants: a site has a jump only while every enabled member is served by a record in the ring, and no
+//! other site lies under the jump's bytes; a detour is written before any task can reach it and never changed;
+//! a detour that was in use stays unchanged as a *ghost*, for the same members at the same site, until there is
+//! no room and no word of guest memory points into it.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -27,22 +27,23 @@ use crate::registry::state::{Live, Registry};
 use crate::sites::site::{Patch, Probe, SiteState};
 use crate::unoptimized::Unoptimized;
 
-/// What needs an exit where no detour can copy the stack for the host to follow it later.
+/// Action that needs an exit where detours cannot copy the stack for the host to unwind later.
 pub(crate) const STACKS: &str = "records the kernel's stack";
-/// The same, where calls return elsewhere than to what is on the stack, and nobody knows later where to.
+/// The same action while calls in flight return to addresses other than those on the stack, which are not known
+/// later.
 const STACKS_OF_CALLS: &str = "records the kernel's stack while there are return probes";
 
-/// What detours can do, beside recording what registers hold.
+/// Abilities of detours, besides recording registers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Abilities {
-    /// Read memory.
+    /// Whether they can read memory.
     pub(crate) read: bool,
-    /// Copy stacks; if not, what of a probe needs an exit.
+    /// Whether they can copy stacks; if not, the action that needs an exit.
     pub(crate) stacks: Result<(), &'static str>,
 }
 
-/// Whether hits of the probe `spec` with these actions can be told without an exit, by detours that `can` do so
-/// much; if they cannot, what needs one.
+/// Returns the reason why hits of the probe `spec` with these actions need an exit, with detours that have the
+/// abilities `can`; `None` if they need none.
 pub(crate) fn needs_exit(
     spec: &ProbeSpec,
     actions: &Actions,
@@ -59,7 +60,7 @@ pub(crate) fn needs_exit(
     }
 }
 
-/// Whether the calls of a return probe can be followed without exits; if not, what needs one.
+/// Returns the reason why the calls of a return probe cannot be followed without exits; `None` if they can.
 pub(crate) fn unfollowable(spec: &ProbeSpec, actions: &Actions) -> Option<&'static str> {
     const NOTHING: Abilities = Abilities {
         read: false,
@@ -76,8 +77,8 @@ pub(crate) fn unfollowable(spec: &ProbeSpec, actions: &Actions) -> Option<&'stat
     }
 }
 
-/// Whether a probe's hits can be recorded without an exit, by detours that `can` do so much; if they cannot,
-/// what needs one.
+/// Returns the reason why hits with these actions cannot be recorded without an exit, with detours that have
+/// the abilities `can`; `None` if they can.
 fn synchronous(actions: &Actions, can: impl Fn() -> Abilities) -> Option<&'static str> {
     let reads = actions.capture.iter().any(Item::reaches_memory);
     if actions.post {
@@ -101,7 +102,7 @@ fn synchronous(actions: &Actions, can: impl Fn() -> Abilities) -> Option<&'stati
     }
 }
 
-/// Where the stack of a task is in a kernel whose tasks are found so, if that can be told.
+/// Returns the location of the stacks of tasks with this layout, if it is known.
 pub(crate) fn stack_fields(image: &KernelImage, task: Option<TaskLayout>) -> Option<StackFields> {
     let stack = image.member_offset("task_struct", "stack").ok()?;
     Some(StackFields {
@@ -120,10 +121,10 @@ fn task_fields(layout: TaskLayout) -> Option<TaskFields> {
 }
 
 impl Registry {
-    /// The span that a jump at `site` would displace.
+    /// Returns the span that a jump at `site` would displace.
     ///
     /// # Errors
-    /// Why the site is to have an int3.
+    /// Why the site must have an int3.
     pub(crate) fn fit<'s>(&self, site: &'s SiteState) -> Result<&'s Span, Unoptimized> {
         #[cfg(test)]
         hvprobe_fixtures::count_work();
@@ -150,7 +151,7 @@ impl Registry {
         Ok(span)
     }
 
-    /// Why the first of `probes` that cannot do without an exit needs one.
+    /// Returns why the first of `probes` that needs an exit needs one.
     pub(crate) fn synchronous<'s>(
         &self,
         mut probes: impl Iterator<Item = (ProbeId, &'s Probe)>,
@@ -174,8 +175,8 @@ impl Registry {
         }
     }
 
-    /// Whether detours can read memory: by code of the kernel, which is not probed itself, as their own
-    /// calls of it would be hits.
+    /// Returns whether detours can read memory. They call functions of the kernel for that, which must not be
+    /// probed, because the calls would be hits.
     pub(crate) fn can_read_in_detours(&self) -> bool {
         let readers = self
             .live
@@ -196,12 +197,12 @@ impl Registry {
             .filter_map(|id| Some((id, self.probes.get(id)?)))
     }
 
-    /// Why `site` carries an int3 although it is armed; `None` for one that does not.
+    /// Returns why the armed `site` has an int3 instead of a jump; `None` if it has no int3.
     pub(crate) fn unoptimized(&self, site: &SiteState) -> Option<Unoptimized> {
         matches!(site.patch, Patch::Breakpoint).then(|| self.without_jump(site))
     }
 
-    /// Why `site` has no jump.
+    /// Returns why `site` has no jump.
     pub(crate) fn without_jump(&self, site: &SiteState) -> Unoptimized {
         match self.fit(site) {
             Err(why) => why,
@@ -209,8 +210,8 @@ impl Registry {
         }
     }
 
-    /// Makes the detours that sites want and do not have yet. Nobody can
-    /// come to them before the text is changed, so the guest may run meanwhile.
+    /// Makes the detours that sites want and do not have yet. No task can reach them before the text is
+    /// changed, so the guest may run meanwhile.
     pub(crate) fn prepare_jumps(&mut self, mem: &dyn PhysMemory) -> Vec<(Gva, Jump)> {
         let mut wanted = Vec::new();
         for (at, site) in &self.sites {
@@ -327,7 +328,7 @@ impl Registry {
         made
     }
 
-    /// Whether the jump of `site` can stay as it is.
+    /// Returns whether the jump of `site` can stay as it is.
     pub(crate) fn keeps_jump(&self, site: &SiteState) -> bool {
         let members = self.enabled_members(site).map(|(id, _)| id);
         site.jump()

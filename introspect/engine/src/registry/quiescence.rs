@@ -1,11 +1,10 @@
-//! Whether somebody may come to the bytes under a jump.
+//! Proof that no task may reach the bytes under a jump.
 //!
-//! A task that was interrupted just before an instruction under the jump goes on there; so does one
-//! that was interrupted in a copy, a slot's or a detour's, that ends in a jump to there. Where the
-//! jump's byte is an int3 the hit is translated ([`Span::fits`]). For the others a [`Look`] proves that
-//! no word of the guest's memory and no virtual CPU leads there; as long as one does, or may do, the
-//! site keeps its int3, and is looked at again later, without anybody who waits for that: a look through much memory
-//! takes long.
+//! A task that was interrupted just before an instruction under the jump resumes there. So does a task that was
+//! interrupted in a copy, in a slot or a detour, that ends in a jump to that instruction. Where the jump's byte
+//! is an int3 the hit is translated ([`Span::fits`]). For the others a [`Look`] proves that no word of the
+//! guest's memory and no virtual CPU leads there. As long as one does, or may, the site keeps its int3, and
+//! there is another look later that nothing waits for, because a look through much memory takes long.
 //!
 //! [`Span::fits`]: hvprobe_arch::detour::Span::fits
 
@@ -24,18 +23,18 @@ use crate::sites::site::SiteState;
 use crate::unoptimized::Unoptimized;
 use crate::world::World;
 
-/// The longest time between two looks, in calls of [`Registry::retry`].
+/// Maximum time between two looks, in calls of [`Registry::retry`].
 const PATIENCE_MAX: u32 = 64;
 
-/// What nobody may be on the way to for the jump at a site to be written.
+/// Places that no task may be about to reach when the jump is written.
 struct Unproven {
     site: Gva,
     points: Vec<Gva>,
-    /// Copies that lead to one of the points: where they begin, and their length.
+    /// Copies that lead to one of the points: start and length.
     copies: Vec<(Gva, u64)>,
 }
 
-/// The instructions under the jump that its bytes cannot be an int3 for.
+/// Returns the instructions under the jump at which its bytes cannot be an int3.
 fn boundaries_without_int3(span: &Span) -> Vec<Gva> {
     let inside = span.interior().filter(|offset| *offset > 2);
     inside
@@ -73,8 +72,8 @@ impl Registry {
         })
     }
 
-    /// Looks through the guest's memory if the `jumps`, the slots that sites want, or what is left of
-    /// probes that have gone make it worth it, and it has at most `most` bytes.
+    /// Scans the guest's memory, of at most `most` bytes, if the `jumps`, missing slots or crowded ghosts make
+    /// it worthwhile.
     pub(crate) fn look<'w>(
         &self,
         jumps: &BTreeMap<Gva, Jump>,
@@ -89,8 +88,7 @@ impl Registry {
         worth.then(|| Look::begin(points, most, world)).flatten()
     }
 
-    /// Takes those of the prepared `jumps` back that somebody may be under. The virtual CPUs must
-    /// stand still.
+    /// Retires those of the prepared `jumps` that a task may be under. The virtual CPUs must be stopped.
     pub(crate) fn drop_unproven(&mut self, jumps: &mut BTreeMap<Gva, Jump>, still: Still<'_>) {
         let unproven: Vec<Unproven> = jumps
             .keys()
@@ -119,11 +117,11 @@ impl Registry {
         }
     }
 
-    /// What jumps wait for where somebody may have been under them or the guest had a kprobe of its own, or what is
-    /// left of probes that have gone, if it is time to look. Meant to be called once a second; there is something
-    /// less and less often when nothing changes.
+    /// Returns the next look, if it is due: for jumps that wait because a task may have been under them or the
+    /// guest had a kprobe there, or for crowded ghosts. Meant to be called once a second; while nothing
+    /// changes, the looks become less and less frequent.
     pub fn retry(&mut self) -> Option<Retry> {
-        // Whatever look there was is over.
+        // Any previous look is over.
         self.sent_since = None;
         let waits = |site: &SiteState| {
             let why = site.unprepared.as_ref();
@@ -143,7 +141,8 @@ impl Registry {
             left: next,
             next: (next * 2).min(PATIENCE_MAX),
         };
-        // Those that have to go to a place without int3s have points; a neighbour's come and go with other changes.
+        // Only jumps with boundaries that cannot be int3s have points. The others wait for kprobes or room, not
+        // for a look. A jump that a neighbour prevents waits for another change.
         let unproven = self.sites.iter().filter(|(_, site)| waits(site));
         let unproven = unproven.filter_map(|(at, site)| self.unproven(*at, site));
         let points: BTreeSet<Gva> = unproven.flat_map(|it| it.points).collect();
@@ -156,12 +155,13 @@ impl Registry {
         })
     }
 
-    /// Makes a change of what `looked` allows.
+    /// Makes the changes that the result of a look allows.
     ///
-    /// Something may have been changed since that was begun: a large guest is looked through for longer than some leave
-    /// its probes alone. To instructions under jumps the host itself may have sent somebody for a probe that was there in
-    /// between, which no look sees: no jump is written then. Of our code what was seen holds whatever was there when, together
-    /// with where calls were sent to meanwhile: stubs of what leaves are taken off the stacks.
+    /// The registry may have changed since the look began, because a look through a large guest can take longer
+    /// than the time between two changes. Then no jump is written: for a probe that existed in between the host
+    /// may have sent a task to an instruction under the jump, and a look does not see that. For our own code
+    /// the result stays valid, together with the addresses that calls were directed to meanwhile: the stubs of
+    /// leaving probes are taken off the stacks.
     pub fn end_retry(&mut self, looked: Looked<'_>, world: &dyn World) {
         if self.live.is_none() {
             return;
@@ -175,12 +175,12 @@ impl Registry {
         if jumps.is_empty() && (looked.look.is_none() || !is_of_use) {
             return;
         }
-        // What cannot be changed now is tried again later.
+        // A change that fails now is tried again later.
         let _ = self.commit_jumps(jumps, looked.look, world);
         self.sent_since = None;
     }
 
-    /// As once a second, all at once.
+    /// Runs a whole retry at once, for tests.
     #[cfg(test)]
     pub(crate) fn retry_jumps(&mut self, world: &dyn World) {
         if let Some(retry) = self.retry() {
@@ -189,7 +189,7 @@ impl Registry {
     }
 }
 
-/// What is to be looked for in the guest's memory, however long that takes, without the registry.
+/// A look that is due. It needs no registry, however long it takes.
 #[derive(Debug)]
 pub struct Retry {
     is_look: bool,
@@ -198,7 +198,7 @@ pub struct Retry {
 }
 
 impl Retry {
-    /// Looks, while the guest runs.
+    /// Scans the guest's memory while the guest runs.
     #[must_use]
     pub fn look(self, world: &dyn World) -> Looked<'_> {
         let look = self
@@ -211,7 +211,7 @@ impl Retry {
     }
 }
 
-/// What was seen. While there is one, the guest's writes are noted.
+/// The result of a look. While it exists, the guest's writes are logged.
 pub struct Looked<'w> {
     look: Option<Look<'w>>,
     changes: u64,

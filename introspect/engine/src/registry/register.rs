@@ -1,13 +1,13 @@
-//! Registering a batch: what its definitions stand for, whole or as far as possible, in one stop.
+//! Registration of a batch: whole or as far as possible, in one stop.
 //!
 //! ```text
 //!   definitions ─ expand ─► one place each ─ plan ─► probepoints ─ place ─► at their sites ─ plant ─► registered
 //! ```
-//! Each step takes the batch from the one before and hands it on, shorter by what it refused.
-//! Invariants: everything that can be refused by looking at the guest is refused before the virtual
-//! CPUs are stopped; after an error nothing has changed; with [`Refusals::Skip`] a probe is either
-//! registered or among those skipped, with the reason; the work grows with the length of the batch,
-//! however much of it is refused ([`super::plant`]).
+//! Each step takes the batch from the previous one, and hands on the probes that it did not refuse. Invariants:
+//! everything that can be refused by looking at the guest is refused before the virtual CPUs are stopped; after
+//! an error nothing has changed; with [`Refusals::Skip`] a probe is either registered or among the skipped
+//! ones, with the reason; the work grows with the length of the batch, however much of it is refused
+//! ([`super::plant`]).
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -27,7 +27,7 @@ use crate::registered::{BATCH_MAX, Refusals, Registered, Skipped};
 use crate::registry::state::Registry;
 use crate::world::World;
 
-/// A batch on its way. `S` is what is known of each probe that nothing speaks against yet.
+/// A batch in the process of registration. `S` is what is known about each probe that was not refused yet.
 struct Batch<'s, S> {
     refusals: Refusals,
     probes: Vec<Entry<'s, S>>,
@@ -36,7 +36,7 @@ struct Batch<'s, S> {
 
 /// One probe of a batch, whose definition names one place.
 struct Entry<'s, S> {
-    /// The position in the batch of what it comes from.
+    /// Position of its definition in the batch.
     index: usize,
     spec: Cow<'s, ProbeSpec>,
     state: S,
@@ -44,20 +44,20 @@ struct Entry<'s, S> {
 
 /// A probe that may be planted.
 struct Planned {
-    /// `None` for one that waits for its module.
+    /// `None` for a probe that waits for its module.
     point: Option<Probepoint>,
     resolved: Resolved,
 }
 
-/// A probe that the registry has.
+/// A probe that was added to the registry.
 struct Placed {
     id: ProbeId,
-    /// Its site; `None` while it is pending.
+    /// Address of its site; `None` while it is pending.
     at: Option<Gva>,
 }
 
 impl<'s, S> Batch<'s, S> {
-    /// Takes every probe one step on; returns which were refused at that apart.
+    /// Runs one step for every probe. Returns the batch without the refused probes, and those apart.
     fn each<T>(
         self,
         mut step: impl FnMut(&ProbeSpec, S) -> Result<T, Refused>,
@@ -84,7 +84,7 @@ impl Batch<'_, Placed> {
         self.probes.iter().map(|entry| entry.state.id)
     }
 
-    /// What is told of the batch when some of it was refused at the end.
+    /// Returns the result of the registration, given the probes that were refused at the end.
     fn registered(self, planted: Planted) -> Registered {
         let Planted {
             refused,
@@ -106,7 +106,7 @@ impl Batch<'_, Placed> {
         }
     }
 
-    /// Why none of the batch was planted.
+    /// Returns the error for a batch of which no probe was planted.
     fn error(&self, error: PlantError) -> RegisterError {
         let (to_blame, source) = match error {
             PlantError::Stop(error) => return error.into(),
@@ -118,7 +118,7 @@ impl Batch<'_, Placed> {
             PlantError::Site(Obstacle { at, why }) => {
                 let is_here =
                     |entry: &&Entry<'_, Placed>| !entry.spec.disabled && entry.state.at == Some(at);
-                // An obstacle to what the engine watches is laid to the first.
+                // The first probe is blamed for an obstacle to a hook of the engine.
                 let any = self.probes.iter().find(is_here).or(self.probes.first());
                 (any.filter(|_| self.refusals == Refusals::Fail), why)
             }
@@ -131,9 +131,9 @@ impl Batch<'_, Placed> {
 }
 
 impl Registry {
-    /// Registers `specs`, all or none, in one stop of the virtual CPUs. While the guest boots the
-    /// probes are checked against the kernel image and stay pending; so do probes of modules that
-    /// are not loaded. A pattern stands for the functions that match now.
+    /// Registers `specs`, all or none, in one stop of the virtual CPUs. While the guest boots the probes are
+    /// checked against the kernel image and stay pending; probes of modules that are not loaded stay pending
+    /// too. A pattern is expanded to the functions that match now.
     ///
     /// # Errors
     /// Names the first probe that was refused and why; nothing has changed then.
@@ -145,13 +145,13 @@ impl Registry {
         Ok(self.register_batch(specs, Refusals::Fail, world)?.ids())
     }
 
-    /// As [`Registry::register`], with a say in what becomes of the rest when one is refused. What is
-    /// refused costs no stop of its own, but a second one may follow, in which others get the jumps
-    /// that it had kept away.
+    /// As [`Registry::register`]; `refusals` says what happens to the other probes when one is refused. A
+    /// refused probe costs no stop of its own, but a second stop may follow, in which other sites get the jumps
+    /// that it had prevented.
     ///
     /// # Errors
-    /// With [`Refusals::Fail`] as [`Registry::register`]; with [`Refusals::Skip`] when what a probe
-    /// is to do makes no sense, or the virtual CPUs cannot be stopped. Nothing has changed then.
+    /// With [`Refusals::Fail`] as [`Registry::register`]; with [`Refusals::Skip`] when the specification of a
+    /// probe is invalid, or the virtual CPUs cannot be stopped. Nothing has changed then.
     pub fn register_batch(
         &mut self,
         specs: &[ProbeSpec],
@@ -188,7 +188,7 @@ impl Registry {
             }
             Err(PlantError::Replaced) => {
                 self.take_back(batch.ids());
-                // Which refuses all of it.
+                // The second call refuses all of it.
                 self.register_batch(specs, refusals, world)
             }
             Err(error) => {
@@ -198,8 +198,10 @@ impl Registry {
         }
     }
 
+    /// Checks that the machine has room for `more` probes.
+    ///
     /// # Errors
-    /// When the machine may not have so many probes more.
+    /// When it has not.
     fn has_room(&self, more: usize) -> Result<(), Refused> {
         let (there, max) = (self.probes.len(), self.room);
         if there + more > max {
@@ -208,7 +210,7 @@ impl Registry {
         Ok(())
     }
 
-    /// What `specs` stand for one by one.
+    /// Expands the patterns of `specs`.
     fn expand<'s>(
         &self,
         specs: &'s [ProbeSpec],
@@ -247,7 +249,7 @@ impl Registry {
         Ok(batch)
     }
 
-    /// Finds and checks the probepoints, and what is to be read there.
+    /// Finds and checks the probepoints, and resolves what is read there.
     fn plan_all<'s>(
         &self,
         batch: Batch<'s, ()>,

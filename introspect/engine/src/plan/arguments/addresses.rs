@@ -1,12 +1,12 @@
-//! Which addresses a function has, for filters by it. Only those of the kernel's own text are taken: they stay where they
-//! are, while what is loaded at a module's may be another's tomorrow.
+//! Address ranges of functions, for filters. Only functions of the kernel's own text are accepted: their
+//! addresses stay the same, while the addresses of a module may hold another one later.
 
 use hvprobe_arch::Gva;
 use hvprobe_linux::symbols::Symbols;
 use hvprobe_spec::fetch::Value;
 
-/// The first and the last address of the function, one of these `symbols`, that `value` names, or that has this address,
-/// or why there is none.
+/// Returns the first and the last address of the function that `value` names in `symbols`, or that contains the
+/// address `value`; or why there is none.
 pub(super) fn of_function(symbols: &Symbols, value: &Value) -> Result<(u64, u64), String> {
     let symbol = match value {
         Value::Name(name) => symbols.lookup(name).map_err(|why| why.to_string())?,

@@ -1,6 +1,6 @@
-//! Expressions as a first value and the pointers to follow from it.
+//! Resolves expressions to a first value and the pointers to follow from it.
 //!
-//! What is kept true: a chain is what the kernel makes of the same expression (`FETCH_OP_*` in
+//! Invariant: a chain is what the kernel makes of the same expression (`FETCH_OP_*` in
 //! kernel/trace/trace_probe.h): one first value, and an offset for each memory access after it.
 
 use hvprobe_arch::regs::Gpr;
@@ -14,43 +14,43 @@ use super::syscall::{Call, CallArgument};
 use super::types;
 use crate::plan::kernel::Probeable;
 
-/// An expression, resolved.
+/// A resolved expression.
 #[derive(Clone, Debug)]
 pub(super) struct Chain {
     pub(super) start: Start,
     pub(super) pointers: Vec<Pointer>,
-    /// The type of what is there at the end, if one is known.
+    /// Type of the value at the end of the chain, if it is known.
     pub(super) ty: Option<TypeId>,
-    /// The bits of it that are meant: the first, and how many.
+    /// Range of bits of that value: the first bit, and their number.
     pub(super) bits: Option<(u64, u8)>,
-    /// Whether it is known to point to characters, though no type tells.
+    /// Whether it is known to point to characters without a type that says so.
     pub(super) characters: bool,
 }
 
 /// The first value of a chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Start {
-    /// One that pointers can be followed from.
+    /// A base that pointers can be followed from.
     Base(Base),
     /// A parameter in two registers.
     Two(Gpr, Gpr),
-    /// What a function returned in RAX and RDX.
+    /// A return value in RAX and RDX.
     Result,
-    /// A parameter on the stack at the function's entry, from this word on.
+    /// A parameter on the stack at the function's entry, beginning at this word.
     Parameter(u16),
-    /// Something that every event has.
+    /// A field of every event.
     Common(Common),
-    /// A text that is written in the definition.
+    /// A text constant in the definition.
     Text(String),
 }
 
-/// Where expressions are resolved.
+/// Context in which expressions are resolved.
 pub(super) struct Around<'a> {
     pub(super) function: &'a Function<'a>,
     pub(super) kernel: &'a Probeable<'a>,
-    /// Whether what the function was given is there.
+    /// Whether the function's parameters are available.
     pub(super) is_entry: bool,
-    /// Whether it is a return probe, whose parameters are those of the call's entry.
+    /// Whether it is a return probe, whose parameters are those at the entry of the call.
     pub(super) returns: bool,
 }
 
@@ -69,7 +69,7 @@ impl Chain {
         Self::of(Start::Base(base), None)
     }
 
-    /// What is in memory, `offset` from what this gives.
+    /// Returns the chain of the memory at `offset` from the address in `self`.
     pub(super) fn at(mut self, offset: i64, memory: Memory) -> Self {
         self.pointers.push(Pointer { offset, memory });
         self.ty = None;
@@ -80,7 +80,7 @@ impl Chain {
 }
 
 impl Around<'_> {
-    /// What `expr` gives.
+    /// Resolves `expr`.
     pub(super) fn chain(&self, expr: &Expr) -> Result<Chain, ParseError> {
         let column = expr.column.0;
         let registers = |gpr| Chain::base(Base::Register(gpr));
@@ -162,7 +162,7 @@ impl Around<'_> {
         })
     }
 
-    /// Refuses what only a function's entry, or its return, has.
+    /// Refuses parameters in a probe that is neither at a function's entry nor a return probe.
     pub(super) fn check_entry(&self, column: usize) -> Result<(), ParseError> {
         match self.is_entry {
             true => Ok(()),
@@ -170,8 +170,8 @@ impl Around<'_> {
         }
     }
 
-    /// The argument `name` of the system call that the function is the entry of, unless a parameter of its own
-    /// has that name.
+    /// Returns the argument `name` of the system call whose entry the function is, unless a parameter of the
+    /// function itself has that name.
     fn call_argument(&self, column: usize, name: &str) -> Result<Option<Chain>, ParseError> {
         let own = self.function.whole();
         let own = own.is_ok_and(|(own, _)| own.iter().any(|it| it.name == name));
@@ -186,7 +186,7 @@ impl Around<'_> {
         Ok(Some(self.of_call(call, argument)))
     }
 
-    /// An argument of a system call.
+    /// Returns the chain of an argument of a system call.
     pub(super) fn of_call(&self, call: &Call, argument: &CallArgument) -> Chain {
         let registers = Chain::base(self.at_entry(call.registers));
         let mut chain = registers.at(argument.offset, Memory::Kernel);
@@ -195,7 +195,7 @@ impl Around<'_> {
         chain
     }
 
-    /// What `gpr` held at the function's entry.
+    /// Returns the value of `gpr` at the function's entry.
     fn at_entry(&self, gpr: Gpr) -> Base {
         match self.returns {
             true => Base::Entry(gpr),
@@ -203,7 +203,7 @@ impl Around<'_> {
         }
     }
 
-    /// A parameter at `place`.
+    /// Returns the chain of a parameter at `place`.
     pub(super) fn parameter(
         &self,
         column: usize,
@@ -222,11 +222,11 @@ impl Around<'_> {
         Ok(Chain::of(start, ty))
     }
 
-    /// A chain that pointers can be followed from.
+    /// Converts `chain` to one that pointers can be followed from.
     fn followed(&self, column: usize, mut chain: Chain) -> Result<Chain, ParseError> {
         let start = match chain.start {
             Start::Common(Common::Retval) => Start::Base(Base::Register(Gpr::Rax)),
-            // What was at the stack's top at the entry is gone when the function returns.
+            // At the return, the stack words of the entry are no longer there.
             Start::Parameter(word) if !self.returns && chain.pointers.is_empty() => {
                 chain.pointers.push(Pointer {
                     offset: i64::from(word) * 8,
@@ -259,7 +259,7 @@ impl Around<'_> {
         self.members(column, chain, types.pointee(ty), path)
     }
 
-    /// The member that `path` leads to from what `chain` points to, which is an `of`.
+    /// Returns the chain of the member at `path`, given a `chain` that points to a value of type `of`.
     fn members(
         &self,
         column: usize,
@@ -311,7 +311,7 @@ impl Around<'_> {
         let inner = self.chain(inner)?;
         let mut chain = self.members(column, inner, Some(of), path)?;
         if let Some(member) = member {
-            // The address is that of the member: the structure begins before it.
+            // The address is that of the member; the structure begins before it.
             let offset = types::offset(types, column, of, member)?;
             let before = chain.pointers.len().checked_sub(1 + arrows(path));
             if let Some(first) = before.and_then(|at| chain.pointers.get_mut(at)) {
@@ -327,13 +327,13 @@ impl Around<'_> {
     }
 }
 
-/// Pointers that are followed in `path` after its first step.
+/// Returns the number of pointers followed in `path` after its first step.
 fn arrows(path: &[Access]) -> usize {
     path.iter().skip(1).filter(|access| access.arrow).count()
 }
 
-/// What `pt_regs` holds at every kprobe: the selectors of the kernel (arch/x86/include/asm/segment.h),
-/// and that there was no system call.
+/// Fixed contents of `pt_regs` at every kprobe: the kernel's selectors (arch/x86/include/asm/segment.h), and
+/// the mark that there was no system call.
 const KERNEL_CS: u64 = 0x10;
 const KERNEL_DS: u64 = 0x18;
 const NO_CALL: u64 = u64::MAX;

@@ -1,8 +1,8 @@
-//! Filters: from the names of fields to what is compared at a hit.
+//! Resolves filters: field names become comparisons at a hit.
 //!
-//! What is kept true: a field is an argument of the probe or one that every event has, and is compared as
-//! what it is; anything else is refused at its column. Comparisons that a condition on a register says as
-//! well become one, which costs no exit and, where it does not hold, no record.
+//! Invariant: a field is an argument of the probe or a field of every event, and is compared with its own type;
+//! anything else is refused at its column. A comparison that can be a condition on a register becomes one: a
+//! condition costs no exit and, if it does not hold, no record.
 
 use hvprobe_spec::fetch::{Filter, Form, Operator, Test, Value, words};
 use hvprobe_spec::predicate::{Check, Field, Predicate, With};
@@ -14,7 +14,7 @@ use super::names::{Named, named};
 use super::refused::refused;
 use crate::plan::kernel::Probeable;
 
-/// The names of fields that are compared as texts.
+/// Returns the names of the fields that are compared as texts.
 pub(super) fn texts(filter: &Filter) -> Vec<&str> {
     match filter {
         Filter::Test(test) => match test.value {
@@ -26,9 +26,9 @@ pub(super) fn texts(filter: &Filter) -> Vec<&str> {
     }
 }
 
-/// The conditions, all of which have to hold, and the rest of `filter`, on events with `arguments`. A probe that
-/// `returns` has no conditions: they are looked at when the function is entered, and a register in its filter is that
-/// of the return.
+/// Splits `filter`, on events with `arguments`, into conditions that must all hold and the rest. With `returns`
+/// there are no conditions: these are checked at the function's entry, while a register in the filter of a
+/// return probe is the one at the return.
 pub(super) fn resolve(
     filter: &Filter,
     arguments: &[Argument],
@@ -52,7 +52,7 @@ pub(super) fn resolve(
     Ok((conditions, rest))
 }
 
-/// What has to hold together.
+/// Returns the parts of `filter` that must all hold.
 fn conjuncts(filter: &Filter) -> Vec<&Filter> {
     match filter {
         Filter::And(left, right) => [conjuncts(left), conjuncts(right)].concat(),
@@ -60,15 +60,15 @@ fn conjuncts(filter: &Filter) -> Vec<&Filter> {
     }
 }
 
-/// What `filter` says on any event: of what every one has.
+/// Resolves `filter` for any event: on the fields that every event has.
 ///
 /// # Errors
-/// When it names anything else, or compares a number with a text, with the column and the reason.
+/// When it names any other field, or compares a number with a text; with the column and the reason.
 pub fn on_any_event(filter: &Filter) -> Result<Predicate, ParseError> {
     predicate(filter, &[], None)
 }
 
-/// What `filter` says on events with `arguments`; of functions only if the `kernel` is there.
+/// Resolves `filter` for events with `arguments`. Comparisons with functions need `kernel`.
 pub(super) fn predicate(
     filter: &Filter,
     arguments: &[Argument],
@@ -132,7 +132,7 @@ fn check(
     Ok(Predicate::Check(Check { field, with }))
 }
 
-/// Whether `field` is an address in the function that `test` names.
+/// Returns the check whether `field` is an address in the function that `test` names.
 fn in_function(
     test: &Test,
     field: &Field,
@@ -178,8 +178,8 @@ fn in_function(
     }
 }
 
-/// What `test` says of `field`, which is compared with `cpus`. A number is the same as CPUs only if they are one, and
-/// among them if it is any.
+/// Returns the comparison of `field` with `cpus`. Equality requires a single CPU; `&` holds if the number is
+/// any of the CPUs.
 fn in_cpus(test: &Test, field: &Field, cpus: &[(u32, u32)]) -> Result<Predicate, ParseError> {
     match (test.operator, cpus) {
         (Operator::AnyBit, cpus) => {
@@ -211,8 +211,8 @@ fn compare(field: &Field, operator: Operator, with: u64) -> Predicate {
     })
 }
 
-/// What `test` says of `field`, which is compared with what has names: all of them together or, where bits are asked
-/// for, any.
+/// Returns the comparison of `field` with named values: with all of them combined or, for a test of bits, with
+/// any of them.
 fn by_names(test: &Test, field: &Field, named: &[Named]) -> Result<Predicate, ParseError> {
     if test.operator != Operator::AnyBit {
         let value = named.iter().fold(0, |all, it| all | it.value);
@@ -221,7 +221,7 @@ fn by_names(test: &Test, field: &Field, named: &[Named]) -> Result<Predicate, Pa
     let mut any = Vec::new();
     for it in named {
         any.push(match it.mask {
-            // A field of several bits, of which one value is meant: that is how it is shown, too.
+            // A field of several bits, of which one value has the name; it is shown in the same way.
             Some(mask) if mask.count_ones() > 1 => {
                 within(field, mask, it.value).ok_or_else(|| {
                     let why = format!("`{}` has not the bits that tell it", test.field);
@@ -241,14 +241,15 @@ fn by_names(test: &Test, field: &Field, named: &[Named]) -> Result<Predicate, Pa
     })
 }
 
-/// Whether the bits of `field` that are in `mask` are those of `value`: a comparison for each row of them. `None` of a
-/// field that has none of them, or not those of `value`.
+/// Returns the check whether the bits of `field` in `mask` equal those of `value`: one comparison for each run
+/// of consecutive bits. `None` if the field has none of the bits in `mask`, or lacks some that are set in
+/// `value`.
 fn within(field: &Field, mask: u64, value: u64) -> Option<Predicate> {
     let Field::Number {
         source, size, bits, ..
     } = field
     else {
-        // Nothing else is shown by names of bits.
+        // Only numbers are shown with names of bits.
         return None;
     };
     let (first, width) = bits.map_or((0, size * 8), |bits| (bits.offset, bits.width));
@@ -278,8 +279,9 @@ fn within(field: &Field, mask: u64, value: u64) -> Option<Predicate> {
     Some(Predicate::All(rows))
 }
 
-/// What is left of `value` in a number of the size and sign of `field`, as the kernel compares it
-/// (`DEFINE_COMPARISON_PRED` in kernel/trace/trace_events_filter.c): -1, 4294967295 and 0xffffffff are one `u32`.
+/// Truncates `value` to the size and sign of `field`, as the kernel does before a comparison
+/// (`DEFINE_COMPARISON_PRED` in kernel/trace/trace_events_filter.c): -1, 4294967295 and 0xffffffff are one
+/// `u32`.
 fn cut(value: u64, field: &Field) -> u64 {
     let (size, signed) = match field {
         Field::Number { size, signed, .. } => (*size, *signed),
@@ -303,7 +305,8 @@ fn wrong(column: usize, why: &str) -> ParseError {
     )
 }
 
-/// The field that `test` names, an argument or one that every event has, and its type if that can have names.
+/// Returns the field that `test` names, an argument or a field of every event, and its type if its values may
+/// have names.
 fn field<'a>(
     test: &Test,
     arguments: &'a [Argument],
@@ -339,7 +342,7 @@ fn field<'a>(
     Ok((field, None))
 }
 
-/// An argument as a field, if it is a number or a text.
+/// Returns an argument as a field, if it is a number or a text.
 pub(super) fn of_argument(argument: &Argument) -> Option<Field> {
     let Shape { kind, size, .. } = &argument.shape;
     let source = argument.source.clone();
@@ -369,8 +372,8 @@ pub(super) fn of_argument(argument: &Argument) -> Option<Field> {
     })
 }
 
-/// The condition on a register that says the same as `predicate`, if there is one: of all 64 bits, or of
-/// the lowest ones if any of them is asked for.
+/// Returns the condition on a register that is equivalent to `predicate`, if there is one: on all 64 bits, or
+/// on the lowest ones in a test for any bit.
 fn condition(predicate: &Predicate) -> Option<Condition> {
     let Predicate::Check(Check {
         field:

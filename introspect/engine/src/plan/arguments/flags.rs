@@ -1,13 +1,13 @@
-//! Numbers of system calls that are made of flags, and the names of these.
+//! System-call arguments that consist of flags, and the names of the flags.
 //!
-//! The kernel's types do not tell: in its headers they are macros. What is kept true: a table has what
-//! programs see on x86-64 (include/uapi/ in the kernel's source), and only an argument that is meant is shown
-//! by it.
+//! In the kernel's headers the flags are macros, so its types do not contain them. Invariant: a table has the
+//! values that programs see on x86-64 (include/uapi/ in the kernel's source), and only the listed arguments are
+//! shown with it.
 
 use hvprobe_spec::shape::{Enumerator, ShapeKind};
 
-/// A name, the bits that tell, and what these are then. What takes several bits stands before what takes one
-/// of them.
+/// A name, the mask of its bits, and their value. Rows with several bits come before rows with one of those
+/// bits.
 type Row = (&'static str, u64, u64);
 
 /// `O_*`: asm-generic/fcntl.h.
@@ -34,7 +34,7 @@ const OPEN: &[Row] = &[
     set("O_PATH", 0o10_000_000),
 ];
 
-/// What `pipe2` and `dup3` take of them.
+/// The flags of `O_*` that `pipe2` and `dup3` take.
 const DESCRIPTOR: &[Row] = &[
     set("O_NONBLOCK", 0o4000),
     set("O_DIRECT", 0o40_000),
@@ -106,10 +106,10 @@ const PATH: &[Row] = &[
     set("AT_EMPTY_PATH", 0x1000),
 ];
 
-/// The bit that means something else where nothing is removed.
+/// The bit has this meaning only in calls that remove something.
 const UNLINK: &[Row] = &[set("AT_REMOVEDIR", 0x200)];
 
-/// Which arguments of which calls are meant.
+/// The arguments that consist of flags, by call.
 const ARGUMENTS: &[(&[&str], &str, &[Row])] = &[
     (&["open", "openat"], "flags", OPEN),
     (&["pipe2", "dup3"], "flags", DESCRIPTOR),
@@ -130,7 +130,7 @@ const fn set(name: &'static str, bits: u64) -> Row {
     (name, bits, bits)
 }
 
-/// How the argument `name` of the system call `call` is shown, if it is made of flags.
+/// Returns the shape of the argument `name` of the system call `call`, if it consists of flags.
 pub(super) fn of(call: &str, name: &str) -> Option<ShapeKind> {
     let meant = |(calls, of, _): &&(&[&str], &str, _)| *of == name && calls.contains(&call);
     let (_, _, rows) = ARGUMENTS.iter().find(meant)?;

@@ -1,7 +1,7 @@
-//! The parameters of the function that a probe is at.
+//! The parameters of the probed function.
 //!
-//! What is kept true: of a function of a module its own types tell, and nothing else. While the module is not
-//! loaded nothing does: what was asked for then is [noted](Function::is_awaited), and asked for again.
+//! Invariant: the function of a module is described only by the module's own types. While the module is not
+//! loaded a request for them is [noted](Function::is_awaited), and made again later.
 
 use std::cell::Cell;
 
@@ -17,27 +17,27 @@ use super::syscall::Call;
 use crate::plan::kernel::Probeable;
 use crate::plan::probepoint::Probepoint;
 
-/// The function whose arguments can be had at a probe, as far as anything tells of it.
+/// The function whose arguments a probe can show, as far as it is known.
 pub(super) struct Function<'a> {
     types: Result<&'a Types, String>,
     prototype: Result<Found, String>,
-    /// Whether it is in a module that is not there yet, and will tell of it.
+    /// Whether it is in a module that is not loaded yet, and whose types will describe it.
     awaited: bool,
-    /// Whether something was asked for that nothing tells.
+    /// Whether anything was requested that is not known.
     asked: Cell<bool>,
-    /// The system call that it is the kernel's entry of.
+    /// System call whose entry it is.
     pub(super) call: Option<Call>,
 }
 
 struct Found {
     parameters: Vec<Parameter>,
     returns: Option<TypeId>,
-    /// Whether it takes any number of arguments more.
+    /// Whether it takes further, unnamed arguments.
     variadic: bool,
 }
 
 impl Found {
-    /// What it takes, in words, with what the system call was made with if it is the `call`'s.
+    /// Describes its parameters and those of its system call, in words.
     fn taken(&self, call: Option<&Call>) -> String {
         let own = call.into_iter().flat_map(|call| &call.parameters);
         let own = own.map(|it| &*it.name);
@@ -50,15 +50,15 @@ impl Found {
     }
 }
 
-/// The registers that arguments are in where no types tell, as the kernel has it
-/// (`regs_get_kernel_argument` in arch/x86/include/asm/ptrace.h).
+/// Registers of the arguments where no types are known, as in the kernel (`regs_get_kernel_argument` in
+/// arch/x86/include/asm/ptrace.h).
 const BY_NUMBER: [Gpr; 6] = [Gpr::Rdi, Gpr::Rsi, Gpr::Rdx, Gpr::Rcx, Gpr::R8, Gpr::R9];
 
-/// Why nothing tells of a module's types yet.
+/// Reason why a module's types are not known yet.
 const NOT_LOADED: &str = "its module is not loaded";
 
 impl<'a> Function<'a> {
-    /// What the types tell of the function at `point`, which is called `named` in the definition.
+    /// Looks up the types of the function at `point`, which the definition calls `named`.
     pub(super) fn at(
         point: Option<&Probepoint>,
         named: Option<&str>,
@@ -96,22 +96,22 @@ impl<'a> Function<'a> {
         }
     }
 
-    /// What tells of types there; the reason when nothing does.
+    /// Returns the types that apply there, or why there are none.
     pub(super) fn types(&self) -> Result<&'a Types, &str> {
         self.types.as_ref().copied().map_err(String::as_str)
     }
 
-    /// Whether something was asked for that is known once the module is loaded.
+    /// Returns whether a request has to wait until the module is loaded.
     pub(super) fn is_awaited(&self) -> bool {
         self.awaited && self.asked.get()
     }
 
-    /// Notes that something was asked for that nothing tells.
+    /// Notes that something was requested that is not known.
     pub(super) fn note_unknown(&self) {
         self.asked.set(true);
     }
 
-    /// All parameters, and what the function returns; the reason when nothing tells.
+    /// Returns all parameters and the return type, or why they are not known.
     pub(super) fn whole(&self) -> Result<(&[Parameter], Option<TypeId>), &str> {
         let found = self.found()?;
         Ok((&found.parameters, found.returns))
@@ -124,7 +124,7 @@ impl<'a> Function<'a> {
         })
     }
 
-    /// The parameter `name`.
+    /// Returns the parameter `name`.
     pub(super) fn by_name(&self, column: usize, name: &str) -> Result<&Parameter, ParseError> {
         let found = self.found().map_err(|why| {
             let words = match self.types {
@@ -140,10 +140,10 @@ impl<'a> Function<'a> {
         })
     }
 
-    /// The parameter at `number`, from 1, with its name and its type where these are known.
+    /// Returns the location of parameter `number`, from 1, with its name and type if they are known.
     ///
     /// # Errors
-    /// When the function is known to have no such one: what is there means nothing.
+    /// When the function is known to have no such parameter, so that the location holds nothing meaningful.
     pub(super) fn by_number(
         &self,
         column: usize,
@@ -159,19 +159,19 @@ impl<'a> Function<'a> {
                 return Err(refused(column, format!("{}; {there}", words::NO_BTFARG)));
             }
         }
-        // The kernel takes it to be there without types, and so is what is beyond a prototype with `...`.
+        // Without types the kernel assumes these locations. They are also right beyond a prototype with `...`.
         let place = match BY_NUMBER.get(index) {
             Some(register) => Place::Register(*register),
-            // Behind the return address.
+            // After the return address.
             None => u16::try_from(index + 1 - BY_NUMBER.len()).map_or(Place::Unknown, Place::Stack),
         };
         Ok((None, place))
     }
 
-    /// What the function returns, if the types tell.
+    /// Returns the return type of the function, if it is known.
     ///
     /// # Errors
-    /// When they tell that it returns nothing.
+    /// When the function is known to return nothing.
     pub(super) fn returns(&self, column: usize) -> Result<Option<TypeId>, ParseError> {
         match &self.prototype {
             Ok(Found { returns: None, .. }) => Err(refused(column, words::NO_RETVAL)),
@@ -181,7 +181,7 @@ impl<'a> Function<'a> {
     }
 }
 
-/// The types of the module that `point` is in.
+/// Returns the types of the module that contains `point`.
 fn of_module<'a>(point: &Probepoint, kernel: &Probeable<'a>) -> Result<&'a Types, String> {
     let module = kernel.module_at(point.displaced.at());
     let module = module.ok_or_else(|| NOT_LOADED.to_owned())?;
@@ -191,7 +191,7 @@ fn of_module<'a>(point: &Probepoint, kernel: &Probeable<'a>) -> Result<&'a Types
         .map_err(|why| why.to_string())
 }
 
-/// The first of `names` that the types tell of.
+/// Returns the first of `names` that has a prototype in the types.
 fn find<'n>(types: &Types, names: impl Iterator<Item = &'n str>) -> Result<Found, String> {
     let mut why = None;
     for name in names {

@@ -1,7 +1,7 @@
-//! Histograms: from the names of fields to what of an event is counted by what.
+//! Resolves histograms: field names become keys and values of an event.
 //!
-//! What is kept true: a field is an argument of the probe or something that every event has, and a key is
-//! made of it only as it can be; anything else is refused at its column.
+//! Invariant: a field is an argument of the probe or a field of every event, and becomes a key only in a form
+//! that fits it; anything else is refused at its column.
 
 use std::num::NonZeroU64;
 
@@ -16,18 +16,18 @@ use super::filter;
 use super::refused::refused;
 use super::types::named;
 
-/// Which events the fields are looked up in.
+/// The events whose fields are looked up.
 #[derive(Clone, Copy)]
 pub(crate) struct Events<'a> {
     pub(crate) probe: ProbeId,
-    /// Whether they are of calls that return.
+    /// Whether they are events of returns.
     pub(crate) returns: bool,
     pub(crate) arguments: &'a [Argument],
-    /// Which of the captured items is the kernel's stack.
+    /// Index of the captured item that is the kernel's stack.
     pub(crate) stack_trace: Option<usize>,
 }
 
-/// What `histogram` asks for, of the events of one probe.
+/// Resolves `histogram` for the events of one probe.
 pub(crate) fn resolve(histogram: &Histogram, of: Events<'_>) -> Result<Aggregate, ParseError> {
     let keys = histogram.keys.iter().map(|key| part(key, of));
     let values = histogram.values.iter().map(|value| summed(value, of));
@@ -63,7 +63,7 @@ fn part(key: &Key, of: Events<'_>) -> Result<Part, ParseError> {
     match why {
         Some(why) => Err(refused(key.column.0, format!("`{}`: {why}", key.field))),
         None => Ok(Part {
-            // A part of a flag or of an address is neither.
+            // A quotient of flags or of an address is neither flags nor an address.
             shape: match key.per {
                 Some(_) => quotient(&measured),
                 None => shape,
@@ -98,7 +98,7 @@ fn divided(of: Measured, per: Option<NonZeroU64>) -> Measured {
     }
 }
 
-/// What `name`, which stands at `column`, is of an event, and its type.
+/// Resolves the field `name` at `column`; returns it with its type.
 fn measured(column: usize, name: &str, of: Events<'_>) -> Result<(Measured, Shape), ParseError> {
     if let Some(argument) = of.arguments.iter().find(|argument| argument.name == name) {
         let field = filter::of_argument(argument)
@@ -148,7 +148,7 @@ fn measured(column: usize, name: &str, of: Events<'_>) -> Result<(Measured, Shap
     Ok((Measured::Field(field), named(ty, size, kind)))
 }
 
-/// The names of what every event has.
+/// Names of the fields of every event.
 const EVERY: [&str; 7] = [
     "common_pid",
     "common_tgid",
@@ -159,7 +159,7 @@ const EVERY: [&str; 7] = [
     "probe",
 ];
 
-/// The type of what comes of dividing.
+/// Returns the type of a quotient.
 fn quotient(of: &Measured) -> Shape {
     match of.is_signed() {
         true => named("long", 8, ShapeKind::Signed),

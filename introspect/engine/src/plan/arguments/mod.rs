@@ -1,9 +1,9 @@
-//! From fetch arguments to what is read at a hit, and to the schema by which it is printed.
+//! Resolves fetch arguments to captures at a hit, and to the schema for printing them.
 //!
-//! What is kept true: every argument is found where the calling convention and the kernel's types say, or
-//! the probe is refused with the column of what cannot be found; nothing is guessed. What an argument needs
-//! of a hit is in the probe's actions: registers that are shown, and captured items behind those that the
-//! user asked for.
+//! Invariant: every argument is found where the calling convention and the kernel's types say, or the probe is
+//! refused with the column of the part that cannot be found; nothing is guessed. The actions of the probe
+//! contain what the arguments need: registers to record, and captured items after those that the user asked
+//! for.
 
 mod addresses;
 mod chain;

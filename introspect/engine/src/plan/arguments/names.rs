@@ -1,7 +1,7 @@
-//! Names of values in filters: what hits show of a field can be asked for.
+//! Names of values in filters: any name that events show for a field can be used.
 //!
-//! What is kept true: a name means what it is shown for, by the field's own type; a name that the field is never
-//! shown by is refused at its column, with those that are like it.
+//! Invariant: a name has the value that it is shown for, according to the field's own type. A name that the
+//! field never shows is refused at its column, with similar names.
 
 use hvprobe_linux::symbols::{Offer, nearest};
 use hvprobe_spec::fetch::{read_number, words};
@@ -10,11 +10,11 @@ use hvprobe_spec::{ParseError, errno};
 
 use super::refused::refused;
 
-/// A value that has a name.
+/// A named value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Named {
     pub(super) value: u64,
-    /// The bits that tell, if not all of them do.
+    /// Bits that the name covers; `None` for all bits.
     pub(super) mask: Option<u64>,
 }
 
@@ -24,8 +24,8 @@ impl Named {
     }
 }
 
-/// What each of the names in `text`, which stands at `column`, means of the field `of`, whose type is `shape` unless it
-/// has none that tells.
+/// Returns the values of the names in `text`, which is at `column`. The names are those of the field `of`,
+/// whose type is `shape`, if it has one with names.
 pub(super) fn named(
     column: usize,
     text: &str,
@@ -47,7 +47,7 @@ pub(super) fn named(
     Ok(all)
 }
 
-/// The error `name`, as functions return it.
+/// Returns the error code `name`, as functions return it.
 fn below_zero(column: usize, name: &str) -> Result<Named, ParseError> {
     if let Some(number) = errno::number(name) {
         return Ok(Named::whole(u64::from(number).wrapping_neg()));
@@ -84,10 +84,10 @@ fn one(column: usize, name: &str, of: &str, shape: Option<&Shape>) -> Result<Nam
     Err(wrong(column, &why))
 }
 
-/// How many names are offered where none is like what was written.
+/// Number of names to list if none is similar.
 const SHOWN: usize = 8;
 
-/// The names that a value of type `shape` is shown by.
+/// Returns the names of values of type `shape`.
 fn values(shape: &Shape) -> Vec<(&str, Named)> {
     match &shape.kind {
         ShapeKind::Enum { values, .. } => {

@@ -1,8 +1,8 @@
-//! What a function takes.
+//! Parameters of functions.
 
 use hvprobe_linux::types::{Place, TypeId};
 
-/// A parameter, and where it is at the function's entry.
+/// A parameter, with its location at the function's entry.
 #[derive(Clone, Debug)]
 pub(super) struct Parameter {
     pub(super) name: String,

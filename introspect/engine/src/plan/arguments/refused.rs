@@ -1,8 +1,8 @@
-//! How arguments are refused.
+//! Errors of arguments.
 
 use hvprobe_spec::ParseError;
 
-/// Refuses what stands at `column` of the definition.
+/// Returns an error for the part at `column` of the definition.
 pub(super) fn refused(column: usize, message: impl Into<String>) -> ParseError {
     ParseError {
         column,

@@ -1,4 +1,4 @@
-//! The arguments of one probe.
+//! Resolves the arguments of a probe.
 
 use hvprobe_arch::regs::{Gpr, RegisterSet};
 use hvprobe_linux::types::{Returned, TypeId};
@@ -21,17 +21,17 @@ use crate::plan::kernel::Probeable;
 use crate::plan::probepoint::Probepoint;
 use crate::refusal::Refused;
 
-/// A probe's arguments, and what its hits do for them.
+/// A probe's resolved arguments, and the actions that they need.
 #[derive(Clone, Debug)]
 pub(crate) struct Resolved {
     pub(crate) shown: Shown,
     pub(crate) actions: Actions,
-    /// Some of it is known once the probe's module is loaded.
+    /// Whether some arguments are resolved only once the probe's module is loaded.
     pub(crate) awaited: bool,
 }
 
 impl Resolved {
-    /// Of a probe whose arguments its module tells, once it is loaded.
+    /// Returns the result for a probe whose arguments are known only once its module is loaded.
     fn awaited(spec: &ProbeSpec) -> Self {
         Self {
             shown: Shown {
@@ -43,7 +43,7 @@ impl Resolved {
         }
     }
 
-    /// Of a probe that has none.
+    /// Returns the result for a probe without arguments.
     fn without(spec: &ProbeSpec, kernel: &Probeable<'_>) -> Result<Self, Refused> {
         let mut resolved = Self {
             awaited: false,
@@ -54,13 +54,13 @@ impl Resolved {
     }
 }
 
-/// An argument before it is known which item comes behind which.
+/// An argument whose item has no position in the event yet.
 struct Found {
     name: String,
     value: Value,
 }
 
-/// Resolves the arguments of `spec`, whose probe goes to `point` unless it waits for its module.
+/// Resolves the arguments of `spec`, whose probepoint is `point`, or `None` if it waits for its module.
 pub(crate) fn resolve(
     spec: &ProbeSpec,
     point: Option<&Probepoint>,
@@ -100,7 +100,7 @@ pub(crate) fn resolve(
         }
     };
     let mut actions = spec.actions.clone();
-    // Unless they were chosen.
+    // Show no registers, unless the user has chosen some.
     let registers = if by_default && actions.registers == RegisterSet::default() {
         RegisterSet::from_iter([])
     } else {
@@ -126,7 +126,7 @@ pub(crate) fn resolve(
     })
 }
 
-/// What a hit has to be like to count, by the filter of the definition.
+/// Adds the conditions and the predicate of the definition's filter to `actions`.
 fn add_filter(
     spec: &ProbeSpec,
     arguments: &[Argument],
@@ -143,7 +143,7 @@ fn add_filter(
     Ok(())
 }
 
-/// The arguments that a definition names.
+/// Resolves the arguments that a definition lists.
 fn written(wanted: &[FetchArg], around: &Around<'_>) -> Result<Vec<Found>, ParseError> {
     let mut found: Vec<Found> = Vec::with_capacity(wanted.len());
     let given: Vec<_> = wanted.iter().filter_map(|it| it.name.as_deref()).collect();
@@ -169,7 +169,7 @@ fn written(wanted: &[FetchArg], around: &Around<'_>) -> Result<Vec<Found>, Parse
                     ExprKind::Argument(number) => around.function.by_number(column, *number)?.0,
                     _ => None,
                 };
-                // Its own name, unless that means another argument of the definition.
+                // Use the parameter's own name, unless it means another argument of the definition.
                 let typed = typed.map(|parameter| &*parameter.name);
                 let is_free = |name: &&str| {
                     !given.contains(name)
@@ -196,9 +196,9 @@ fn written(wanted: &[FetchArg], around: &Around<'_>) -> Result<Vec<Found>, Parse
     Ok(found)
 }
 
-/// The parameters of the function and, of a return probe, what it returns; `None` where the types do not
-/// tell of all of them. What points to characters is shown as text if it is one of `texts`, or if it is one
-/// and costs no exit.
+/// Returns the parameters of the function and, for a return probe, its return value; `None` if the types do not
+/// describe all of them. A pointer to characters is shown as text if it is in `texts`, or if it is a text and
+/// reading it costs no exit.
 fn by_types(around: &Around<'_>, texts: &[&str]) -> Option<Vec<Found>> {
     if let Some(call) = around.function.call.as_ref().filter(|_| !around.returns) {
         return of_call(call, around, texts);
@@ -223,7 +223,8 @@ fn by_types(around: &Around<'_>, texts: &[&str]) -> Option<Vec<Found>> {
     Some(found)
 }
 
-/// The arguments of a system call, which are in memory: a return probe would have to read them at the entry.
+/// Returns the arguments of a system call. They are in memory, so a return probe would have to read them at the
+/// entry.
 fn of_call(call: &Call, around: &Around<'_>, texts: &[&str]) -> Option<Vec<Found>> {
     let found = call.parameters.iter().map(|it| {
         let chain = around.of_call(call, it);
@@ -241,7 +242,7 @@ fn of_call(call: &Call, around: &Around<'_>, texts: &[&str]) -> Option<Vec<Found
     found.collect()
 }
 
-/// A parameter, shown as `ty` if that is given, or as its own type has it.
+/// Returns a parameter, shown as `ty` if that is given, or with its own type.
 fn parameter(
     parameter: &Parameter,
     around: &Around<'_>,
@@ -255,7 +256,7 @@ fn parameter(
     })
 }
 
-/// What `chain` is shown as there.
+/// Returns the value of `chain` at the function.
 fn of_chain(
     column: usize,
     chain: Chain,
@@ -266,8 +267,8 @@ fn of_chain(
     value(column, chain, ty, types, around.returns)
 }
 
-/// Whether a parameter is a text: it points to characters that the function does not change, and the next
-/// one is not their number.
+/// Returns whether a parameter is a text: it points to characters that the function does not change, and the
+/// next parameter is not their number.
 fn is_text(parameter: &Parameter, next: Option<&Parameter>, around: &Around<'_>) -> bool {
     let Ok(types) = around.function.types() else {
         return false;
@@ -276,7 +277,7 @@ fn is_text(parameter: &Parameter, next: Option<&Parameter>, around: &Around<'_>)
     types::is_constant_behind(types, parameter.ty) && !next.is_some_and(counts)
 }
 
-/// A parameter that points to characters, as text.
+/// Returns a parameter that points to characters, as text.
 fn text(it: &Parameter, around: &Around<'_>) -> Option<Found> {
     let types = around.function.types().ok()?;
     if types::characters(types, it.ty) != Some(Characters::Behind) {
@@ -285,20 +286,20 @@ fn text(it: &Parameter, around: &Around<'_>) -> Option<Found> {
     parameter(it, around, 0, Some(&STRING)).ok()
 }
 
-/// What is shown as text.
+/// Type name of a text.
 const STRING: TypeName = TypeName {
     column: Column(0),
     element: Element::String,
     count: None,
 };
 
-/// What a function returns: by its type where registers have all of it, else what RAX has.
+/// Returns the return value of a function: with its type if registers hold all of it, otherwise RAX.
 fn returned(name: &str, ty: TypeId, around: &Around<'_>) -> Option<Found> {
     let result = |ty| {
         let chain = Chain::of(Start::Common(Common::Retval), ty);
         of_chain(0, chain, None, around)
     };
-    // Nobody has asked for what is in memory, which would have to be read at each return.
+    // A value in memory was not asked for explicitly, and reading it would cost time at each return.
     let types = around.function.types();
     let in_memory = types.is_ok_and(|types| types.returned(ty) == Returned::Memory);
     let whole = (!in_memory).then(|| result(Some(ty)).ok()).flatten();
@@ -308,14 +309,14 @@ fn returned(name: &str, ty: TypeId, around: &Around<'_>) -> Option<Found> {
     })
 }
 
-/// The name of what a function returns, unless a parameter has it.
+/// Name of the return value, unless a parameter has it.
 const RESULT: &str = "retval";
 
-/// Adds the items of `found` to `actions`; returns where each argument is then.
+/// Adds the items of `found` to `actions`; returns the arguments with their locations.
 fn capture(found: Vec<Found>, returns: bool, actions: &mut Actions) -> Vec<Argument> {
     let is_entry = |found: &Found| matches!(found.value.from, From::Entry(_));
     let at_entry = found.iter().filter(|found| is_entry(found)).count();
-    // Items of the return come behind all of the entry.
+    // Items of the return follow all items of the entry.
     let before = actions.capture.len() + at_entry;
     let mut arguments = Vec::with_capacity(found.len());
     for Found { name, value } in found {
@@ -339,7 +340,7 @@ fn capture(found: Vec<Found>, returns: bool, actions: &mut Actions) -> Vec<Argum
     arguments
 }
 
-/// The registers that arguments are in.
+/// Returns the registers that hold arguments.
 fn used(arguments: &[Argument]) -> impl Iterator<Item = Gpr> + '_ {
     let registers = arguments.iter().filter_map(|it| match &it.source {
         Source::Registers { registers, .. } => Some(registers.iter().copied()),

@@ -1,8 +1,8 @@
-//! The arguments of system calls, at the kernel's entries of them (`__x64_sys_*`).
+//! Arguments of system calls, at the functions with which the kernel enters them (`__x64_sys_*`).
 //!
-//! Such a function takes one argument, the registers that the process came with; the call's own are in there
-//! (`SC_X86_64_REGS_TO_ARGS` in arch/x86/include/asm/syscall_wrapper.h). What is kept true: they are told only
-//! of a function that takes just that, with the names and types that the kernel keeps for its own events.
+//! Such a function takes one argument, the registers of the process; the call's own arguments are in these
+//! (`SC_X86_64_REGS_TO_ARGS` in arch/x86/include/asm/syscall_wrapper.h). Invariant: they are resolved only for
+//! a function with exactly that parameter, with the names and types that the kernel keeps for its own events.
 
 use hvprobe_arch::regs::Gpr;
 use hvprobe_linux::image::CallParameter;
@@ -13,36 +13,36 @@ use super::flags;
 use super::parameter::Parameter;
 use super::types;
 
-/// Where the arguments of a system call are in a `pt_regs`, in their order: di, si, dx, r10, r8, r9
+/// Offsets of the arguments of a system call in `pt_regs`, in order: di, si, dx, r10, r8, r9
 /// (arch/x86/include/uapi/asm/ptrace.h, which never changes).
 const REGISTERS: [i64; 6] = [112, 104, 96, 56, 72, 64];
 
 /// A system call.
 pub(super) struct Call {
-    /// What points to the registers that it was made with.
+    /// Register that points to the registers of the process.
     pub(super) registers: Gpr,
     pub(super) parameters: Vec<CallArgument>,
-    /// Whether the call leaves other registers than those that it was made with.
+    /// Whether the call replaces the registers of the process.
     pub(super) replaces: bool,
 }
 
 /// An argument of a system call.
 pub(super) struct CallArgument {
     pub(super) name: String,
-    /// Where in the registers it is.
+    /// Offset in the registers.
     pub(super) offset: i64,
-    /// Its type, if the types of the kernel tell: not of pointers.
+    /// Type, if the kernel's types have it; never for pointers.
     pub(super) ty: Option<TypeId>,
     /// Whether it points to characters.
     pub(super) characters: bool,
-    /// Whether it points to a text: to characters that are not changed, and whose number is not the next argument.
+    /// Whether it points to a text: to constant characters whose number is not the next argument.
     pub(super) text: bool,
-    /// What it is shown as.
+    /// Shape in which it is shown.
     pub(super) shape: Shape,
 }
 
 impl Call {
-    /// The call that `function`, which takes `taken`, is the kernel's entry of.
+    /// Returns the system call whose entry is `function`, which takes the parameters `taken`.
     pub(super) fn at(
         function: &str,
         known: &[CallParameter],
@@ -81,7 +81,7 @@ impl Call {
             }
         });
         Some(Self {
-            // The new program begins with registers of its own.
+            // The new program starts with new registers.
             replaces: matches!(call, "execve" | "execveat"),
             registers: *registers,
             parameters: parameters.collect(),
@@ -93,7 +93,7 @@ impl Call {
     }
 }
 
-/// What an argument of type `ty` is shown as; `flags`, if it is made of some.
+/// Returns the shape of an argument of type `ty`; `flags` if it consists of flags.
 fn shape(
     types: &Types,
     ty: Option<TypeId>,
@@ -114,18 +114,18 @@ fn shape(
     }
 }
 
-/// Whether a type, as the source has it, is a pointer to characters.
+/// Returns whether a type in the spelling of the source is a pointer to characters.
 fn is_characters(written: &str) -> bool {
     let words = written.split(|c: char| c.is_whitespace() || c == '*');
     let words = words.filter(|word| !word.is_empty() && *word != "const");
     words.eq(["char"]) && written.matches('*').count() == 1
 }
 
-/// The type that the source calls `written`, if it is no pointer and the types tell of it.
+/// Returns the type with the source's spelling `written`, if it is not a pointer and the types contain it.
 fn type_named(types: &Types, written: &str) -> Option<TypeId> {
     let name = match written.trim_start_matches("const ") {
         pointer if pointer.contains('*') => return None,
-        // As compilers name them.
+        // Spellings that compilers write.
         "unsigned" => "unsigned int",
         "long" => "long int",
         "unsigned long" => "long unsigned int",

@@ -1,4 +1,4 @@
-//! Types that arguments are looked up in and shown as.
+//! Lookup of types, and the shapes in which values are shown.
 
 use hvprobe_linux::types::{Field, Kind, Limits, TypeId, Types};
 use hvprobe_spec::ParseError;
@@ -7,26 +7,26 @@ use hvprobe_spec::shape::{Shape, ShapeKind};
 
 use super::refused::refused;
 
-/// How much of its type an argument tells: what a line can show.
+/// Limits of the shape of an argument, so that it fits a line.
 const LIMITS: Limits = Limits {
     depth: 4,
     members: 128,
     values: 256,
 };
 
-/// The structure or union `name`.
+/// Returns the structure or union `name`.
 pub(super) fn structure(types: &Types, column: usize, name: &str) -> Result<TypeId, ParseError> {
     let found = types.named(name).find(|id| is_structure(types, *id));
     found.ok_or_else(|| refused(column, format!("the kernel has no structure `{name}`")))
 }
 
-/// Whether `ty` is a structure or union, by whatever name.
+/// Returns whether `ty` is a structure or union, or an alias of one.
 pub(super) fn is_structure(types: &Types, ty: TypeId) -> bool {
     let kind = types.resolve(ty).and_then(|ty| types.kind(ty));
     matches!(kind, Some(Kind::Struct { .. }))
 }
 
-/// The offset of `path`, members with `.` between them, in the structure `of`.
+/// Returns the offset of `path`, member names separated by `.`, in the structure `of`.
 pub(super) fn offset(
     types: &Types,
     column: usize,
@@ -44,13 +44,13 @@ pub(super) fn offset(
     Ok(offset)
 }
 
-/// Where in its structure the bytes of a member begin and, of a bit field, which of their bits it has.
+/// Returns the byte offset of a member in its structure and, for a bit field, the range of its bits there.
 pub(super) fn within(types: &Types, member: &Field<'_>) -> (u64, Option<(u64, u8)>) {
     let Some(width) = member.width else {
         return (member.bit_offset / 8, None);
     };
     let size = types.size(member.ty).filter(|size| *size > 0).unwrap_or(1) * 8;
-    // As the compiler reads it, unless it lies across that.
+    // Use the unit that the compiler reads, unless the bit field crosses its boundary.
     let aligned = member.bit_offset / size * size;
     let first = member.bit_offset - aligned;
     if first + u64::from(width) <= size {
@@ -60,28 +60,28 @@ pub(super) fn within(types: &Types, member: &Field<'_>) -> (u64, Option<(u64, u8
     }
 }
 
-/// What values of a type of the kernel's are shown as.
+/// Returns the shape of values of a type of the kernel.
 pub(super) fn shape(types: &Types, ty: TypeId) -> Option<Shape> {
     types.shape(ty, LIMITS)
 }
 
-/// The shape of a type that is called `name`.
+/// Returns a shape with the type name `name`.
 pub(super) fn named(name: &str, size: u32, kind: ShapeKind) -> Shape {
     let name = name.to_owned();
     Shape { name, size, kind }
 }
 
-/// What is not said to be anything.
+/// Returns the shape of a value without a known type.
 pub(super) fn word() -> Shape {
     named("x64", 8, ShapeKind::Hex)
 }
 
-/// A text.
+/// Returns the shape of a text.
 pub(super) fn text() -> Shape {
     named("string", 0, ShapeKind::String)
 }
 
-/// What a value of a type that a definition names is shown as.
+/// Returns the shape of a value with a type from the definition.
 pub(super) fn element(element: Element, name: String) -> Shape {
     let bytes = |bits: u8| u32::from(bits) / 8;
     let (size, kind) = match element {
@@ -93,7 +93,7 @@ pub(super) fn element(element: Element, name: String) -> Shape {
             };
             (bytes(bits), kind)
         }
-        // As one of no type that is known.
+        // The size is that of a value without a known type.
         Element::Own { .. } => (8, ShapeKind::Signed),
         Element::Char => (1, ShapeKind::Char),
         Element::Bitfield { container, .. } => (bytes(container), ShapeKind::Unsigned),
@@ -105,7 +105,7 @@ pub(super) fn element(element: Element, name: String) -> Shape {
     Shape { name, size, kind }
 }
 
-/// How many bits `ty` has and whether one is a sign, if it is an integer of C.
+/// Returns the number of bits of `ty`, and whether it is signed, if it is an integer in C.
 pub(super) fn integer(types: &Types, ty: TypeId) -> Option<(u8, bool)> {
     let Shape { size, kind, .. } = shape(types, ty)?;
     let is_signed = match kind {
@@ -118,9 +118,10 @@ pub(super) fn integer(types: &Types, ty: TypeId) -> Option<(u8, bool)> {
     matches!(bits, 8 | 16 | 32 | 64).then_some((bits, is_signed))
 }
 
-/// Whether `ty` is a pointer to characters, or an array of them: what a text can be read of.
+/// Returns where the characters are if `ty` is a pointer to characters, or an array of them; a text can be read
+/// from either.
 pub(super) fn characters(types: &Types, ty: TypeId) -> Option<Characters> {
-    // As the kernel tells (`btf_type_is_char_ptr` in kernel/trace/trace_probe.c).
+    // The same test as the kernel's (`btf_type_is_char_ptr` in kernel/trace/trace_probe.c).
     let is_char = |id| {
         let kind = types.resolve(id).and_then(|id| types.kind(id));
         matches!(kind, Some(Kind::Int(_))) && types.size(id) == Some(1)
@@ -132,10 +133,10 @@ pub(super) fn characters(types: &Types, ty: TypeId) -> Option<Characters> {
     }
 }
 
-/// More than a type has of them: `volatile`, `restrict` and tags.
+/// Maximum number of qualifiers, more than any type has: `volatile`, `restrict` and tags.
 const QUALIFIERS: usize = 8;
 
-/// Whether `ty` is a pointer to something that is constant.
+/// Returns whether `ty` is a pointer to a constant type.
 pub(super) fn is_constant_behind(types: &Types, ty: TypeId) -> bool {
     let mut to = types.pointee(ty);
     for _ in 0..QUALIFIERS {
@@ -148,18 +149,18 @@ pub(super) fn is_constant_behind(types: &Types, ty: TypeId) -> bool {
     false
 }
 
-/// Whether `ty` is what C counts bytes in: 64 bits without a sign, as `size_t`, by whatever name.
+/// Returns whether C counts bytes in `ty`: unsigned, 64 bits, as `size_t`, whatever its name.
 pub(super) fn is_size(types: &Types, ty: TypeId) -> bool {
     let whole = types.resolve(ty);
     let kind = whole.and_then(|ty| types.kind(ty));
     matches!(kind, Some(Kind::Int(int)) if !int.signed) && types.size(ty) == Some(8)
 }
 
-/// Where the characters of a text are.
+/// Location of the characters of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Characters {
-    /// Where the value is.
+    /// In the value itself.
     Here,
-    /// Where it points to.
+    /// At the address that the value holds.
     Behind,
 }

@@ -1,7 +1,7 @@
-//! What of a chain is shown, and where in an event it is.
+//! The part of a chain that is shown, and its location in an event.
 //!
-//! What is kept true: a value that registers hold is shown from there, and costs nothing at a hit; all else
-//! is captured. Texts share what an event has left when everything else has its place.
+//! Invariant: a value in registers is shown from there, and costs nothing at a hit; everything else is
+//! captured. Texts share the room in an event that all other items leave.
 
 use hvprobe_arch::regs::Gpr;
 use hvprobe_linux::types::{Returned, Types};
@@ -16,24 +16,24 @@ use super::chain::{Chain, Start};
 use super::refused::refused;
 use super::types::{self, Characters};
 
-/// A value, and where it comes from.
+/// A value and its source.
 pub(super) struct Value {
     pub(super) from: From,
     pub(super) bits: Option<Bits>,
     pub(super) shape: Shape,
 }
 
-/// Where a value comes from.
+/// Source of a value.
 pub(super) enum From {
-    /// It is in the event.
+    /// The event already contains it.
     Event(Source),
-    /// It is captured: of a return probe, at the return.
+    /// Captured at the hit; for a return probe, at the return.
     Hit(Item),
-    /// It is captured at the entry of a return probe's function.
+    /// Captured at the entry of a return probe's function.
     Entry(Item),
 }
 
-/// What `chain` is shown as, with the type that the definition names, if it names one.
+/// Returns the value of `chain`, with the type from the definition if it names one.
 pub(super) fn value(
     column: usize,
     mut chain: Chain,
@@ -89,7 +89,7 @@ pub(super) fn value(
     };
     chain.bits = match ty.element {
         Element::Bitfield { width, offset, .. } => Some((offset.into(), width)),
-        // A bit field is as wide as that.
+        // A bit field keeps its width.
         Element::Own { .. } => chain.bits,
         _ => None,
     };
@@ -109,7 +109,7 @@ pub(super) fn value(
     plain(column, chain, shape, returns)
 }
 
-/// A number that is as wide as its own type, or 64 bits.
+/// Returns the shape of a number with the width of its own type, or of 64 bits.
 fn own(chain: &Chain, shown: Option<Shown>, types: Option<&Types>) -> Shape {
     let known = types.and_then(|types| types::integer(types, chain.ty?));
     let (shown, bits) = match (shown, known) {
@@ -117,13 +117,13 @@ fn own(chain: &Chain, shown: Option<Shown>, types: Option<&Types>) -> Shape {
         (Some(shown), None) => (shown, 64),
         (None, Some((bits, true))) => (Shown::Signed, bits),
         (None, Some((bits, false))) if !chain.pointers.is_empty() => (Shown::Unsigned, bits),
-        // A register, of which an error may be in what is declared to have no sign.
+        // A register: it may hold an error code, even if its type is unsigned.
         (None, _) => (Shown::Signed, 64),
     };
     types::element(Element::Integer { shown, bits }, format!("{shown}{bits}"))
 }
 
-/// As its own type has it, or as a number.
+/// Returns the value with the shape of its own type, or of a number.
 fn untyped(
     column: usize,
     chain: Chain,
@@ -144,11 +144,12 @@ fn untyped(
     plain(column, chain, shape, returns)
 }
 
-/// All of what a function returned, which `chain` gives the first eight bytes of, or the address.
+/// Returns the chain of the whole return value. `chain` has its first eight bytes, or its address.
 fn result(column: usize, chain: Chain, size: u32, place: Returned) -> Result<Chain, ParseError> {
     match place {
         Returned::Register if size <= 8 => Ok(chain),
-        // What is behind the first eight bytes of one that is only aligned to more is nothing; no member shows RDX.
+        // A type may exceed eight bytes only because of its alignment. RDX then holds padding, which no member
+        // shows.
         Returned::Register | Returned::Registers => Ok(Chain::of(Start::Result, chain.ty)),
         Returned::Memory => {
             let address = Chain::of(Start::Base(Base::Register(Gpr::Rax)), None);
@@ -162,7 +163,7 @@ fn result(column: usize, chain: Chain, size: u32, place: Returned) -> Result<Cha
     }
 }
 
-/// A value of a fixed size, which is shown as `shape`.
+/// Returns a value of a fixed size, shown as `shape`.
 pub(super) fn plain(
     column: usize,
     chain: Chain,
@@ -221,7 +222,7 @@ fn place(column: usize, chain: Chain, size: u32, returns: bool) -> Result<From, 
 }
 
 fn fetched(base: Base, pointers: Vec<Pointer>, read: Read) -> Item {
-    // What the stack holds at a hit, detours record too.
+    // Detours can record words of the stack too.
     if let (Base::Register(Gpr::Rsp), [only], Read::Bytes(..=8)) = (base, &*pointers, read)
         && only.memory == Memory::Kernel
         && only.offset % 8 == 0
@@ -236,18 +237,18 @@ fn fetched(base: Base, pointers: Vec<Pointer>, read: Read) -> Item {
     }))
 }
 
-/// The pointer `offset` from what `chain` gives.
+/// Returns the chain of the pointer at `offset` from the address in `chain`.
 fn after(chain: Chain, offset: u64) -> Chain {
     chain.at(offset.cast_signed(), Memory::Kernel)
 }
 
-/// A text; how long it may be is said when all else has its place.
+/// Returns a text. Its maximum length is set by [`share`], once all other items have their room.
 fn text(column: usize, mut chain: Chain, user: bool) -> Result<Value, ParseError> {
     if let Some(last) = chain.pointers.last_mut() {
         last.memory = match last.memory {
             _ if user => Memory::User,
             Memory::User => Memory::User,
-            // The kernel's own fetching of texts tells whose by the address, too.
+            // The kernel's fetching of texts also decides by the address whether it is a user address.
             Memory::Kernel | Memory::Either => Memory::Either,
         };
     }
@@ -263,10 +264,10 @@ fn text(column: usize, mut chain: Chain, user: bool) -> Result<Value, ParseError
     })
 }
 
-/// Says how long the texts among `items`, all that an event captures, may be.
+/// Sets the maximum lengths of the texts in `items`, which are all the captures of an event.
 ///
 /// # Errors
-/// When there is no room for one.
+/// When there is no room for a text.
 pub(super) fn share<'a>(items: impl Iterator<Item = &'a mut Item>) -> Result<(), SpecError> {
     let mut texts = Vec::new();
     let mut taken = 0;
