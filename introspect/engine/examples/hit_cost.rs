@@ -1,4 +1,4 @@
-//! Carries out as many hits as asked for on a synthetic guest, so that their cost can be counted.
+//! Runs a given number of hits on a synthetic guest, so that their cost can be counted.
 //!
 //! ```text
 //! cargo build --release --package hvprobe-engine --example hit_cost
@@ -7,14 +7,14 @@
 //!     target/release/examples/hit_cost emulated 1000
 //! ```
 //!
-//! A third argument is how many other probes there are, up to 500: the cost does not depend on it.
+//! A third argument is the number of other probes, up to 500: the cost does not depend on it.
 //!
-//! The number after `Collected :` is the instructions that all the hits took in the engine: looking
-//! the probe up, carrying the instruction out, reading the task and queueing the event. It is the
-//! same in every run, as the collector, whose part is not counted, never gets to wake anybody. A
-//! few dozen of a return probe's are the write and the read of a return address on the stack. What
-//! a counter of whole processes shows (`perf stat -e instructions:u`) is that and the start; the
-//! difference between twice as many hits and so many is the hits' own.
+//! The number after `Collected :` is the number of instructions that all the hits took in the engine: looking
+//! up the probe, running the displaced instruction, reading the task and queueing the event. It is the same in
+//! every run, because the collector, which is not counted, never has to be woken. For a return probe a few
+//! dozen of them are the write and the read of a return address on the stack. A counter of whole processes
+//! (`perf stat -e instructions:u`) includes the start-up; the difference between runs with 2N and N hits is the
+//! cost of N hits.
 
 use std::hint::black_box;
 use std::process::ExitCode;
@@ -29,7 +29,7 @@ use hvprobe_hit::event::Collector;
 use hvprobe_hit::{HitHandler, Outcome, Surroundings};
 use hvprobe_spec::definition::parse;
 use hvprobe_spec::{Actions, Base, Fetched, Item, Memory as Of, Pointer, ProbeSpec, Read};
-// The shared guest below names these as its own crate's.
+// The shared guest below uses this name as its own crate's.
 use ::hvprobe_engine;
 
 #[path = "../src/testing.rs"]
@@ -38,18 +38,18 @@ mod testing;
 
 use testing::{Guest, Ticks, regs};
 
-/// What is hit, and how the instruction there is carried out.
+/// Kind of hit, with the mechanism of the displaced instruction.
 #[derive(Clone, Copy)]
 enum Mechanism {
-    /// `push rbp`, by the host.
+    /// `push rbp`, emulated by the host.
     Emulated,
-    /// The same, with a post-handler.
+    /// `push rbp`, emulated, with a post-handler.
     EmulatedPost,
-    /// The same, with four bytes that are read of the kernel's memory.
+    /// `push rbp`, emulated, with a read of four bytes of kernel memory.
     Read,
-    /// `mov rax, [rdi+8]`, in a slot that jumps back.
+    /// `mov rax, [rdi+8]`, in a boosted slot.
     Boosted,
-    /// The same, in a slot that ends in an int3, with a post-handler.
+    /// `mov rax, [rdi+8]`, in a stepped slot, with a post-handler.
     Stepped,
     /// A return probe: its entry, emulated, and the return.
     Returned,
@@ -71,7 +71,7 @@ impl Mechanism {
         ("foreign", Self::Foreign),
     ];
 
-    /// The function it is measured on: even ones begin with `push rbp`, odd ones with `mov`.
+    /// Returns the measured function: even ones begin with `push rbp`, odd ones with `mov`.
     fn function(self) -> &'static str {
         match self {
             Self::Emulated => "filler_000",
@@ -85,7 +85,7 @@ impl Mechanism {
         }
     }
 
-    /// The probes on it.
+    /// Returns the probes on the function.
     fn probes(self) -> Vec<ProbeSpec> {
         let kinds: &[&str] = match self {
             Self::Emulated | Self::EmulatedPost | Self::Read | Self::Boosted | Self::Stepped => {
@@ -113,13 +113,13 @@ impl Mechanism {
         kinds.iter().map(spec).collect()
     }
 
-    /// Whether a call of the function goes on to its return.
+    /// Returns whether a hit includes the return of the function.
     fn returns(self) -> bool {
         matches!(self, Self::Returned | Self::Both)
     }
 }
 
-/// What is read of memory: of the stack, as by any other pointer.
+/// Returns a read of memory: of the stack, as through any other pointer.
 fn read() -> Item {
     Item::Fetched(Box::new(Fetched {
         base: Base::Register(Gpr::Rsp),
@@ -131,10 +131,10 @@ fn read() -> Item {
     }))
 }
 
-/// Where the return address of a function is at its entry.
+/// Physical address of the return address at a function's entry.
 const STACK_PHYS: Gpa = Gpa(DATA.0 + (STACK.0 - DATA_VIRT.0));
 
-/// Bytes after the start of the slot at which the copy ends: of `mov rax, [rdi+8]`.
+/// Length of the copy of `mov rax, [rdi+8]` in its slot.
 const COPY_LEN: u64 = 4;
 
 fn main() -> ExitCode {
@@ -163,7 +163,7 @@ fn main() -> ExitCode {
     registry
         .go_live(guest.view(), None, &guest)
         .expect("the guest stops");
-    // Each kind is planted, so that the table is the same whichever is hit.
+    // All kinds are planted, so that the table is the same whichever is measured.
     let specs: Vec<_> = Mechanism::ALL
         .iter()
         .flat_map(|(_, mechanism)| mechanism.probes())
@@ -171,11 +171,11 @@ fn main() -> ExitCode {
     registry.register(&specs, &guest).expect("legal");
     let other = |n| ProbeSpec::from(parse(&format!("p filler_{n:03}")).expect("a definition"));
     let others: Vec<_> = (11..11 + others).map(other).collect();
-    // What takes a slot when there is none left is left out.
+    // Probes that find no slot left are skipped.
     let others = registry.register_batch(&others, Refusals::Skip, &guest);
     others.expect("the guest stops");
 
-    // The ring takes all events, and its collector is kept busy with the first one.
+    // The ring has room for all events, and the first one keeps its collector busy.
     let (go_on, wait) = mpsc::channel::<()>();
     let (busy, is_busy) = mpsc::channel();
     let sink = move |_: &[_], _| {
@@ -219,8 +219,8 @@ fn main() -> ExitCode {
 
 type Around<'a> = Surroundings<'a, Memory, Ticks>;
 
-/// What a virtual CPU's thread does for hits, but for entering the guest. With `ret`, each is the
-/// call of a function that returns to there.
+/// Does the work of a virtual CPU's thread for hits, without entering the guest. With `ret`, each hit is the
+/// call of a function that returns to `ret`.
 #[inline(never)]
 fn hits(handler: &mut HitHandler, around: &Around<'_>, at: Gva, ret: Option<Gva>, count: usize) {
     for _ in 0..count {

@@ -12,7 +12,7 @@ use hvprobe_hit::event::Collector;
 use hvprobe_hit::{HitHandler, Outcome, Surroundings};
 use hvprobe_spec::definition::parse;
 use hvprobe_spec::{Actions, Budget, Change, Decision, Excess, Hold, Item, ProbeSpec};
-// The shared guest below names these as its own crate's.
+// The shared guest below uses this name as its own crate's.
 use ::hvprobe_engine;
 
 #[cfg(test)]
@@ -31,15 +31,15 @@ thread_local! {
 struct Counting;
 
 fn count() {
-    // A thread that is ending has no counter any more, and nobody to read it.
+    // A thread that is ending has no counter any more, and its count is not needed.
     let _ = CALLS.try_with(|calls| calls.set(calls.get() + 1));
 }
 
-// SAFETY: every call is passed on to the system's allocator as it is.
+// SAFETY: every call is passed on unchanged to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: the caller keeps the contract, which is the same.
+        // SAFETY: the caller upholds the contract, which is the same.
         unsafe { System.alloc(layout) }
     }
 
@@ -59,14 +59,14 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Calls of the allocator that `act` makes.
+/// Returns the number of calls of the allocator that `act` makes.
 fn calls_of(act: impl FnOnce()) -> u64 {
     let before = CALLS.get();
     act();
     CALLS.get() - before
 }
 
-/// Bytes after the start of the slot at which its copy ends: of `mov rax, [rdi+8]`.
+/// Length of the copy of `mov rax, [rdi+8]` in its slot.
 const LEN: u64 = 4;
 const RESUME: Outcome = Outcome::Resume { shadow: false };
 
@@ -120,7 +120,7 @@ impl Cpu<'_> {
         self.handler.hit(at, &mut self.regs, &around)
     }
 
-    /// A hit at `at` with the stack pointer at `rsp`.
+    /// Runs a hit at `at` with the stack pointer at `rsp`.
     fn hit_with(&mut self, at: Gva, rsp: u64) -> Outcome {
         self.regs = regs();
         self.regs.rsp = rsp;
@@ -138,7 +138,7 @@ impl Cpu<'_> {
         self.handler.resume(&decision, &mut self.regs, &around)
     }
 
-    /// The copy faults: the processor has pushed its frame.
+    /// Raises a fault in the copy, with the frame that the processor pushes.
     fn fault(&mut self) {
         let around = Surroundings {
             mem: &self.guest.mem,
@@ -165,10 +165,10 @@ impl Cpu<'_> {
     }
 }
 
-/// Lets `act` use a virtual CPU whose ring of `capacity` events nobody empties; returns the calls of
-/// the allocator that `act` makes, and how many events there were and were dropped.
+/// Runs `act` with a virtual CPU whose ring of `capacity` events is not emptied. Returns the number of calls of
+/// the allocator that `act` makes, and the numbers of events and dropped events.
 fn calls_with(rig: &Rig, capacity: usize, mut act: impl FnMut(&mut Cpu<'_>)) -> (u64, (u64, u64)) {
-    // The listener is busy until it is told otherwise, so the ring stays full.
+    // The listener is busy until `go_on` is dropped, so the ring stays full.
     let (go_on, busy) = mpsc::channel::<()>();
     let (report, reports) = mpsc::channel();
     let sink = move |events: &[_], dropped: u64| {
@@ -195,7 +195,7 @@ fn calls_with(rig: &Rig, capacity: usize, mut act: impl FnMut(&mut Cpu<'_>)) -> 
     (calls, events)
 }
 
-/// Whatever handlers can do that needs no client.
+/// Returns all actions of handlers that need no client.
 fn busy() -> Actions {
     let memory = |base, offset, len| Item::Memory { base, offset, len };
     Actions {
@@ -321,14 +321,14 @@ fn entries_and_returns_of_functions_allocate_nothing() {
                 cpu.guest.write(slot, &ret.0.to_le_bytes());
                 assert_eq!(cpu.hit_with(*at, slot.0), RESUME);
             }
-            // The last one was missed.
+            // The last call was missed.
             for slot in slots[..3].iter().rev() {
                 let found = Gva(u64::from_le_bytes(cpu.guest.read(*slot)));
                 assert_ne!(found, ret);
                 assert_eq!(cpu.hit_with(found, slot.0 + 8), RESUME);
                 assert_eq!(cpu.regs.rip, ret.0);
             }
-            // And one that its task takes along.
+            // One more call, which ends with its task.
             assert_eq!(cpu.hit_with(emulated, STACK.0), RESUME);
             assert_eq!(cpu.hit_with(dead, STACK.0 - 0x40), RESUME);
         }
@@ -359,7 +359,7 @@ fn stacks_allocate_nothing_also_with_calls_in_flight() {
             for (slot, to) in slots.zip(returns) {
                 cpu.guest.write(slot, &to.to_le_bytes());
             }
-            // The caller's return address is the trampoline's now.
+            // The caller's return address becomes the trampoline's.
             assert_eq!(cpu.hit_with(caller, STACK.0 + 8), RESUME);
             assert_eq!(cpu.hit_with(at, STACK.0), RESUME);
             let found = Gva(u64::from_le_bytes(cpu.guest.read(Gva(STACK.0 + 8))));

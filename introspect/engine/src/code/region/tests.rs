@@ -1,4 +1,4 @@
-//! The region in page tables of its own.
+//! Tests of the region in page tables of its own.
 
 use hvprobe_arch::insn::{classify, text};
 use hvprobe_arch::trap::GATE_PORT;
@@ -10,7 +10,7 @@ use super::*;
 
 const AT: Gva = Gva(0xffff_ffff_8100_0000);
 
-/// Memory with page tables that map something above the window, so that its tables exist.
+/// Returns memory with page tables that map an address above the window, so that the window's tables exist.
 fn memory(region: u64) -> Memory {
     let mem = Memory::new(region);
     Mapper::new(&mem).map(AT, Gpa(0));
@@ -49,7 +49,7 @@ fn pages_in_use_are_executable_and_never_writable_and_nothing_else_is_mapped() {
         }
         let mapping = mapping.unwrap();
         assert_eq!(mapping.gpa, HIDDEN.wrapping_add(page * PAGE));
-        // The bit that forbids to execute is reserved on some guests.
+        // The no-execute bit is reserved on some guests.
         assert!(mapping.executable && !mapping.writable && !mapping.user);
     }
 }
@@ -215,14 +215,14 @@ fn slots_are_taken_from_the_end_for_what_is_not_reached_from_the_beginning() {
     assert_eq!(region.last_slot(), Some(last));
     assert!(is_mapped(last) && !is_mapped(base));
     assert_eq!(region.take(&mem, Some), Ok(base));
-    // What lies too low is not taken, and stays free.
+    // A slot that is too low is not taken, and stays free.
     region.release(&mem, base).unwrap();
     assert_eq!(region.take(&mem, high), Ok(last.wrapping_sub(SLOT)));
     assert_eq!(region.take(&mem, Some), Ok(base));
     let nowhere = |_| None::<Gva>;
     assert_eq!(region.take(&mem, nowhere), Err(HiddenError::NoneInReach));
 
-    // Both ends meet, whichever page that is in, and nothing is given twice.
+    // Both ends meet, in whichever page, and no slot is given twice.
     let mut taken = vec![base, last, last.wrapping_sub(SLOT)];
     for n in 0.. {
         let next = match n % 3 {
@@ -247,7 +247,7 @@ fn slots_are_taken_from_the_end_for_what_is_not_reached_from_the_beginning() {
     }
     assert_eq!(taken.len() as u64, 3 * SLOTS_PER_PAGE);
     assert!(region.is_idle());
-    // Only low ones are free.
+    // Only low slots are free.
     while region.take(&mem, high).is_ok() {}
     assert_eq!(region.take(&mem, high), Err(HiddenError::NoneInReach));
 }
@@ -333,7 +333,7 @@ fn window_has_the_guests_own_gates_but_for_their_handlers() {
     for ((gate, own), vector) in gates.zip(0..) {
         let handler = [&gate[..2], &gate[6..12]].concat();
         assert_eq!(handler, fixtures.stub(vector).0.to_le_bytes());
-        // Selector, stack, type and what is reserved.
+        // Selector, stack, type and reserved bits.
         assert_eq!((&gate[2..6], &gate[12..]), (&own[2..6], &own[12..]));
     }
 }

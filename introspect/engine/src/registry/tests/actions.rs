@@ -1,4 +1,4 @@
-//! What handlers do at a hit: capture, change, send the guest elsewhere, hold it.
+//! Actions of handlers at a hit: capture, change, redirect the guest, hold it.
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ fn poke(base: Option<Gpr>, offset: i64, bytes: &[u8]) -> Change {
     }
 }
 
-/// The registers just after the `push rbp` of [`EMULATED`] at `at`.
+/// Returns the registers just after the `push rbp` of [`EMULATED`] at `at`.
 fn pushed(at: Gva) -> Regs {
     Regs {
         rip: at.0 + 1,
@@ -68,7 +68,7 @@ fn stack_pointer_that_is_set_is_that_of_the_displaced_instruction() {
         changes: vec![set(Gpr::Rsp, to)],
         ..Actions::default()
     };
-    // `push rbp`, by the host.
+    // `push rbp`, emulated by the host.
     let mut rig = Rig::live();
     let id = rig.register(&[acting(EMULATED, actions())])[0];
     let mut cpu = Cpu::new(&rig);
@@ -76,7 +76,7 @@ fn stack_pointer_that_is_set_is_that_of_the_displaced_instruction() {
     assert_eq!(cpu.regs.rsp, to - 8);
     assert_eq!(rig.guest.read(Gva(to - 8)), cpu.regs.rbp.to_le_bytes());
     assert_eq!(cpu.events()[0].regs.rsp, STACK.0);
-    // A copy, which jumps back or ends in an int3.
+    // A copy, in a boosted slot or a stepped one.
     for post in [false, true] {
         let mut rig = Rig::live();
         let actions = Actions { post, ..actions() };
@@ -86,7 +86,7 @@ fn stack_pointer_that_is_set_is_that_of_the_displaced_instruction() {
         assert_eq!(cpu.regs.rsp, to);
         assert!(cpu.regs.rip != rig.addr(id).0);
     }
-    // Decided by a client, for a function that is left at once.
+    // With a decision of a client to leave the function at once.
     let mut rig = Rig::live();
     let id = rig.register(&[acting(EMULATED, holding(ask()))])[0];
     rig.guest.write(Gva(to), &0x1234_u64.to_le_bytes());
@@ -109,7 +109,7 @@ fn captured_items_follow_one_another_and_the_unreadable_are_zeros() {
         capture: vec![
             Item::Stack(1),
             memory(Gpr::Rdi, 8, 3),
-            // What is mapped ends in the middle of it.
+            // The mapped memory ends in the middle of this item.
             memory(Gpr::Rsp, 0x17fc, 8),
             memory(Gpr::Rsi, -4, 2),
             Item::Stack(0),
@@ -284,7 +284,7 @@ fn function_that_is_skipped_returns_to_its_caller_at_once() {
     };
     assert_eq!(cpu.regs, back);
     assert_eq!(rig.counts(ids[1]).missed, 1);
-    // Without a stack it cannot be: the function runs, and faults.
+    // Without a readable stack the function cannot be skipped: it runs, and faults.
     cpu.regs.rsp = 0x1000;
     assert_eq!(cpu.hit(rig.addr(ids[0])), RESUME);
     assert_eq!(cpu.regs.rip, rig.at("vfs_read", 9).0);
@@ -428,7 +428,7 @@ fn hold_whose_probe_left_meanwhile_goes_on_without_it() {
     let ids = rig.register(&[acting(EMULATED, holding(ask())), spec(EMULATED)]);
     let at = rig.addr(ids[0]);
     let mut cpu = Cpu::new(&rig);
-    // Others are still there, and one has come.
+    // Other probes are still there, and a new one was added.
     cpu.hit(at);
     rig.unregister(&ids[..1]).unwrap();
     let late = rig.one(EMULATED);
@@ -438,7 +438,7 @@ fn hold_whose_probe_left_meanwhile_goes_on_without_it() {
     assert_eq!(rig.counts(late).hits, 1);
     rig.unregister(&[ids[1], late]).unwrap();
 
-    // Nobody is: the instruction is back in its place.
+    // No other probe is there: the instruction is restored.
     let id = rig.register(&[acting(EMULATED, holding(ask()))])[0];
     cpu.regs = regs();
     cpu.hit(at);

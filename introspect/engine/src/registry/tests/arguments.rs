@@ -1,4 +1,4 @@
-//! Fetch arguments, from the definition to the values of a hit.
+//! Fetch arguments, from their definitions to their values at a hit.
 
 mod filters;
 mod syscalls;
@@ -11,10 +11,10 @@ use hvprobe_spec::{Argument, Bits, Common, Item, Read, Source, TextHeader};
 
 use super::*;
 
-/// Where the tests put what pointers lead to: in the first page of the stack.
+/// Address of the data that the tests' pointers lead to: in the first page of the stack.
 const HERE: Gva = Gva(STACK.0 + 0x100);
 
-/// The value of an argument: `None` for what could not be read.
+/// Returns the value of an argument; `None` if it could not be read.
 fn value(event: &Event, info: &ProbeInfo, argument: &Argument) -> Option<Vec<u8>> {
     let size = usize::try_from(argument.shape.size).unwrap();
     let mut bytes = match &argument.source {
@@ -40,7 +40,7 @@ fn value(event: &Event, info: &ProbeInfo, argument: &Argument) -> Option<Vec<u8>
     Some(bytes)
 }
 
-/// What was captured at a position; of a text, what it says.
+/// Returns the captured item at a position; for a text, its characters.
 fn item(event: &Event, info: &ProbeInfo, wanted: usize) -> Option<Vec<u8>> {
     let mut rest = event.captured.bytes();
     let items = info
@@ -65,7 +65,7 @@ fn item(event: &Event, info: &ProbeInfo, wanted: usize) -> Option<Vec<u8>> {
     panic!("no item {wanted}");
 }
 
-/// Each argument's name, how it is shown, and its value.
+/// Returns the name, the type and the value of each argument.
 pub(super) fn values(event: &Event, info: &ProbeInfo) -> Vec<(String, String, Option<Vec<u8>>)> {
     let arguments = info.shown.arguments.iter();
     arguments
@@ -79,7 +79,7 @@ pub(super) fn values(event: &Event, info: &ProbeInfo) -> Vec<(String, String, Op
         .collect()
 }
 
-/// The values of one hit of `definition`, at the entry of whose function `prepare` sets what is there.
+/// Returns the values of one hit of `definition`, after `prepare` has set up the function's entry.
 fn hit(definition: &str, prepare: impl FnOnce(&Guest, &mut Cpu)) -> Vec<(String, Option<Vec<u8>>)> {
     let mut rig = Rig::live();
     let id = rig.one(definition);
@@ -91,7 +91,7 @@ fn hit(definition: &str, prepare: impl FnOnce(&Guest, &mut Cpu)) -> Vec<(String,
     told.map(|(name, _, value)| (name, value)).collect()
 }
 
-/// The value of the only argument of such a hit.
+/// Returns the value of the only argument at such a hit.
 fn only(definition: &str, prepare: impl FnOnce(&Guest, &mut Cpu)) -> Option<Vec<u8>> {
     let [(_, value)] = <[_; 1]>::try_from(hit(definition, prepare)).expect("one");
     value
@@ -108,7 +108,7 @@ pub(super) fn defaults(definition: &str) -> ProbeSpec {
     }
 }
 
-/// The column and the words with which a definition is refused.
+/// Returns the column and the message with which a definition is refused.
 fn refused(rig: &mut Rig, definition: &str) -> (usize, String) {
     let refused = rig.changes_nothing(|rig| refusal(rig.try_register(&[spec(definition)])));
     match refused {
@@ -160,7 +160,7 @@ fn registers_stay_where_no_types_tell_of_a_function() {
         assert_eq!(info.shown, std::sync::Arc::default(), "{definition}");
         assert_eq!(info.actions.registers, RegisterSet::default());
     }
-    // Nobody asked.
+    // No arguments were requested.
     let id = rig.one("p vfs_read");
     assert!(rig.info(id).shown.arguments.is_empty());
 }
@@ -193,7 +193,7 @@ fn parameters_beyond_the_registers_are_read_from_the_stack() {
     let events = cpu.events();
     let told = values(&events[0], &rig.info(id));
     assert_eq!(told.len(), 9);
-    // What the register has beyond an int means nothing.
+    // The upper half of the register is not part of an int.
     assert_eq!(told[0].2, Some((-100_i32).to_le_bytes().to_vec()));
     assert_eq!((&*told[6].0, &told[6].1[..]), ("seventh", "int"));
     let seventh = told[6].2.as_deref().map(|bytes| bytes[..4].to_vec());
@@ -220,10 +220,10 @@ fn a_return_shows_the_arguments_of_the_entry_and_the_typed_result() {
         entry: true,
     };
     assert_eq!(info.shown.arguments[0].source, first);
-    // Of the stack, what was there at the entry.
+    // A parameter on the stack is read at the entry.
     assert_eq!(info.shown.arguments[6].source, Source::Item(0));
     assert_eq!(info.actions.capture[0], Item::Stack(1));
-    // One that returns nothing shows no result.
+    // A function that returns nothing shows no result.
     let arguments = &rig.info(ids[1]).shown.arguments;
     let [kind] = arguments.as_slice() else {
         panic!("{arguments:?}");
@@ -253,10 +253,10 @@ fn a_result_beyond_one_register_is_whole() {
     assert_eq!([shown(0, 1), shown(1, 0)], [whole(), whole()]);
     let recorded = rig.info(ids[0]).actions.registers;
     assert!(recorded.iter().any(|it| it == Gpr::Rdx), "{recorded:?}");
-    // As the kernel has it, RAX.
+    // As the kernel shows it, from RAX.
     let rax = || ("x64".to_owned(), 8, Source::Common(Common::Retval));
     assert_eq!(shown(1, 1), rax());
-    // Memory is read only where that is asked for.
+    // Memory is read only if the definition asks for that.
     assert_eq!(shown(2, 1), rax());
     let read = ("struct dentry".to_owned(), 48, Source::Item(0));
     assert_eq!(shown(3, 0), read);
@@ -324,7 +324,7 @@ fn what_is_not_there_or_not_in_that_memory_is_a_fault() {
     assert_eq!(only("p vfs_read +0(+0(%di)):u8", nothing), None);
     let null = |_: &Guest, cpu: &mut Cpu| cpu.regs.rdi = 0;
     assert_eq!(only("p vfs_read +0(%di)", null), None);
-    // The kernel's memory is not the user's.
+    // Kernel memory is not user memory.
     let here = |guest: &Guest, cpu: &mut Cpu| {
         guest.write(HERE, b"text\0");
         cpu.regs.rdi = HERE.0;
@@ -375,7 +375,7 @@ fn texts_share_what_an_event_has_left_and_say_where_they_were_cut() {
     let told = values(&events[0], &rig.info(id));
     assert_eq!(told[0].2, Some(vec![b'x'; 118]));
     assert_eq!(told[2].2, Some(b"12345678".to_vec()));
-    // A text that just fits is whole.
+    // A text that just fits is complete.
     rig.guest.write(HERE.wrapping_add(118), &[0]);
     let mut cpu = Cpu::new(&rig);
     (cpu.regs.rdi, cpu.regs.rsi) = (HERE.0, HERE.0);
@@ -465,7 +465,7 @@ fn arguments_are_found_by_name_and_their_members_by_type() {
     assert_eq!([bytes(8), bytes(9)], [b"passwd"; 2]);
     assert_eq!(bytes(10), 77_u32.to_le_bytes());
     assert_eq!(bytes(11), 0x801d_u32.to_le_bytes());
-    // From the address of a member back to its structure.
+    // A structure is found from the address of its member.
     assert_eq!(bytes(12), 0x801d_u32.to_le_bytes());
 }
 
@@ -514,7 +514,7 @@ fn what_a_function_has_not_is_refused_at_its_column() {
         17,
         "This argument name is already used",
     );
-    // What the types tell that there is not.
+    // Arguments and return values that the types exclude.
     for definition in ["p vfs_read $arg5", "r vfs_read $arg5", "p vfs_read $arg16"] {
         check(definition, 11, no_variable);
     }

@@ -48,7 +48,8 @@ fn illegal_probe_at_any_index_is_named_before_anything_is_stopped() {
 
 #[test]
 fn text_changed_between_check_and_stop_is_named_and_the_batch_rolled_back() {
-    // Of each instruction the last byte, which is not the one that gets written.
+    // Offset of the last byte of each instruction. Except for the first instruction, it is not the byte that is
+    // written.
     let last = [0, 3, 4, 3, 3];
     for bad in 0..BATCH.len() {
         let mut rig = Rig::with_gate();
@@ -71,7 +72,7 @@ fn text_changed_between_check_and_stop_is_named_and_the_batch_rolled_back() {
 
 #[test]
 fn whichever_write_fails_nothing_is_left_behind() {
-    // One that is stepped, too.
+    // One of the probes is stepped.
     let batch = || [specs(BATCH), vec![post("p filler_005")]].concat();
     let mut succeeded = None;
     for failing in 0..300 {
@@ -85,7 +86,7 @@ fn whichever_write_fails_nothing_is_left_behind() {
         assert!(rig.guest.mem.visible() == before.0, "write {failing}");
         assert!(std::sync::Arc::ptr_eq(&rig.guest.table(), &before.1));
         assert!(rig.list().is_empty());
-        // And it works once memory does.
+        // Registration succeeds once memory works again.
         rig.register(&batch());
     }
     // The region's table and its entry, the page of code, its entry, 256 stubs and the trampoline, the

@@ -1,14 +1,15 @@
-//! The guest changes its text, and we change it, in any order, and each step of either by itself.
+//! The guest and the engine change the guest's text, in any order and step by step.
 //!
-//! The guest here does what Linux does. Its ftrace compares what it patches with what it left there, and gives up
-//! tracing for good if that is something else (kernel/trace/ftrace.c, `ftrace_bug`). A kprobe keeps the first byte
-//! of its instruction, which it is refused if that is an int3 that is not explained, and writes it back
-//! (arch/x86/kernel/kprobes/core.c); an optimized one does so with five. A branch that can be switched is replaced
-//! by an int3, then behind that, then there (arch/x86/kernel/alternative.c). None looks at more than that.
+//! The guest here does what Linux does. Its ftrace compares the text that it patches with the text it left
+//! there, and gives up tracing for good if they differ (kernel/trace/ftrace.c, `ftrace_bug`). A kprobe saves
+//! the first byte of its instruction, and restores it later; its registration is refused if that byte is an
+//! int3 of unknown origin (arch/x86/kernel/kprobes/core.c). An optimized kprobe saves and restores five bytes.
+//! A switchable branch is replaced in three steps: an int3, the bytes after it, the first byte
+//! (arch/x86/kernel/alternative.c). None of them checks more.
 //!
-//! What must hold: the guest never takes what is ours for its own, never writes into it, and we never over what it
-//! wrote; what is ours is where probes are and nowhere else; and when both have taken all back, the text is as it
-//! was.
+//! What must hold: the guest never takes our patches for its own text and never writes into them; we never
+//! write over the guest's patches; our patches are at probes and nowhere else; and when both have removed their
+//! patches, the text is as it was at first.
 
 use hvprobe_fixtures::STACK;
 use hvprobe_fixtures::kernel::{FTRACE_LOCK, KPROBE_MUTEX, KPROBE_TABLE};
@@ -18,7 +19,7 @@ use super::*;
 use crate::registry::hooks::watched;
 use crate::testing::regs;
 
-/// What we probe.
+/// Definitions of our probes.
 const PROBES: [&str; 9] = [
     "p vfs_read",
     "r vfs_read",
@@ -30,7 +31,7 @@ const PROBES: [&str; 9] = [
     "p filler_002+1",
     "p filler_004",
 ];
-/// Where the guest has kprobes, and how long the instruction there is.
+/// Addresses of the guest's kprobes, with the length of the instruction there.
 const KPROBES: [(&str, u64, usize); 7] = [
     ("vfs_read", 9, 1),
     ("vfs_read", 13, 4),
@@ -40,15 +41,15 @@ const KPROBES: [(&str, u64, usize); 7] = [
     ("filler_002", 4, 1),
     ("filler_004", 1, 3),
 ];
-/// Where it has branches that can be switched, and what they are then.
+/// Addresses of the guest's switchable branches, with the jump that replaces the nop.
 const BRANCHES: [(u64, [u8; 5]); 1] = [(0x10, [0xe9, 0xdb, 0, 0, 0])];
 const NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
-/// What its ftrace may put where `vfs_read` has a nop: a call of the tracer's, or of a program's.
+/// Calls that its ftrace may put over the nop of `vfs_read`: of the tracer, or of a program.
 const CALLS: [[u8; 5]; 2] = [[0xe8, 1, 2, 3, 4], [0xe8, 5, 6, 7, 8]];
 const BEGINS: &str = "ftrace_arch_code_modify_prepare";
 const ENDS: &str = "ftrace_arch_code_modify_post_process";
 const PREPARES: &str = "arch_prepare_kprobe";
-/// Where its `struct kprobe`s are: links at +0, the address at +40.
+/// Address of its `struct kprobe`s: links at +0, the address at +40.
 const STRUCTS: Gva = Gva(KPROBE_TABLE - 0x200);
 const ADDRESS: u64 = 40;
 const SIZE: u64 = 48;
@@ -63,7 +64,7 @@ enum Step {
     Switch(bool),
     Retry,
     Check,
-    /// The guest goes on with what it is about, or begins it.
+    /// The guest continues with what it has begun, or begins it.
     Trace(Option<usize>),
     Kprobe(usize),
     OptimizeKprobes,
@@ -87,24 +88,24 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A kprobe of the guest's.
+/// State of a kprobe of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kprobe {
     None,
-    /// It has been copied; the mutex is held.
+    /// The instruction has been copied; the mutex is held.
     Copied,
     Armed,
-    /// By a jump.
+    /// Armed with a jump.
     Optimized,
 }
 
-/// How far the guest's ftrace has come.
+/// Progress of the guest's ftrace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tracing {
     No,
-    /// It has its own lock.
+    /// It holds its own lock.
     Locked,
-    /// It has the one of all who patch, too, and has told that it begins.
+    /// It also holds `text_mutex`, and has called the function before patching.
     Begun,
     Written,
 }
@@ -113,17 +114,17 @@ struct Model {
     rig: Rig,
     start: Gva,
     original: Vec<u8>,
-    /// The text as the guest has it.
+    /// The text as the guest has written it.
     own: Vec<u8>,
     tracing: Tracing,
-    /// What is there instead of the nop.
+    /// Call that replaces the nop.
     traced: [u8; 5],
     kprobes: [Kprobe; KPROBES.len()],
-    /// Those that it may make jumps of.
+    /// Whether the guest may turn the kprobe into a jump.
     optimizable: [bool; KPROBES.len()],
-    /// What was under the jumps when it made them.
+    /// Bytes under each jump when the guest wrote it.
     copied: [[u8; 5]; KPROBES.len()],
-    /// The branch that is being switched, to what, and how many steps of three are done.
+    /// The branch that is being switched: its address, the new bytes, and the number of steps done, of three.
     branch: Option<(Gva, [u8; 5], u32)>,
 }
 
@@ -150,13 +151,13 @@ impl Model {
         usize::try_from(at.0 - self.start.0).unwrap()
     }
 
-    /// What the guest believes to be at `at`.
+    /// Returns the bytes that the guest has written at `at`.
     fn own<const N: usize>(&self, at: Gva) -> [u8; N] {
         let index = self.index(at);
         self.own[index..index + N].try_into().unwrap()
     }
 
-    /// The guest writes, where nothing may be but its own.
+    /// The guest writes text, where only its own text may be.
     fn write(&mut self, at: Gva, bytes: &[u8], what: &str) {
         let index = self.index(at);
         let there = &text(&self.rig)[index..][..bytes.len()];
@@ -166,7 +167,7 @@ impl Model {
         self.rig.guest.write(at, bytes);
     }
 
-    /// The guest comes to the function `name`, which we may watch; whether it goes on in it.
+    /// The guest enters the function `name`, which we may watch; returns whether it continues in it.
     fn comes_to(&mut self, name: &str, argument: u64) -> bool {
         let here = self.rig.at(name, 0);
         if self.rig.byte(here) != INT3 {
@@ -186,7 +187,7 @@ impl Model {
         cpu.regs.rip != caller.0
     }
 
-    /// Whether somebody holds the guest's `text_mutex`.
+    /// Returns whether the guest's `text_mutex` is held.
     fn is_patching(&self) -> bool {
         matches!(self.tracing, Tracing::Begun | Tracing::Written) || self.branch.is_some()
     }
@@ -237,7 +238,7 @@ impl Model {
                     .write(kprobe.wrapping_add(ADDRESS), &at.0.to_le_bytes());
                 let goes_on = self.comes_to(PREPARES, kprobe.0);
                 let copied = self.rig.guest.read::<5>(at);
-                // Nor does it take one for its own, or the middle of a jump.
+                // The guest does not copy an int3 of its own, or from the middle of a jump.
                 if goes_on && copied[0] != INT3 && self.own::<1>(at)[0] != 0xe9 {
                     let covered = self.covering(at);
                     if covered.is_none() {
@@ -251,9 +252,9 @@ impl Model {
             Kprobe::Copied => {
                 self.kprobes[number] = Kprobe::Armed;
                 self.link();
-                // What it waits for, if somebody has it.
+                // The guest waits for `text_mutex`, if it is held.
                 self.finish_patching();
-                // One of ours that came meanwhile is its own from now on.
+                // An int3 of ours that was planted meanwhile belongs to the guest from now on.
                 if self.rig.byte(at) == INT3 {
                     let index = self.index(at);
                     self.own[index] = INT3;
@@ -261,7 +262,7 @@ impl Model {
                     self.write(at, &[INT3], "a kprobe");
                 }
                 let there = self.rig.guest.read::<5>(at);
-                // It fails to copy an instruction that it finds an int3 in the place of.
+                // The guest makes no jump over an instruction in which it finds an int3.
                 self.optimizable[number] = !there[1..].contains(&INT3);
                 self.lock(KPROBE_MUTEX, false);
             }
@@ -284,7 +285,7 @@ impl Model {
         }
     }
 
-    /// The optimized kprobe of the guest's whose jump lies over the instruction at `at`.
+    /// Returns the optimized kprobe of the guest whose jump covers the instruction at `at`.
     fn covering(&self, at: Gva) -> Option<usize> {
         (0..KPROBES.len()).find(|number| {
             let (symbol, offset, _) = KPROBES[*number];
@@ -294,13 +295,14 @@ impl Model {
         })
     }
 
-    /// What was there first: nothing else of the guest's changes where it has kprobes.
+    /// Returns the original bytes: the guest changes nothing else where it has kprobes.
     fn saved(&self, at: Gva) -> [u8; 5] {
         let index = self.index(at);
         self.original[index..index + 5].try_into().unwrap()
     }
 
-    /// The guest's optimizer makes a jump of an armed kprobe if it may, without another look at what is under it.
+    /// The guest's optimizer turns an armed kprobe into a jump if it may, without checking the text under it
+    /// again.
     fn optimize_kprobe(&mut self, number: usize) {
         let (symbol, offset, _) = KPROBES[number];
         let at = self.rig.at(symbol, offset);
@@ -344,7 +346,7 @@ impl Model {
         self.branch = (done < 2).then_some((at, bytes, done + 1));
     }
 
-    /// Whoever has the `text_mutex` goes on until he has it no more.
+    /// The holder of `text_mutex` continues until it releases it.
     fn finish_patching(&mut self) {
         while self.branch.is_some() {
             self.branch(0);
@@ -355,13 +357,13 @@ impl Model {
         assert!(!self.is_patching());
     }
 
-    /// Somebody holds this mutex, or nobody.
+    /// Marks this mutex as held or free.
     fn lock(&self, mutex: u64, is: bool) {
         let held = u64::from(is).to_le_bytes();
         self.rig.guest.write(Gva(mutex), &held);
     }
 
-    /// Writes the guest's table of kprobes: one chain.
+    /// Writes the guest's table of kprobes, as one chain.
     fn link(&self) {
         let mut link = Gva(KPROBE_TABLE + 8 * 63);
         for (number, kprobe) in self.kprobes.iter().enumerate() {
@@ -389,7 +391,7 @@ impl Model {
                         ..spec(PROBES[which])
                     })
                     .collect();
-                // It may be refused, for what the guest has there.
+                // The batch may be refused because of the guest's patches.
                 let _maybe = self.rig.try_register(&specs);
             }
             Step::Unregister(which) => {
@@ -419,13 +421,13 @@ impl Model {
         }
     }
 
-    /// What is done once a second.
+    /// Does what is due once a second.
     fn retry(&mut self) {
         self.rig.registry.retry_ftrace(&*self.rig.guest);
         self.rig.registry.retry_jumps(&*self.rig.guest);
     }
 
-    /// That what differs from the guest's own is where something of ours is.
+    /// Checks that the text differs from the guest's own only where there is a patch of ours.
     fn check(&self) {
         let mut ours = Vec::new();
         for probe in self.rig.list() {
@@ -457,7 +459,7 @@ impl Model {
         }
     }
 
-    /// Both take all back.
+    /// Both sides remove all their patches.
     fn end(&mut self) {
         self.finish_patching();
         let copied = |it: &Kprobe| *it == Kprobe::Copied;

@@ -1,5 +1,4 @@
-//! A virtual CPU whose part the test plays: what the processor does around a hit, and what is
-//! reported of it.
+//! A virtual CPU played by the test: what the processor does around a hit, and the events.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -17,16 +16,16 @@ use hvprobe_spec::Decision;
 use super::Rig;
 use crate::testing::{Guest, Ticks, regs};
 
-/// The guest just goes on.
+/// The guest just continues.
 pub(super) const RESUME: Outcome = Outcome::Resume { shadow: false };
 
-/// The gate's handler (SDM vol. 3, 6.14.1).
+/// Returns the gate's handler (SDM vol. 3, 6.14.1).
 fn handler_of(gate: [u8; 16]) -> Gva {
     let [a, b, _, _, _, _, c, d, e, f, g, h, ..] = gate;
     Gva(u64::from_le_bytes([a, b, c, d, e, f, g, h]))
 }
 
-/// A virtual CPU, and what it reports.
+/// A virtual CPU with its events.
 pub(super) struct Cpu {
     guest: Rc<Guest>,
     table: Arc<ProbeTable>,
@@ -37,12 +36,12 @@ pub(super) struct Cpu {
     pub(super) regs: Regs,
     pub(super) gs_base: u64,
     pub(super) cr3: Option<u64>,
-    /// How often that was asked for.
+    /// Number of times that CR3 was read.
     pub(super) cr3_asked: Cell<u32>,
 }
 
 impl Cpu {
-    /// The second one, with the registers of [`regs`].
+    /// Creates the second virtual CPU, with the registers of [`regs`].
     pub(super) fn new(rig: &Rig) -> Self {
         Self::numbered(rig, 1)
     }
@@ -76,7 +75,7 @@ impl Cpu {
         }
     }
 
-    /// Takes over the table that the guest was last stopped for, as every virtual CPU does then.
+    /// Adopts the table of the guest's last stop, as every virtual CPU does then.
     fn sync(&mut self) {
         let table = self.guest.table();
         if !Arc::ptr_eq(&table, &self.table) {
@@ -108,18 +107,18 @@ impl Cpu {
         act(&mut self.handler, &mut self.regs, &around)
     }
 
-    /// The int3 at `at`.
+    /// Executes the int3 at `at`.
     pub(super) fn hit(&mut self, at: Gva) -> Outcome {
         self.with(|handler, regs, around| handler.hit(at, regs, around))
     }
 
-    /// A hit at `at` that goes through a copy; returns where.
+    /// Runs a hit at `at` that goes through a copy; returns the address of the copy.
     pub(super) fn enter_slot(&mut self, at: Gva) -> Gva {
         assert_eq!(self.hit(at), RESUME);
         Gva(self.regs.rip)
     }
 
-    /// What is to be asked at the hit the guest is held at.
+    /// Returns the question for the client at the hit that holds the guest.
     pub(super) fn question(&mut self) -> Option<Inquiry> {
         self.with(|handler, regs, around| handler.question(regs, around))
     }
@@ -128,15 +127,14 @@ impl Cpu {
         self.with(|handler, regs, around| handler.resume(decision, regs, around))
     }
 
-    /// What the processor does at exception `vector` with RIP at `rip`: it pushes a frame and takes
-    /// the gate of the interrupt descriptor table it has. Returns what became of it if that is one
-    /// of ours.
+    /// Delivers exception `vector` with RIP at `rip`, as the processor does: pushes a frame and goes through
+    /// the gate of the current interrupt descriptor table. Returns the outcome if the gate is one of ours.
     pub(super) fn raise(&mut self, vector: u8, code: Option<u64>, rip: Gva) -> Option<Outcome> {
         let ours = self.deliver(vector, code, rip);
         ours.then(|| self.exception(vector))
     }
 
-    /// The same as far as the first instruction behind the gate; whether that is a stub of ours.
+    /// As [`Cpu::raise`] up to the first instruction of the handler; returns whether that is a stub of ours.
     pub(super) fn deliver(&mut self, vector: u8, code: Option<u64>, rip: Gva) -> bool {
         let own = self.guest.view().idt;
         let idt = self.handler.window().unwrap_or(own);
@@ -157,7 +155,7 @@ impl Cpu {
             assert_eq!(self.handler.vector(stub), None);
             return false;
         }
-        // The `out`, before and after it.
+        // RIP at the `out`, and after it.
         assert_eq!(self.guest.read(stub), ENDBR64);
         let out = stub.wrapping_add(4);
         assert_eq!(self.guest.read(out), [0xe6, 0x90]);
@@ -167,7 +165,7 @@ impl Cpu {
         true
     }
 
-    /// The stub of `vector` was reached.
+    /// Runs the exit from the stub of `vector`.
     pub(super) fn exception(&mut self, vector: u8) -> Outcome {
         self.exception_with(vector, self.guest.view().idt)
     }
@@ -177,13 +175,13 @@ impl Cpu {
         self.with(|handler, regs, around| handler.exception(vector, idt, regs, around))
     }
 
-    /// Gives up on what is half carried out.
+    /// Abandons a step that has not ended.
     pub(super) fn abandon(&mut self) {
         self.with(|handler, regs, around| handler.abandon(regs, around));
     }
 
-    /// What the guest's `iret` does with the frame of an exception without an error code, or after
-    /// the error code was popped.
+    /// Executes the guest's `iret` with the frame of an exception without an error code, or after the error
+    /// code was popped.
     pub(super) fn iret(&mut self) {
         let [rip, rflags, rsp] = [0, 16, 24].map(|offset| {
             let at = Gva(self.regs.rsp).wrapping_add(offset);
@@ -194,7 +192,7 @@ impl Cpu {
         self.regs.rsp = rsp;
     }
 
-    /// Everything it reported.
+    /// Returns all events that it reported.
     pub(super) fn events(self) -> Vec<Event> {
         drop(self.handler);
         self.collector.finish();

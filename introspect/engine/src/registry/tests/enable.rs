@@ -55,13 +55,13 @@ fn probe_that_cannot_be_armed_is_named_and_the_whole_batch_stays_disabled() {
     let mut rig = Rig::live();
     let ids = rig.register(&[
         disabled(EMULATED),
-        // At the address that fails, but not asked to be enabled.
+        // At the address that fails, but not to be enabled.
         disabled("p:bystander filler_003"),
         disabled("p:culprit filler_003"),
         disabled(BOOSTED),
     ]);
     let at = rig.addr(ids[2]);
-    // Not before it is looked at.
+    // The text changes only after it was checked, just before the stop.
     let changed = at.wrapping_add(3);
     rig.guest
         .meanwhile(move |guest| guest.write(changed, &[0x10]));

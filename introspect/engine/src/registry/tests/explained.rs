@@ -1,4 +1,4 @@
-//! What definitions are said to come to without a guest, held against what a registration makes of them.
+//! Explanations of definitions without a guest, compared with registrations.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ fn explained(rig: &Rig, spec: &ProbeSpec) -> Explained {
     all.remove(0).expect("it can be probed")
 }
 
-/// How hits are said to be told.
+/// Returns the mechanism according to an explanation.
 fn mechanism(explained: &Explained) -> Mechanism {
     match explained.exit {
         None => Mechanism::Optimized,

@@ -1,17 +1,17 @@
-//! Faults of displaced instructions: whose copies run without us, and of probes that ask for them.
+//! Faults of displaced instructions: of copies that run without exits, and for probes that ask for faults.
 
 use hvprobe_fixtures::{DATA_VIRT, STACK};
 use hvprobe_hit::event::EventKind;
 
 use super::*;
 
-/// Where the guest's kernel keeps the registers of a fault, and RIP among them.
+/// Address of the registers of a fault in the guest's kernel, and of RIP in them.
 const PT_REGS: Gva = Gva(DATA_VIRT.0 + 0x900);
 const IP: Gva = Gva(PT_REGS.0 + 128);
 const PAGE_FAULT: u8 = 14;
 
-/// The guest's kernel has faulted at `rip`, and looks for that place in its exception table; returns
-/// where it looks.
+/// The guest's kernel has faulted at `rip` and searches its exception table; returns the address that it
+/// searches for.
 fn faults(rig: &Rig, rip: Gva) -> Gva {
     rig.guest.write(IP, &rip.0.to_le_bytes());
     let mut cpu = Cpu::new(rig);
@@ -21,7 +21,7 @@ fn faults(rig: &Rig, rip: Gva) -> Gva {
     Gva(u64::from_le_bytes(rig.guest.read(IP)))
 }
 
-/// Where the copy of the instruction at `at` is.
+/// Returns the address of the copy of the instruction at `at`.
 fn copy(rig: &Rig, at: Gva) -> Gva {
     Cpu::new(rig).enter_slot(at)
 }
@@ -38,7 +38,7 @@ fn fault_of_a_boosted_copy_is_found_at_the_probepoint_and_counted() {
     for id in &ids {
         assert_eq!((rig.counts(*id).hits, rig.counts(*id).faults), (1, 1));
     }
-    // Of the jump that ends the copy, and everywhere else, nothing is ours.
+    // Addresses in the jump at the end of the copy, and everywhere else, are not ours.
     assert_eq!(faults(&rig, slot.wrapping_add(4)), at.wrapping_add(4));
     for elsewhere in [slot.wrapping_add(1), at, Gva(0), STACK] {
         assert_eq!(faults(&rig, elsewhere), elsewhere);
@@ -57,7 +57,7 @@ fn fault_of_a_copy_in_a_detour_is_found_where_its_instruction_is() {
     let detour = detour.expect("a detour");
     assert_eq!(faults(&rig, detour.tail()), at);
     assert_eq!(rig.counts(id).faults, 1);
-    // The second one that the jump displaces is not the probepoint.
+    // The second displaced instruction is not the probepoint.
     let second = at.wrapping_add(4);
     assert_eq!(
         faults(&rig, detour.resume(second).expect("displaced")),
@@ -82,7 +82,7 @@ fn fault_that_the_kernel_complains_of_at_once_is_found_in_its_place_and_counted_
     rig.guest.write(IP, &slot.0.to_le_bytes());
     assert_eq!(complains(&rig), at.0);
     assert_eq!(rig.counts(id).faults, 1);
-    // It has looked for an exception table entry before.
+    // The kernel searches the exception table first.
     assert_eq!(faults(&rig, slot), at);
     assert_eq!(complains(&rig), at.0);
     assert_eq!(rig.counts(id).faults, 2);
@@ -129,7 +129,7 @@ fn a_probe_that_asks_for_faults_gets_those_of_an_instruction_that_would_be_boost
     cpu.regs.rsp = STACK.0;
     let slot = cpu.enter_slot(at);
     assert_eq!(cpu.raise(PAGE_FAULT, Some(2), slot), Some(RESUME));
-    // The frame that the guest's handler finds says the probepoint.
+    // The frame for the guest's handler contains the address of the probepoint.
     let frame = Gva(cpu.regs.rsp).wrapping_add(8);
     assert_eq!(u64::from_le_bytes(rig.guest.read(frame)), at.0);
     let events = cpu.events();
@@ -140,7 +140,7 @@ fn a_probe_that_asks_for_faults_gets_those_of_an_instruction_that_would_be_boost
         [EventKind::Hit, EventKind::Fault { vector, error_code }]
     );
     assert_eq!((rig.counts(id).hits, rig.counts(id).faults), (1, 1));
-    // Beside it, one that does not ask is stepped as well, until the other is disabled.
+    // A second probe that does not ask for faults is stepped too, until the first is disabled.
     let other = rig.one(BOOSTED);
     assert_eq!(rig.mechanism(other), Mechanism::Stepped);
     rig.disable(&[id]).unwrap();

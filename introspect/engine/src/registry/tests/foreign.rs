@@ -1,4 +1,4 @@
-//! The guest has kprobes of its own where our jumps would be.
+//! Kprobes of the guest where our jumps would be.
 
 use hvprobe_arch::Regs;
 use hvprobe_fixtures::STACK;
@@ -9,15 +9,15 @@ use super::*;
 use crate::testing::regs;
 use crate::unoptimized::Unoptimized;
 
-/// `push rbp; mov rbp, rsp; nop`, with jumps into its bytes 1 to 4 in question.
+/// `push rbp; mov rbp, rsp; nop`: instructions begin in bytes 1 to 4 of a jump there.
 const SHORT: &str = "p filler_002";
-/// Where the tests have their `struct kprobe`s: links at +0, the address at +40.
+/// Address of the tests' `struct kprobe`s: links at +0, the address at +40.
 const KPROBES: Gva = Gva(KPROBE_MUTEX + 0x20);
 const ADDRESS: u64 = 40;
 const FLAGS: u64 = 32;
 const SIZE: usize = 48;
 
-/// The guest has registered kprobes at these addresses, in one chain of its table.
+/// Registers kprobes of the guest at these addresses, in one chain of its table.
 fn has(rig: &Rig, addresses: &[Gva]) {
     rig.guest.write(KPROBES, &[0; 2 * SIZE]);
     let kprobe = |n: usize| KPROBES.wrapping_add((SIZE * n) as u64);
@@ -27,7 +27,7 @@ fn has(rig: &Rig, addresses: &[Gva]) {
         link = kprobe(n);
         rig.guest
             .write(link.wrapping_add(ADDRESS), &at.0.to_le_bytes());
-        // Not armed, as those of tracefs are at first.
+        // Not armed, like new kprobes of tracefs.
         rig.guest.write(link.wrapping_add(FLAGS), &[2]);
     }
     if addresses.is_empty() {
@@ -35,7 +35,7 @@ fn has(rig: &Rig, addresses: &[Gva]) {
     }
 }
 
-/// Somebody holds the mutex of the table, or nobody.
+/// Marks the mutex of the table as held or free.
 fn locked(rig: &Rig, is: bool) {
     rig.guest
         .write(Gva(KPROBE_MUTEX), &u64::from(is).to_le_bytes());
@@ -49,14 +49,14 @@ fn why(rig: &Rig, id: ProbeId) -> Option<Unoptimized> {
 }
 
 fn retry(rig: &mut Rig) {
-    // After the first look, the second is the next but one.
+    // A look is due with the first call and with the third.
     for _ in 0..3 {
         rig.registry.retry_jumps(&*rig.guest);
     }
 }
 
-/// The guest comes to where it copies the instruction under its `kprobe`; returns the virtual CPU as
-/// it goes on.
+/// The guest enters the function that copies the instruction under its `kprobe`; returns the virtual CPU when
+/// it continues.
 fn prepares(rig: &mut Rig, kprobe: Gva) -> Cpu {
     locked(rig, true);
     let mut cpu = Cpu::new(rig);
@@ -96,15 +96,15 @@ fn the_guest_registers_no_kprobe_while_a_jump_may_be_there() {
     // The virtual CPUs do not stop.
     rig.guest.refuse_stops(true);
     assert!(is_refused(&prepares_at(&mut rig, at)));
-    // Elsewhere there is no need to.
+    // Elsewhere no jump has to be removed.
     let elsewhere = rig.at("filler_004", 0);
     assert!(!is_refused(&prepares_at(&mut rig, elsewhere)));
     rig.guest.refuse_stops(false);
-    // Nobody can tell where.
+    // The kprobe's address cannot be read.
     let unmapped = Gva(0xdead_0000_0000_0000);
     assert!(is_refused(&prepares(&mut rig, unmapped)));
     assert_eq!((why(&rig, id), rig.guest.read::<5>(at)), (None, before));
-    // Next time it may.
+    // The next registration succeeds.
     assert!(!is_refused(&prepares_at(&mut rig, at)));
     assert_eq!(why(&rig, id), Some(Unoptimized::Kprobe { at }));
 }
@@ -112,7 +112,7 @@ fn the_guest_registers_no_kprobe_while_a_jump_may_be_there() {
 #[test]
 fn there_is_no_jump_near_a_kprobe_of_the_guests_until_it_has_gone() {
     let start = Rig::optimizing().at("filler_002", 0);
-    // Of several instructions before it: its jump could reach that far.
+    // A distance before the instructions under the jump: the jump of the guest's kprobe could reach that far.
     for (distance, far) in [
         (-20_i64, true),
         (-19, false),
@@ -155,7 +155,7 @@ fn no_int3_comes_where_a_kprobe_of_the_guests_may_become_a_jump() {
         has(&rig, &[kprobe]);
         let result = rig.changes_nothing(|rig| rig.try_register(&[spec(SHORT)]));
         assert_eq!(refusal(result), (0, Refused::UnderKprobe { at, kprobe }));
-        // Nor does one come back there.
+        // A probe there is not armed again either.
         has(&rig, &[]);
         let id = rig.one(SHORT);
         rig.registry.set_enabled(&[id], false, &*rig.guest).unwrap();
@@ -167,7 +167,7 @@ fn no_int3_comes_where_a_kprobe_of_the_guests_may_become_a_jump() {
                 .unwrap_err();
             assert!(format!("{error:?}").contains("UnderKprobe"), "{error:?}");
         });
-        // One that was there first keeps the guest's jump away.
+        // A probe that was there first prevents the guest's jump.
         has(&rig, &[]);
         rig.registry.set_enabled(&[id], true, &*rig.guest).unwrap();
         has(&rig, &[kprobe]);
@@ -201,7 +201,7 @@ fn while_the_guest_changes_its_kprobes_jumps_stay_and_none_comes() {
     let id = rig.one(SHORT);
     assert_eq!(why(&rig, id), Some(Unoptimized::KprobesChange));
     assert_eq!(why(&rig, there), None);
-    // Another detour in the place of the same jump.
+    // Another detour replaces that of the same jump.
     let second = rig.one("p:second filler_004");
     assert_eq!((why(&rig, there), why(&rig, second)), (None, None));
     retry(&mut rig);
@@ -224,7 +224,7 @@ fn the_guest_registers_its_kprobe_where_no_jump_is_any_more() {
         assert_eq!(why(&rig, ids[0]), Some(Unoptimized::Kprobe { at: kprobe }));
         assert_eq!(rig.guest.read::<5>(at), [INT3, 0x48, 0x89, 0xe5, 0x90]);
         assert_eq!(why(&rig, ids[1]), None);
-        // Until it is in the table the mutex is held, and from then on it is found there.
+        // The mutex is held until the kprobe is in the table, where it is found from then on.
         retry(&mut rig);
         assert_eq!(why(&rig, ids[0]), Some(Unoptimized::KprobesChange));
         has(&rig, &[kprobe]);
@@ -262,7 +262,7 @@ fn a_table_that_cannot_be_read_to_its_end_keeps_all_jumps_away() {
     for link in links {
         let mut rig = Rig::optimizing();
         rig.guest.write(Gva(KPROBE_TABLE), &link.to_le_bytes());
-        // A circle.
+        // A circular chain.
         rig.guest.write(KPROBES, &KPROBES.0.to_le_bytes());
         let id = rig.one(SHORT);
         assert_eq!(why(&rig, id), Some(Unoptimized::KprobesChange), "{link:#x}");
@@ -289,7 +289,7 @@ fn a_jump_that_was_asked_for_is_refused_where_the_guest_has_a_kprobe() {
         (rig.byte(at), rig.byte(rig.at("filler_004", 0))),
         (0x55, 0x55)
     );
-    // The rest, if that is wanted.
+    // The rest of the batch, if refused probes are skipped.
     let batch = rig
         .registry
         .register_batch(&specs, crate::registered::Refusals::Skip, &*rig.guest)
@@ -303,7 +303,7 @@ fn a_branch_that_the_guests_own_patch_may_hide_keeps_a_jump_away() {
     let mut rig = Rig::optimizing();
     let at = rig.at("filler_002", 8);
     let own = rig.guest.read::<5>(at);
-    // A kprobe, or a poke that is under way; an optimized kprobe; and none.
+    // A kprobe, or a poke in progress; an optimized kprobe; and no patch.
     for (bytes, hidden) in [
         ([INT3, own[1], own[2], own[3], own[4]], true),
         ([0xe9, 0, 1, 0, 0], true),
@@ -319,7 +319,7 @@ fn a_branch_that_the_guests_own_patch_may_hide_keeps_a_jump_away() {
 
 #[test]
 fn an_int3_is_left_to_the_guest_only_where_its_kprobe_is_armed_by_one() {
-    // Armed by an int3; gone, disabled, or left to ftrace.
+    // Flags of kprobes armed with an int3; gone, disabled, or handled by ftrace.
     for (flags, is_the_guests) in [(0, true), (4, true), (1, false), (2, false), (8, false)] {
         let mut rig = Rig::optimizing();
         rig.registry.set_optimization(false, &*rig.guest).unwrap();

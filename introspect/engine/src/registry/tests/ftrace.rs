@@ -1,4 +1,4 @@
-//! Function entries that the guest's ftrace patches, too.
+//! Function entries that the guest's ftrace patches too.
 
 use hvprobe_spec::Decision;
 
@@ -10,7 +10,7 @@ const CALL: [u8; 5] = [0xe8, 1, 2, 3, 4];
 const BEGIN: &str = "ftrace_arch_code_modify_prepare";
 const END: &str = "ftrace_arch_code_modify_post_process";
 
-/// The guest's ftrace patches: it comes to where it begins and ends, and in between does `act`.
+/// The guest's ftrace patches: it enters the functions before and after that, and runs `act` in between.
 fn patch(rig: &mut Rig, act: impl FnOnce(&mut Rig)) {
     let mut cpu = Cpu::new(rig);
     let begins = rig.at(BEGIN, 0);
@@ -26,7 +26,7 @@ fn patch(rig: &mut Rig, act: impl FnOnce(&mut Rig)) {
     assert!(cpu.events().is_empty());
 }
 
-/// Whether the engine watches ftrace patch.
+/// Returns whether the engine watches ftrace.
 fn watches(rig: &Rig) -> bool {
     let bytes = [BEGIN, END].map(|name| rig.byte(rig.at(name, 0)));
     assert_eq!(bytes[0], bytes[1]);
@@ -52,7 +52,7 @@ fn ftrace_finds_its_sites_as_it_left_them_and_the_probes_come_back_after_it() {
     let at = rig.addr(ids[0]);
     patch(&mut rig, |rig| {
         assert_eq!(rig.guest.read(at), NOP);
-        // Others are none of its business.
+        // Other probes stay armed.
         assert_eq!(rig.byte(at.wrapping_add(5)), INT3);
     });
     assert_eq!(rig.byte(at), INT3);
@@ -88,7 +88,7 @@ fn site_that_ftrace_took_is_left_to_it_until_it_gives_it_back() {
     patch(&mut rig, |rig| rig.guest.write(at, &CALL));
     assert_eq!(rig.guest.read(at), CALL);
     rig.registry.check_text(&*rig.guest);
-    // Nothing the user does meanwhile touches it.
+    // Nothing that the user does meanwhile changes the site.
     let other = rig.one(EMULATED);
     rig.disable(&[other]).unwrap();
     let result = rig.try_register(&[spec("p vfs_read")]);

@@ -1,4 +1,4 @@
-//! Definitions with a pattern, and batches of which refused probes are left out.
+//! Definitions with a pattern, and batches without their refused probes.
 
 use expect_test::{Expect, expect};
 use hvprobe_fixtures::kernel::{NOTHING_FORBIDDEN, TEXT};
@@ -6,7 +6,7 @@ use hvprobe_fixtures::kernel::{NOTHING_FORBIDDEN, TEXT};
 use super::*;
 use crate::registered::{Refusals, Registered};
 
-/// A kernel with functions that tell patterns apart.
+/// Returns a kernel whose functions distinguish patterns.
 fn rig() -> Rig {
     let filler = TEXT + 0xb00;
     let at = |n: u64| filler + 0x10 * n;
@@ -42,7 +42,7 @@ impl Rig {
         self.registry.register_batch(&specs, refusals, &*self.guest)
     }
 
-    /// Name and place of every probe.
+    /// Lists the name and the place of every probe.
     fn told(&self) -> String {
         let line = |info: ProbeInfo| {
             let (symbol, offset) = info.symbol.expect("placed");
@@ -157,7 +157,7 @@ fn pattern_is_planted_in_one_stop_and_unregistered_one_by_one() {
 #[test]
 fn one_refused_function_keeps_the_whole_pattern_back() {
     let mut rig = rig();
-    // Two of the guest's own breakpoints.
+    // The guest has two breakpoints of its own.
     for name in ["get_two", "put_one"] {
         rig.guest.write(rig.at(name, 0), &[INT3]);
     }

@@ -1,4 +1,4 @@
-//! What is handed out is taken back, however often.
+//! Allocations are released, however often they are made.
 
 use hvprobe_arch::detour::Header;
 
@@ -6,7 +6,7 @@ use super::*;
 
 #[test]
 fn return_probes_come_and_go_without_end() {
-    /// Of as many instances as there may be: more than there are numbers for stubs.
+    /// With the maximum number of instances each: more than there are numbers of stubs.
     const TIMES: u32 = (1 << 23) / 4096 + 10;
     let mut rig = Rig::optimizing();
     for time in 0..TIMES {
@@ -26,7 +26,7 @@ fn numbers_of_records_come_again_after_all_others_and_never_twice_at_a_time() {
     let stays = rig.one("r2 filler_000");
     let leaves = rig.one("r2 filler_002");
     assert_eq!([stays, leaves].map(|id| number(&rig, id)), [0, 1]);
-    // Calls in flight may lead there still.
+    // Calls in flight may still return there.
     rig.unregister(&[leaves]).unwrap();
     assert_eq!(rig.registry.code.ghost_sources.len(), 1);
     rig.registry.code.next_number = Header::SOURCES - 2;

@@ -1,4 +1,4 @@
-//! Hits that take one exit: emulated and boosted ones, and int3s that are not ours.
+//! Hits that take one exit, emulated and boosted, and int3s that are not ours.
 
 use hvprobe_arch::insn::SlotKind;
 use hvprobe_arch::mem::PhysMemory;
@@ -11,7 +11,7 @@ use hvprobe_linux::task::Task;
 use super::*;
 use crate::testing::regs;
 
-/// Where the `jmp rel32` at `at` leads.
+/// Returns the target of the `jmp rel32` at `at`.
 fn jump_target(rig: &Rig, at: Gva) -> Gva {
     let [opcode, a, b, c, d] = rig.guest.read(at);
     assert_eq!(opcode, 0xe9);
@@ -77,7 +77,7 @@ fn hit_finds_the_stack_where_it_is_mapped_now() {
     let mut cpu = Cpu::new(&rig);
     assert_eq!(cpu.hit(at), RESUME);
     assert_eq!(pushed(DATA), 7);
-    // The page is another one without a stop in between.
+    // Another page is mapped, without a stop in between.
     let (entry, value) = tables.entry_at(&mem, STACK, 1).unwrap();
     let flags = value & 0xfff;
     mem.write_u64(entry, MODULE_FRAMES.0 | flags).unwrap();
@@ -85,7 +85,7 @@ fn hit_finds_the_stack_where_it_is_mapped_now() {
     cpu.regs.rbp = 8;
     assert_eq!(cpu.hit(at), RESUME);
     assert_eq!((pushed(DATA), pushed(MODULE_FRAMES)), (7, 8));
-    // It is gone: the guest gets the fault.
+    // The page is unmapped: the guest gets the fault.
     mem.write_u64(entry, 0).unwrap();
     cpu.regs = regs();
     assert!(matches!(cpu.hit(at), Outcome::Fault(_)));
@@ -100,7 +100,7 @@ fn hit_after_a_stop_walks_through_the_tables_that_were_found_then() {
     let mem = rig.guest.mem.clone();
     let mut cpu = Cpu::new(&rig);
     assert_eq!(cpu.hit(at), RESUME);
-    // Other tables with nothing in them, and then the first again.
+    // Other, empty page tables, and then the first ones again.
     let mut view = rig.guest.view();
     let own = std::mem::replace(&mut view.tables.root, MODULE_FRAMES);
     mem.write(MODULE_FRAMES, &[0; 4096]).unwrap();
@@ -127,7 +127,7 @@ fn boosted_hit_goes_through_a_copy_that_jumps_back_by_itself() {
         ..regs()
     };
     assert_eq!(cpu.regs, after);
-    // It is done with: the guest may be stopped, interrupted and hit again in there.
+    // The hit is over: the guest may be stopped, interrupted and hit again in the copy.
     assert!(!cpu.handler.is_stepping());
     assert_eq!(cpu.handler.window(), None);
     let events = cpu.events();
@@ -181,7 +181,7 @@ fn int3_that_is_not_ours_is_the_guests_and_changes_nothing() {
     cpu.regs = regs();
     for foreign in [
         at.wrapping_add(1),
-        // Nobody comes to the int3s of a boosted slot.
+        // No task reaches the int3s of a boosted slot.
         slot.wrapping_add(9),
         slot.wrapping_add(31),
         slot.wrapping_add(32),
@@ -236,7 +236,7 @@ fn emulated_instruction_without_a_stack_faults_at_the_probepoint() {
         ..regs()
     };
     assert_eq!(cpu.regs, unchanged);
-    // The pre-handlers ran; the post-handler did not.
+    // The pre-handlers ran; the post-handlers did not.
     let kinds: Vec<_> = cpu.events().iter().map(|event| event.kind).collect();
     assert_eq!(kinds, [EventKind::Hit, EventKind::Hit]);
     let counts = Counts {
@@ -354,7 +354,7 @@ fn hit_without_a_readable_task_is_reported_without_one() {
 
 #[test]
 fn virtual_cpu_without_counters_still_gets_its_hits() {
-    // More virtual CPUs than the registry was told of: nothing is counted, nothing breaks.
+    // With more virtual CPUs than the registry knows of, nothing is counted and nothing fails.
     let mut rig = Rig::live();
     rig.registry = Registry::new(rig.guest.image.clone(), 0, hidden());
     rig.go_live(None);

@@ -1,4 +1,4 @@
-//! Several hooks of the engine's at one function.
+//! Several hooks of the engine at one function.
 
 use hvprobe_fixtures::STACK;
 use hvprobe_fixtures::kernel::TEXT;
@@ -12,7 +12,7 @@ const DEAD: &str = "do_task_dead";
 const FIRST: HookSet = HookSet(1 << 30);
 const SECOND: HookSet = HookSet(1 << 31);
 
-/// Watches `function` for one hook more.
+/// Adds a hook at `function`.
 fn watch(rig: &mut Rig, function: &'static str, told: HookSet) {
     let internal = Internal {
         told,
@@ -43,11 +43,11 @@ fn hooks_at_one_function_are_all_told_and_what_is_done_at_once_is_done() {
     assert_eq!(cpu.regs.rip, at.0 + 1);
 }
 
-/// What the compiler leaves for ftrace, and what that puts there.
+/// The nop that the compiler leaves for ftrace, and the call that replaces it.
 const NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
 const CALL: [u8; 5] = [0xe8, 1, 2, 3, 4];
 
-/// A guest in which ftrace patches the entry at `at`, too.
+/// Boots a guest in which ftrace also patches the entry at `at`.
 fn with_ftrace_at(at: Gva) -> Rig {
     let mut sections = probed::sections();
     let data = sections.iter_mut().find(|section| section.name == ".data");
@@ -79,7 +79,7 @@ fn whatever_the_guest_traces_nothing_that_the_engine_watches_is_lost() {
             cpu.regs.rdi = 7;
             assert_eq!(told(cpu.hit(behind)), (FIRST, Gva(7)), "{function}");
             assert_eq!(cpu.resume(&Decision::default()), RESUME);
-            // With the next change nobody wants it any more.
+            // The next change removes the hooks, which are no longer needed.
             let id = rig.one(EMULATED);
             rig.unregister(&[id]).unwrap();
             assert_eq!(rig.guest.read(at), traced, "{function}");

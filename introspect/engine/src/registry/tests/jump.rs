@@ -1,4 +1,4 @@
-//! Jumps in place of int3s: when, where to, and what becomes of them.
+//! Jumps in place of int3s: when they are written, their targets, and their removal.
 
 use hvprobe_arch::detour::{JUMP, Span};
 use hvprobe_arch::trap::GATE_PORT;
@@ -20,7 +20,7 @@ fn text(rig: &Rig, at: Gva) -> [u8; 8] {
     rig.guest.read(at)
 }
 
-/// Where the jump at `at` leads.
+/// Returns the target of the jump at `at`.
 fn target(rig: &Rig, at: Gva) -> Gva {
     let [opcode, a, b, c, d, ..] = text(rig, at);
     assert_eq!(opcode, 0xe9, "no jump at {at}");
@@ -47,7 +47,7 @@ fn a_probe_at_an_entry_nop_is_a_jump_and_leaves_no_trace() {
     let at = rig.addr(id);
     assert!(is_optimized(&rig, id));
     let to = target(&rig, at);
-    // The detour is there and ends in a jump back behind the nop.
+    // The detour is there and ends in a jump back to after the nop.
     assert_ne!(rig.byte(to), INT3);
     let table = rig.guest.table();
     let (_, site) = table.at(at).expect("armed");
@@ -61,7 +61,7 @@ fn a_probe_at_an_entry_nop_is_a_jump_and_leaves_no_trace() {
     assert_eq!(text(&rig, at)[..JUMP], [0x0f, 0x1f, 0x44, 0, 0]);
     assert_eq!(rig.guest.collected.get(), 1);
     let mut after = rig.visible();
-    // The entries that lead to the detours stay.
+    // The page-table entries of the detours stay.
     for (now, then) in after.iter_mut().zip(&before) {
         if *now != *then && *then == 0 {
             *now = 0;
@@ -79,8 +79,8 @@ fn kernels_with_per_cpu_data_at_link_addresses_get_jumps_that_find_it() {
         let ids = rig.register(&[spec(ENTRY), spec("r filler_000")]);
         assert!(is_optimized(&rig, ids[0]), "{:?}", rig.info(ids[0]));
         assert!(is_optimized(&rig, ids[1]), "{:?}", rig.info(ids[1]));
-        // `mov eax, gs:[cpu_number]` and `mov rax, gs:[current_task]`, 32 bits that the processor
-        // extends by their sign.
+        // `mov eax, gs:[cpu_number]` and `mov rax, gs:[current_task]`, with 32-bit displacements that the
+        // processor sign-extends.
         let cpu = rig.guest.image.cpu_number().expect("it has a number");
         let task = rig.guest.image.task_layout().expect("it has tasks");
         let table = rig.guest.table();
@@ -102,7 +102,7 @@ fn kernels_with_per_cpu_data_at_link_addresses_get_jumps_that_find_it() {
 
 #[test]
 fn entries_whose_endbr_the_kernel_sealed_get_jumps_behind_it() {
-    // The kernel's poisons up to 6.13 and since, and a plain nop.
+    // The kernel's poison instructions up to 6.13 and since, and a plain nop.
     for sealed in [
         [0x66, 0x0f, 0x1f, 0x00],
         [0x0f, 0x1f, 0x40, 0xd6],
@@ -186,11 +186,11 @@ fn what_needs_an_exit_makes_it_a_breakpoint_and_the_jump_comes_back() {
         };
         assert_eq!(probe, other);
         assert_eq!(text(&rig, at)[..JUMP], [INT3, 0x1f, 0x44, 0, 0]);
-        // Disabled, it needs nothing.
+        // A disabled probe needs no exit.
         rig.disable(&[other]).unwrap();
         assert!(is_optimized(&rig, id));
         rig.unregister(&[other]).unwrap();
-        // The same members: the same detour.
+        // With the same members the same detour is used.
         assert_eq!(target(&rig, at), first);
     }
 }
@@ -215,7 +215,7 @@ fn several_probes_share_a_jump_and_a_stack_word_can_ask_for_an_exit() {
         .expect("a detour");
     let escape = detour.escape().expect("words are read");
     assert_eq!(rig.byte(escape), INT3);
-    // The hit at the escape is one of the probepoint, and goes on behind the members.
+    // The hit at the escape is a hit of the probepoint, and resumes after the members.
     let mut cpu = Cpu::new(&rig);
     assert_eq!(cpu.hit(escape), RESUME);
     assert_eq!(cpu.regs.rip, detour.tail().0);
@@ -264,7 +264,7 @@ fn int3_of_a_detour_that_was_left_still_comes_to_us() {
     let id = rig.register(&[acting(ENTRY, words)])[0];
     assert!(is_optimized(&rig, id));
     rig.unregister(&[id]).unwrap();
-    // A task may have been interrupted before the int3; the guest would die of it.
+    // A task may have been interrupted just before the int3; without the gate it would kill the guest.
     assert_eq!(rig.guest.read(gate), patch);
 }
 
@@ -278,13 +278,13 @@ fn another_probe_under_the_jump_takes_it_away_and_finds_the_text_as_it_was() {
     let inside = rig.addr(inner);
     assert_eq!(inside, at.wrapping_add(1));
     assert_eq!(why(&rig, outer), Unoptimized::Neighbour { at: inside });
-    // The one inside has nobody under its own jump.
+    // No probe is under the inner probe's own jump.
     assert_eq!(rig.byte(at), INT3);
     assert!(is_optimized(&rig, inner));
     target(&rig, inside);
     rig.unregister(&[inner]).unwrap();
     assert!(is_optimized(&rig, outer));
-    // A boundary is looked for in the text without the jump.
+    // Instruction boundaries are checked in the text without the jump.
     let result = rig.changes_nothing(|rig| rig.try_register(&[spec(&format!("{SHORT}+2"))]));
     let (_, why) = refusal(result);
     assert!(matches!(why, Refused::Boundary(_)), "{why}");
@@ -309,7 +309,7 @@ fn an_int3_in_the_bytes_of_a_jump_leads_to_the_copy() {
     let mut cpu = Cpu::new(&rig);
     assert_eq!(cpu.hit(inside), RESUME);
     assert_eq!(Some(Gva(cpu.regs.rip)), detour.resume(inside));
-    // Who was on its way there when the jump went finds the text as it was.
+    // A task that was about to go there when the jump was removed finds the original text.
     rig.unregister(&[id]).unwrap();
     assert_eq!(cpu.hit(inside), RESUME);
     assert_eq!(Gva(cpu.regs.rip), inside);
@@ -321,7 +321,7 @@ fn nobody_is_ever_left_under_a_jump() {
     let mut rig = Rig::optimizing();
     let at = rig.at("filler_000", 0);
     let word = DATA_VIRT.wrapping_add(0x900);
-    // The third instruction begins where no choice of the target makes an int3.
+    // The third instruction begins at a byte that no target of the jump turns into an int3.
     let bare = at.wrapping_add(4);
     rig.guest.write(word, &bare.0.to_le_bytes());
     let id = rig.one(SHORT);
@@ -334,10 +334,10 @@ fn nobody_is_ever_left_under_a_jump() {
             }
         })
     };
-    // It is looked again after 1, 2, 4, ... calls.
+    // The next looks are after 1, 2, 4, ... calls.
     assert_eq!(looks(&mut rig, 7), 3);
     assert!(!is_optimized(&rig, id));
-    // The same for a virtual CPU that stands there.
+    // The same for a virtual CPU at that address.
     rig.guest.write(word, &[0; 8]);
     let standing = |rip| standing(rip, STACK);
     rig.guest.stand(&[standing(bare)]);
@@ -355,7 +355,7 @@ fn what_the_guest_writes_while_it_is_looked_through_counts() {
     let at = rig.at("filler_000", 0);
     let word = DATA_VIRT.wrapping_add(0x900);
     let bare = at.wrapping_add(4);
-    // All memory has been looked through, and the guest is about to stop.
+    // All memory has been scanned, and the guest is about to stop.
     rig.guest
         .meanwhile(move |guest| guest.write(word, &bare.0.to_le_bytes()));
     let id = rig.one(SHORT);
@@ -364,7 +364,7 @@ fn what_the_guest_writes_while_it_is_looked_through_counts() {
     rig.guest.write(word, &[0; 8]);
     rig.registry.retry_jumps(&*rig.guest);
     assert!(is_optimized(&rig, id));
-    // Nothing is noted any more.
+    // Guest writes are not logged any more.
     assert_eq!(crate::world::World::written(&*rig.guest), None);
 }
 
@@ -463,14 +463,14 @@ fn detours_are_given_to_others_only_when_nobody_can_be_inside() {
     let at = rig.addr(id);
     let first = target(&rig, at);
     let code = rig.guest.read::<64>(first);
-    // A task was interrupted in there.
+    // A task was interrupted in the detour.
     let inside = first.wrapping_add(5);
     rig.guest
         .write(DATA_VIRT.wrapping_add(0x900), &inside.0.to_le_bytes());
     rig.unregister(&[id]).unwrap();
     let mut places = std::collections::BTreeSet::new();
     let mut again = 0;
-    // More than there is room for.
+    // More often than there is room for detours.
     for _ in 0..12_000 {
         let ids = rig.register(&[spec(ENTRY), spec("r vfs_read")]);
         assert!(is_optimized(&rig, ids[0]) && is_optimized(&rig, ids[1]));
@@ -485,11 +485,11 @@ fn detours_are_given_to_others_only_when_nobody_can_be_inside() {
 
 #[test]
 fn what_finds_no_room_takes_none_however_often_it_is_tried() {
-    /// More than there are places for counters.
+    /// More than there is room for counters.
     const TRIES: usize = 33_000;
     let mut rig = Rig::optimizing();
     let mut functions = (2..200).step_by(2).map(|n| format!("filler_{n:03}"));
-    // Until the room for instances is taken.
+    // Until the room for instances is used up.
     for function in &mut functions {
         let id = rig.one(&format!("r4096 {function}"));
         if rig.info(id).unoptimized == Some(Unoptimized::NoRoom) {
@@ -505,7 +505,7 @@ fn what_finds_no_room_takes_none_however_often_it_is_tried() {
 
 #[test]
 fn lock_prefix_that_may_come_back_is_not_covered() {
-    // `xor eax, eax`, and behind it an instruction whose prefix is in `.smp_locks`.
+    // `xor eax, eax`, followed by an instruction whose prefix is in `.smp_locks`.
     let kernel = |prefix| {
         let mut sections = probed::sections();
         let code = &mut sections[0].data[0x64c..][..9];
@@ -537,7 +537,7 @@ fn a_disabled_probe_has_been_heard_out_and_is_silent() {
     rig.disable(&ids[..1]).unwrap();
     assert_eq!(rig.guest.collected.get(), 1);
     assert!(ids.iter().all(|id| heard(&rig, *id)));
-    // Nothing more is to be waited for.
+    // No more records are awaited.
     rig.disable(&ids[..1]).unwrap();
     assert_eq!(rig.guest.collected.get(), 1);
     rig.registry.set_armed(false, &*rig.guest).unwrap();
@@ -562,7 +562,8 @@ fn int3_of_a_detour_that_was_not_used_again_after_all_still_comes_to_us() {
     let detour = table.at(rig.addr(id)).expect("armed").1.detour.clone();
     let detour = detour.expect("a detour");
     rig.disable(&[id]).unwrap();
-    // Somebody was interrupted in there; the jump cannot come back, for what the guest writes.
+    // A task was interrupted in the detour; the jump cannot be written again, because the guest changes the
+    // text.
     let inside = rig.addr(id).wrapping_add(1);
     rig.guest
         .meanwhile(move |guest| guest.write(inside, &[0x99]));

@@ -1,4 +1,4 @@
-//! Probes of a batch that turn out to be impossible only while the virtual CPUs stand still.
+//! Probes of a batch that turn out to be impossible only while the virtual CPUs are stopped.
 
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_fixtures::{MODULE_FRAMES, work};
@@ -9,15 +9,15 @@ use crate::testing::SLOTS;
 use crate::unoptimized::Unoptimized;
 use crate::world::StopError;
 
-/// Fillers of the fixture. All of them begin with several instructions, one of which begins three or
-/// four bytes in.
+/// Number of fillers in the fixture. Each begins with several instructions, one of which begins at byte three
+/// or four.
 const FILLERS: usize = 600;
 
 fn filler(n: usize) -> String {
     format!("p filler_{n:03}")
 }
 
-/// A probe that is a jump or nothing.
+/// Returns a probe that requires a jump.
 fn forced(definition: &str) -> ProbeSpec {
     ProbeSpec {
         mechanism: Some(Mechanism::Optimized),
@@ -74,12 +74,12 @@ fn probes_refused_in_the_stop_are_left_out_in_that_stop() {
     assert!(same_text(&rig, &before));
 }
 
-/// What the image has at `at`.
+/// Returns the image's byte at `at`.
 fn before_byte(rig: &Rig, at: Gva) -> u8 {
     rig.guest.image.bytes_at(at, 1).expect("text")[0]
 }
 
-/// Whether the guest sees what it saw then, but for the entries that lead to the detours.
+/// Returns whether the guest sees the same memory as `before`, except the page-table entries of the detours.
 fn same_text(rig: &Rig, before: &[u8]) -> bool {
     let after = rig.visible();
     let pairs = after.iter().zip(before);
@@ -92,7 +92,7 @@ fn one_probe_refused_in_the_stop_keeps_the_batch_back_in_that_stop() {
     interrupted(&rig, [3]);
     let specs: Vec<_> = (0..6).map(|n| forced(&filler(n))).collect();
     let before = rig.visible();
-    // What would take something away again fails.
+    // Any later stop to remove something would fail.
     rig.guest.meanwhile(|guest| guest.refuse_stops(true));
     let mut result = Ok(Vec::new());
     let stops = rig.stops_of(|rig| result = rig.try_register(&specs));
@@ -123,7 +123,7 @@ fn an_error_in_the_stop_leaves_nothing_planted() {
         let mut rig = Rig::optimizing();
         let old = rig.one("p filler_101");
         let at = rig.addr(old);
-        // The old probe's jump has to make way for one under it, and cannot.
+        // The old probe's jump has to be removed for a probe under it, and cannot be.
         rig.guest
             .meanwhile(move |guest| guest.write(at.wrapping_add(2), &[0x99]));
         let specs = [spec("p filler_000"), spec("p filler_101+4"), spec(BOOSTED)];
@@ -163,7 +163,7 @@ fn probes_that_cannot_be_stopped_for_leave_nothing_behind() {
         assert_eq!(result, Err(RegisterError::Stop(stop)));
     }
     rig.guest.refuse_stops(false);
-    // Nor do those that are refused in the stop.
+    // Probes refused in the stop leave nothing behind either.
     interrupted(&rig, 0..50);
     for _ in 0..300 {
         assert_eq!(rig.skipping(&specs).unwrap().probes, []);
@@ -178,14 +178,14 @@ fn probes_that_cannot_be_stopped_for_leave_nothing_behind() {
     assert_eq!(done.probes.len(), FILLERS, "{:?}", done.skipped.first());
 }
 
-/// Looks at sites and at memory, and stops, that `act` takes.
+/// Returns the number of checks of sites and reads of memory, and of stops, during `act`.
 fn work_of(rig: &mut Rig, act: impl FnOnce(&mut Rig)) -> (u64, u64) {
     let before = work();
     let stops = rig.stops_of(act);
     (work() - before, stops)
 }
 
-/// Takes at most a little more than twice the work for twice the probes, in as many stops.
+/// Checks that twice the probes take little more than twice the work, and as many stops.
 fn check_linear(what: &str, take: impl Fn(usize) -> (u64, u64)) {
     let (half, stops) = take(FILLERS / 2);
     let (whole, again) = take(FILLERS);
@@ -206,7 +206,7 @@ fn the_work_for_a_batch_grows_with_its_length_however_many_are_refused() {
     });
     check_linear("no jump possible", |count| {
         let mut rig = Rig::optimizing();
-        // Each of two at a place wants something else.
+        // The two probes at each place require different mechanisms.
         let pair = |n| [forced(&filler(n)), post(&filler(n))];
         let specs: Vec<_> = (0..count).flat_map(pair).collect();
         work_of(&mut rig, |rig| {
@@ -243,7 +243,7 @@ fn the_work_for_a_batch_grows_with_its_length_however_many_are_refused() {
 #[test]
 fn a_jump_that_a_refused_probe_had_kept_away_comes_in_a_second_stop() {
     let mut rig = Rig::optimizing();
-    // Under the jump of the inner one, but behind that of the outer one.
+    // Under the jump of the inner probe, but after that of the outer one.
     let inside = rig.at("filler_000", 5);
     let word = rig.guest.mem.write_u64(MODULE_FRAMES, inside.0);
     word.expect("in memory");

@@ -1,4 +1,4 @@
-//! What the list says of registered probes.
+//! The list of registered probes.
 
 use hvprobe_hit::Counters;
 use hvprobe_spec::definition::Kind;
@@ -37,7 +37,7 @@ fn list_is_in_the_order_of_registration_and_tells_where_each_probe_is() {
 fn counts_of_all_virtual_cpus_are_summed_and_none_is_lost() {
     let counters = Counters::new(4);
     std::thread::scope(|scope| {
-        // Two threads for each virtual CPU, and one that does not exist.
+        // Two threads for each virtual CPU, and two for one that does not exist.
         for vcpu in (0..5).chain(0..5) {
             let counters = &counters;
             scope.spawn(move || {

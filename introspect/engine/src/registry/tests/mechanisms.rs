@@ -1,4 +1,4 @@
-//! How instructions take effect, and what becomes of the slots.
+//! How instructions take effect, and the lifetime of their slots.
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::insn::{SLOT_SIZE, SlotKind};
@@ -14,7 +14,7 @@ fn forced(mechanism: Mechanism, definition: &str) -> ProbeSpec {
     }
 }
 
-/// The slot of the armed site at `at`, and its kind.
+/// Returns the slot of the armed site at `at`, and its kind.
 fn slot(rig: &Rig, at: Gva) -> Option<(Gva, SlotKind)> {
     let table = rig.guest.table();
     let (_, site) = table.at(at).expect("armed");
@@ -25,7 +25,7 @@ fn kind(rig: &Rig, at: Gva) -> Option<SlotKind> {
     slot(rig, at).map(|(_, kind)| kind)
 }
 
-/// Registers `definition` anew until a place is found for which there is no slot any more.
+/// Registers probes until there is no slot left; returns their number.
 fn exhaust(rig: &mut Rig) -> usize {
     (0..300)
         .map(|n| format!("p filler_{:03}", 2 * n + 1))
@@ -109,7 +109,7 @@ fn forced_copies_do_what_the_instruction_does() {
     let mut cpu = Cpu::new(&rig);
     let slot = cpu.enter_slot(rig.addr(ids[0]));
     assert_eq!(rig.guest.read(slot), [0x55, 0xe9]);
-    // Near, to where the short one leads.
+    // The copy is a near jump to the target of the short one.
     let slot = cpu.enter_slot(rig.addr(ids[1]));
     let [a, b, c, d, e, f, jmp] = rig.guest.read(slot);
     assert_eq!([a, b, jmp], [0x0f, 0x84, 0xe9]);
@@ -131,7 +131,7 @@ fn slot_changes_its_kind_as_post_handlers_come_and_go() {
     assert_eq!(kind, SlotKind::Trapped);
     assert_ne!(trapped, ghost);
     assert_eq!(rig.mechanism(boosted), Mechanism::Stepped);
-    // Somebody may have been interrupted in there.
+    // A task may have been interrupted in the slot.
     assert_eq!(rig.guest.read::<SLOT_SIZE>(ghost), content);
 
     for leave in [
@@ -159,7 +159,7 @@ fn change_of_kind_that_fails_leaves_the_slot_as_it_was() {
     let result = rig.changes_nothing(|rig| rig.try_register(&[post("p filler_001")]));
     assert!(matches!(refusal(result).1, Refused::Slot { .. }));
     assert_eq!(slot(&rig, at), before);
-    // A slot that is trapped can be had again.
+    // A stepped slot can be taken again.
     let mut cpu = Cpu::new(&rig);
     assert_eq!(cpu.enter_slot(at), before.unwrap().0);
 }
@@ -179,7 +179,7 @@ fn boosted_slot_stays_as_a_ghost_for_the_next_probe_on_the_same_instruction() {
     let ghost = first.unwrap();
     assert!(rig.is_mapped());
     assert_eq!(rig.guest.read(ghost), [0x48, 0x8b, 0x47, 0x08, 0xe9]);
-    // Nobody else gets it while there are others.
+    // No other probe gets the slot while there are others.
     let others = (1..SLOTS).map(|n| spec(&format!("p filler_{:03}", 2 * n + 1)));
     let others: Vec<_> = others.collect();
     for id in rig.register(&others) {
@@ -189,7 +189,7 @@ fn boosted_slot_stays_as_a_ghost_for_the_next_probe_on_the_same_instruction() {
     assert_eq!(slot(&rig, rig.addr(id)).unwrap().0, ghost);
 }
 
-/// A guest without a free slot, but with a ghost of [`BOOSTED`], which is returned.
+/// Returns a guest without a free slot, and a ghost of [`BOOSTED`] in it.
 fn haunted() -> (Rig, Gva) {
     let mut rig = Rig::live();
     assert_eq!(exhaust(&mut rig), SLOTS);
@@ -203,7 +203,7 @@ fn haunted() -> (Rig, Gva) {
 fn ghost_that_somebody_was_interrupted_in_is_never_reclaimed() {
     let newcomer = [spec("p filler_501")];
     let inside = |ghost: Gva| ghost.wrapping_add(4);
-    // In an exception frame, and on a virtual CPU.
+    // The address is in an exception frame, then in a virtual CPU's RIP.
     let (mut rig, ghost) = haunted();
     rig.guest
         .write(Gva(STACK.0 + 0x40), &inside(ghost).0.to_le_bytes());
@@ -213,7 +213,7 @@ fn ghost_that_somebody_was_interrupted_in_is_never_reclaimed() {
     rig.guest.stand(&[standing(inside(ghost), STACK)]);
     assert!(rig.try_register(&newcomer).is_err());
     assert_eq!(rig.guest.read(ghost), [0x48, 0x8b, 0x47, 0x08, 0xe9]);
-    // Nobody is any more.
+    // The address is nowhere any more.
     rig.guest.stand(&[]);
     let id = rig.register(&newcomer)[0];
     assert_eq!(slot(&rig, rig.addr(id)).unwrap().0, ghost);
@@ -228,7 +228,7 @@ fn ghost_that_comes_back_to_life_is_not_reclaimed_for_another_in_the_same_batch(
     assert!(matches!(why, Refused::Slot { .. }), "{why}");
     let id = rig.one(BOOSTED);
     assert_eq!(slot(&rig, rig.addr(id)).unwrap().0, ghost);
-    // With room for one, both get their own.
+    // With room for one slot, each gets its own.
     let last = rig.list().iter().rev().nth(1).unwrap().id;
     rig.unregister(&[id, last]).unwrap();
     let ids = rig.register(&batch);
@@ -243,7 +243,7 @@ fn ghost_of_another_instruction_is_not_used() {
     let at = rig.addr(id);
     let (ghost, _) = slot(&rig, at).unwrap();
     rig.unregister(&[id]).unwrap();
-    // The guest puts `mov rax, [rdi+0x10]` there, and later the old one back.
+    // The guest writes `mov rax, [rdi+0x10]` there, and later the original instruction.
     rig.guest.write(at.wrapping_add(3), &[0x10]);
     let id = rig.one(BOOSTED);
     let (other, _) = slot(&rig, at).unwrap();

@@ -1,5 +1,5 @@
-//! The engine on a guest without processors, from a definition to bytes of text, and from a hit to
-//! an event.
+//! Tests of the engine on a guest without processors, from a definition to bytes of text, and from a hit to an
+//! event.
 
 mod actions;
 mod arguments;
@@ -56,13 +56,13 @@ use crate::testing::{Guest, Ticks, hidden, whole_hidden};
 use crate::world::Standing;
 use cpu::{Cpu, RESUME};
 
-/// Virtual CPUs of the guest.
+/// Number of virtual CPUs of the guest.
 const VCPUS: usize = 2;
 /// Function entries of the fixture whose first instruction is emulated and boosted, respectively.
 const EMULATED: &str = "p filler_000";
 const BOOSTED: &str = "p filler_001";
 
-/// The hooks that a virtual CPU waits for, and the first argument of the function they are at.
+/// Returns the hooks for which a virtual CPU waits, and the first argument of the hooked function.
 fn told(outcome: Outcome) -> (HookSet, Gva) {
     match outcome {
         Outcome::Hold(Held::Engine { hooks, argument }) => (hooks, argument),
@@ -70,7 +70,7 @@ fn told(outcome: Outcome) -> (HookSet, Gva) {
     }
 }
 
-/// Tells the registry what a virtual CPU waits for; how the guest goes on.
+/// Passes a virtual CPU's hooks to the registry; returns how the guest continues.
 fn tell(rig: &mut Rig, outcome: Outcome) -> Decision {
     let (hooks, argument) = told(outcome);
     rig.registry.told(hooks, argument, &*rig.guest).decision
@@ -99,7 +99,7 @@ fn acting(definition: &str, actions: Actions) -> ProbeSpec {
     }
 }
 
-/// As [`spec`], with a post-handler: what is not emulated is stepped.
+/// As [`spec`], with a post-handler: an instruction that is not emulated is stepped.
 fn post(definition: &str) -> ProbeSpec {
     let post = true;
     let actions = Actions {
@@ -117,7 +117,7 @@ struct Rig {
 }
 
 impl Rig {
-    /// The guest still boots.
+    /// Creates a guest that still boots.
     fn booting() -> Self {
         static ELF: OnceLock<Vec<u8>> = OnceLock::new();
         Self::boot(ELF.get_or_init(probed::vmlinux))
@@ -149,7 +149,7 @@ impl Rig {
         }
     }
 
-    /// The kernel's text is final, and there is room for detours.
+    /// Creates a guest whose kernel's text is final, with room for detours.
     fn optimizing() -> Self {
         let mut rig = Self::booting_with_room();
         rig.go_live(None);
@@ -164,7 +164,7 @@ impl Rig {
         rig
     }
 
-    /// The kernel's text is final.
+    /// Creates a guest whose kernel's text is final.
     fn live() -> Self {
         let mut rig = Self::booting();
         rig.go_live(None);
@@ -244,27 +244,27 @@ impl Rig {
         self.guest.read::<1>(at)[0]
     }
 
-    /// The address of `offset` bytes into `symbol`.
+    /// Returns the address at `offset` in `symbol`.
     fn at(&self, symbol: &str, offset: u64) -> Gva {
         let start = self.guest.image.symbols().address_of(symbol);
         start.expect("in the fixture").wrapping_add(offset)
     }
 
-    /// What is to be looked for next, however long that is put off.
+    /// Returns the next look, however long it takes to become due.
     fn next_retry(&mut self) -> crate::registry::Retry {
         let mut seconds = 0..200;
         let next = seconds.find_map(|_| self.registry.retry());
         next.expect("something to look for within minutes")
     }
 
-    /// Stops of the virtual CPUs that `act` costs.
+    /// Returns the number of stops of the virtual CPUs during `act`.
     fn stops_of<T>(&mut self, act: impl FnOnce(&mut Self) -> T) -> u64 {
         let before = self.guest.stops();
         act(self);
         self.guest.stops() - before
     }
 
-    /// The page-table entry that leads to the hidden region.
+    /// Returns the page-table entry of the hidden region.
     fn entry(&self) -> (Gpa, u64) {
         let start = hvprobe_hit::region::KERNEL_WINDOW.start;
         let tables = self.guest.view().tables;
@@ -273,13 +273,13 @@ impl Rig {
             .expect("in memory")
     }
 
-    /// Whether the hidden region is mapped.
+    /// Returns whether the hidden region is mapped.
     fn is_mapped(&self) -> bool {
         self.entry().1 != 0
     }
 
-    /// What the guest sees, without the hidden region and the entry that leads there: that stays
-    /// once there are slots or frames somebody may come back to.
+    /// Returns the memory that the guest sees, without the hidden region and its page-table entry: these stay
+    /// once there are slots or frames that a task may come back to.
     fn visible(&self) -> Vec<u8> {
         let mut bytes = self.guest.mem.visible();
         let entry = usize::try_from(self.entry().0.0).expect("small");
@@ -287,7 +287,7 @@ impl Rig {
         bytes
     }
 
-    /// Runs `act`, which must leave no trace in the guest.
+    /// Runs `act`, which must not change the guest's memory.
     fn changes_nothing_in_memory<T>(&mut self, act: impl FnOnce(&mut Self) -> T) -> T {
         let before = self.guest.mem.visible();
         let result = act(self);
@@ -295,7 +295,7 @@ impl Rig {
         result
     }
 
-    /// Runs `act`, which must leave no trace in the guest nor in the list.
+    /// Runs `act`, which must change neither the guest's memory nor the list.
     fn changes_nothing<T>(&mut self, act: impl FnOnce(&mut Self) -> T) -> T {
         let before = self.list();
         let result = self.changes_nothing_in_memory(act);
@@ -304,7 +304,7 @@ impl Rig {
     }
 }
 
-/// A virtual CPU that stands at `rip`.
+/// Returns the state of a virtual CPU at `rip`.
 fn standing(rip: Gva, rsp: Gva) -> Standing {
     let regs = Regs {
         rip: rip.0,
@@ -317,7 +317,7 @@ fn standing(rip: Gva, rsp: Gva) -> Standing {
     }
 }
 
-/// Index and reason of a refused batch.
+/// Returns the index of the refused probe of a batch, and the reason.
 fn refusal(result: Result<Vec<ProbeId>, RegisterError>) -> (usize, Refused) {
     match result {
         Err(RegisterError::Refused { index, source, .. }) => (index, source),

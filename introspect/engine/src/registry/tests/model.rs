@@ -1,5 +1,5 @@
-//! Random changes by the user and the guest, and random hits, against a model of what must be in
-//! memory and what must have been counted.
+//! Random changes by the user and the guest, and random hits, compared with a model of the memory and the
+//! counters.
 
 mod place;
 
@@ -14,27 +14,27 @@ use super::*;
 use crate::testing::regs;
 use place::{Flavour, Place, Probe, REWRITTEN, SPOTS, Spot};
 
-/// How many calls of a function are followed at a time.
+/// Maximum number of calls of a function that are followed at a time.
 const MAXACTIVE: usize = 2;
-/// How deep calls are nested.
+/// Maximum depth of calls.
 const DEPTH: usize = 5;
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Spots, what is probed there, and whether disabled.
+    /// Spots, the kinds of probes there, and whether they are disabled.
     Register(Vec<(usize, Flavour, bool)>),
-    /// Positions in the list of what is registered, modulo its length.
+    /// Positions in the list of registered probes, modulo its length.
     Unregister(Vec<usize>),
     SetEnabled(Vec<usize>, bool),
     Switch(bool),
     Watch,
-    /// The guest writes the first byte of a spot: its own code, or something else.
+    /// The guest writes the first byte of a spot: its own code, or another byte.
     GuestWrites(usize, bool),
-    /// The guest comes to a spot; if that is an entry, it is called.
+    /// The guest reaches a spot; if that is an entry, the function is called.
     Hit(usize),
     /// The function that was called last returns.
     Return,
-    /// The task exits with all it has called.
+    /// The task exits with all its calls.
     Die,
     /// The next stop is refused.
     Unstoppable,
@@ -66,7 +66,7 @@ fn step() -> impl Strategy<Value = Step> {
 #[derive(Clone, Debug)]
 struct Frame {
     ret: Gva,
-    /// The return probes that saw the entry, in the order of their registration.
+    /// Return probes that were hit at the entry, in the order of their registration.
     seen: Vec<ProbeId>,
 }
 
@@ -78,13 +78,13 @@ struct Model {
     places: Vec<Place>,
     switched_on: bool,
     frames: Vec<Frame>,
-    /// How many calls there were.
+    /// Number of calls so far.
     calls: u64,
-    /// Slots or frames that somebody may come back to have been made.
+    /// Whether slots or frames were made that a task may come back to.
     pinned: bool,
 }
 
-/// Where the return address of the `n`th frame is.
+/// Returns the address of the return address of the `n`th frame.
 fn slot(n: usize) -> Gva {
     Gva(STACK.0 - 0x20 * n as u64)
 }
@@ -147,14 +147,14 @@ impl Model {
         picked
     }
 
-    /// What the guest has rewritten was looked for.
+    /// Marks the places that the guest has rewritten as gone, as a check of the text does.
     fn watched(&mut self) {
         for place in &mut self.places {
             place.gone |= !place.probes.is_empty() && place.is_gone();
         }
     }
 
-    /// The places as they are after a change, or `None` if one of them refuses it.
+    /// Returns the places after a change, or `None` if one of them refuses it.
     fn settled(&self, places: &[Place], switched_on: bool) -> Option<Vec<Place>> {
         let places = places.iter().cloned();
         places.map(|place| place.settle(switched_on)).collect()
@@ -285,7 +285,7 @@ impl Model {
         registry
             .set_armed(!self.switched_on, &*self.rig.guest)
             .expect_err("it does not stop");
-        // It has looked before it tried.
+        // The registry has checked the text before the stop.
         self.watched();
         self.rig
             .try_register(&specs(["p filler_100", "p filler_101", "r filler_102"]))
@@ -301,7 +301,7 @@ impl Model {
         }
         let (pc, next) = (self.places[at].at, self.places[at].next());
         let ret = self.rig.at("filler_300", self.calls % 16);
-        // A call below all others, or something that touches no frame.
+        // A call below all others, or a hit that touches no frame.
         let top = if is_call {
             slot(depth)
         } else {
@@ -358,7 +358,7 @@ impl Model {
             .find_map(|place| place.probes.get_mut(&id))
     }
 
-    /// Whether somebody still waits for the `n`th frame.
+    /// Returns whether any probe still follows the `n`th frame.
     fn is_followed(&self, n: usize) -> bool {
         let ids = self.ids();
         self.frames[n].seen.iter().any(|id| ids.contains(id))
@@ -448,7 +448,7 @@ impl Model {
         if watched || planted || self.places.iter().any(|place| place.armed) {
             put(self.gate.at(), &patch);
         }
-        // The stack is the guest's business, but for the return addresses.
+        // The stack belongs to the guest, except the return addresses.
         for bytes in [&mut expected, &mut found] {
             bytes[offset(DATA_VIRT.wrapping_add(0x400))..][..0x500].fill(0);
         }
@@ -501,7 +501,7 @@ proptest! {
         if !model.pinned {
             prop_assert!(!model.rig.is_mapped());
         }
-        // Whoever is still in a function comes home.
+        // All functions that are still running return.
         while !model.frames.is_empty() {
             model.ret();
         }

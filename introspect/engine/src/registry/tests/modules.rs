@@ -1,4 +1,4 @@
-//! Probes of modules, which come and go.
+//! Probes of modules, which are loaded and unloaded.
 
 mod arguments;
 mod builds;
@@ -25,7 +25,7 @@ const SYMBOLS: &[RawSym] = &[
     ("__SCT__own", 1, 0x80, 8),
     ("init_module", 3, 0x2000, 0x10),
 ];
-/// The functions of each: `push rbp; ret` and `movzx eax, byte ptr [rdi+8]; ret`.
+/// Functions of each module: `push rbp; ret` and `movzx eax, byte ptr [rdi+8]; ret`.
 const ENTER: [u8; 2] = [0x55, 0xc3];
 const WORK: [u8; 5] = [0x0f, 0xb6, 0x47, 0x08, 0xc3];
 
@@ -47,7 +47,7 @@ impl Loader {
         Self::of_kernel(true)
     }
 
-    /// A kernel that keeps types of its modules, or not.
+    /// Creates a guest whose kernel keeps the types of its modules, or does not.
     fn of_kernel(types_of_modules: bool) -> Self {
         let mut sections = probed::sections();
         for section in &mut sections {
@@ -101,7 +101,7 @@ impl Loader {
         self.rig.guest.write(at, &state.to_le_bytes());
     }
 
-    /// The registry looks at the modules; the text of `formed` is final.
+    /// Reports a change of the modules to the registry; the text of `formed` is final.
     fn changed(&mut self, formed: Option<Loaded>) -> Vec<(ProbeId, Refused)> {
         let registry = &mut self.rig.registry;
         registry
@@ -109,7 +109,7 @@ impl Loader {
             .expect("the guest stops")
     }
 
-    /// Whether the engine watches modules come and go.
+    /// Returns whether the engine watches modules being loaded and unloaded.
     fn watches(&self) -> bool {
         let bytes =
             ["do_init_module", "free_module"].map(|name| self.rig.byte(self.rig.at(name, 0)));
@@ -117,7 +117,7 @@ impl Loader {
         bytes[0] == INT3
     }
 
-    /// A virtual CPU comes to the function `name` of the kernel with `module`, and is held there.
+    /// Runs a virtual CPU into the kernel's function `name` with `module`, where it is held.
     fn held_at(&self, name: &str, module: Loaded) -> Cpu {
         let mut cpu = Cpu::new(&self.rig);
         let at = self.rig.at(name, 0);
@@ -143,7 +143,7 @@ fn probe_of_a_module_that_is_not_loaded_waits_and_is_planted_before_its_init_run
     assert!(loader.watches());
 
     let module = loader.load("m", COMING);
-    // It is not final yet when some other module comes.
+    // The module's text is not final yet when another module changes.
     assert_eq!(loader.changed(None), []);
     assert_eq!(loader.rig.state(ids[0]), ProbeState::Pending);
     let mut cpu = loader.held_at("do_init_module", module);
@@ -182,11 +182,11 @@ fn probe_of_a_module_that_leaves_is_gone_and_its_text_as_it_was() {
     assert_eq!(loader.rig.guest.read(module.base), ENTER);
     assert_eq!(loader.rig.guest.read(module.base.wrapping_add(0x40)), WORK);
     assert_eq!(loader.rig.state(ids[2]), ProbeState::Placed);
-    // There is nothing left to watch: the instruction is back where the virtual CPU waits.
+    // Nothing is watched any more: the instruction at which the virtual CPU waits is restored.
     assert!(!loader.watches());
     assert_eq!(cpu.resume(&Decision::default()), RESUME);
     assert_eq!(cpu.regs.rip, loader.rig.at("free_module", 0).0);
-    // What is gone stays gone, whatever comes, and can be unregistered.
+    // A gone probe stays gone, whatever module is loaded, and can be unregistered.
     loader.set_state(module, 0);
     assert_eq!(loader.changed(None), []);
     assert_eq!(loader.rig.state(ids[0]), ProbeState::Gone);
@@ -306,7 +306,7 @@ fn user_may_probe_what_the_engine_watches() {
         .register(&specs(["p m:enter", "p do_init_module"]));
     let module = loader.load("m", COMING);
     let mut cpu = loader.held_at("do_init_module", module);
-    // The engine comes first: no probe can keep the hit from it.
+    // The engine's hook comes first: no probe can keep the hit from it.
     assert_eq!(loader.rig.counts(ids[1]).hits, 0);
     assert_eq!(cpu.resume(&Decision::default()), RESUME);
     assert_eq!(loader.rig.counts(ids[1]).hits, 1);

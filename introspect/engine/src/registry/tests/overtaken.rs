@@ -1,5 +1,5 @@
-//! NMIs and machine checks that come when a stepped copy has ended with another exception, whose stub
-//! the guest has reached and not left.
+//! NMIs and machine checks after a stepped copy has ended with another exception, while the guest is at the
+//! stub of that exception.
 
 use hvprobe_arch::regs::rflags;
 use hvprobe_arch::{Gva, Regs};
@@ -12,7 +12,8 @@ use super::window::{
 use super::*;
 use crate::testing::regs;
 
-/// Each of them with how much of the stub is behind the guest: nothing, or its `endbr64`.
+/// Returns each vector with the number of bytes of the stub that the guest has executed: none, or its
+/// `endbr64`.
 fn all_of(vectors: [u8; 2]) -> impl Iterator<Item = (u8, u64)> {
     vectors
         .into_iter()
@@ -66,7 +67,7 @@ fn fault_of_a_copy_comes_before_what_overtook_it() {
         assert_eq!(cpu.raise(vector, None, stub), Some(RESUME));
         assert_eq!(cpu.regs.rip, Guest::handler(vector).0);
         assert!(!cpu.handler.is_stepping());
-        // It goes on with the handler of the fault.
+        // The guest continues with the handler of the fault.
         cpu.iret();
         assert_eq!(cpu.regs.rip, Guest::handler(PAGE_FAULT).0);
         assert_eq!(cpu.regs.rflags & rflags::IF, 0);
@@ -82,7 +83,7 @@ fn frame_that_a_guest_made_up_leads_nowhere_for_ever() {
         rig, mut cpu, slot, ..
     } = stepped(all(BOOSTED));
     assert!(cpu.deliver(NMI, None, slot));
-    // The frame speaks of the stub, and of itself as the stack.
+    // The frame contains the address of the stub, and its own address as the stack pointer.
     let top = Gva(cpu.regs.rsp);
     rig.guest.write(top, &cpu.regs.rip.to_le_bytes());
     rig.guest.write(top.wrapping_add(24), &top.0.to_le_bytes());

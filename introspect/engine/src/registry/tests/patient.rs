@@ -1,9 +1,9 @@
-//! Looks through the guest's memory that take long, so that nobody waits for them.
+//! Looks through the guest's memory that take long, so that nothing waits for them.
 
 use super::*;
 use crate::unoptimized::Unoptimized;
 
-/// Much of the room for instances.
+/// A probe that takes much of the room for instances.
 const MANY: &str = "r4096 vfs_read";
 
 fn why(rig: &Rig, id: ProbeId) -> Option<Unoptimized> {
@@ -13,7 +13,7 @@ fn why(rig: &Rig, id: ProbeId) -> Option<Unoptimized> {
 #[test]
 fn room_that_was_left_is_found_again_though_no_change_may_look_for_it() {
     let mut rig = Rig::optimizing();
-    // As of a guest with more memory than is looked through while somebody waits.
+    // As if the guest had more memory than a change may scan.
     rig.guest.forget_writes(true);
     let mut id = rig.one(MANY);
     for _ in 0..100 {
@@ -39,7 +39,7 @@ fn room_that_was_left_is_found_again_though_no_change_may_look_for_it() {
 fn a_look_is_in_vain_when_something_is_changed_before_it_ends() {
     let mut rig = Rig::optimizing();
     let at = rig.at("vfs_read", 9);
-    // Somebody is in the middle of what the jump would displace.
+    // A task is in the middle of the instructions that the jump would displace.
     rig.guest.stand(&[standing(at.wrapping_add(4), Gva(0))]);
     let id = rig.one("p vfs_read+9");
     assert_eq!(why(&rig, id), Some(Unoptimized::Interrupted));
@@ -49,7 +49,7 @@ fn a_look_is_in_vain_when_something_is_changed_before_it_ends() {
         let guest = Rc::clone(&rig.guest);
         let looked = retry.look(&*guest);
         if is_changed {
-            // It cannot look itself meanwhile.
+            // This registration cannot start a look of its own meanwhile.
             rig.one("p:other filler_000");
         }
         rig.registry.end_retry(looked, &*guest);
@@ -72,7 +72,7 @@ fn room_is_given_back_though_probes_come_and_go_while_it_is_looked_for() {
     rig.guest.forget_writes(false);
     let guest = Rc::clone(&rig.guest);
     let looked = retry.look(&*guest);
-    // None of these can look itself meanwhile.
+    // None of these changes can start a look of its own meanwhile.
     let other = rig.one("p:other filler_000");
     rig.unregister(&[other]).unwrap();
     rig.registry.end_retry(looked, &*guest);

@@ -36,7 +36,7 @@ fn what_is_illegal_by_the_image_is_refused_at_once() {
 fn pending_probe_that_turned_out_impossible_is_refused_and_the_others_are_planted() {
     let mut rig = Rig::booting();
     let ids = rig.register(&specs([EMULATED, BOOSTED, "p vfs_read+9"]));
-    // Boot-time patching puts a `hlt` there.
+    // Boot-time patching writes a `hlt` there.
     rig.guest.write(rig.at("filler_001", 0), &[0xf4]);
     let stops = rig.guest.stops();
     let why = Refused::Instruction {
@@ -49,7 +49,7 @@ fn pending_probe_that_turned_out_impossible_is_refused_and_the_others_are_plante
     for id in [ids[0], ids[2]] {
         assert_eq!(rig.byte(rig.addr(id)), INT3);
     }
-    // It is still registered, stays what it is, and can be unregistered.
+    // The refused probe is still registered, stays refused, and can be unregistered.
     rig.disable(&ids).unwrap();
     rig.enable(&ids).unwrap();
     assert_eq!(rig.byte(rig.at("filler_001", 0)), 0xf4);

@@ -1,4 +1,4 @@
-//! Memory of the process that runs at a hit.
+//! Memory of the current process at a hit.
 
 use hvprobe_arch::Gpa;
 use hvprobe_arch::mem::PhysMemory;
@@ -11,24 +11,24 @@ use hvprobe_spec::{Change, Decision, Hold, Item, Then};
 use super::*;
 
 const PAGE: u64 = 4096;
-/// The first of four pages of the process: one that it may write, one that it may only read, one of
-/// the kernel's, and one that is not there.
+/// The first of four pages of the process: a writable one, a read-only one, a page of the kernel, and an
+/// unmapped one.
 const AT: Gva = Gva(0x7f00_0000_1000);
-/// Where the process's tables are; then come its frames.
+/// Address of the process's page tables, which are followed by its frames.
 const ROOT: Gpa = MODULE_FRAMES;
 
 fn frame(page: u64) -> Gpa {
     ROOT.wrapping_add((4 + page) * PAGE)
 }
 
-/// Where the entry of a page is.
+/// Returns the address of a page's entry.
 fn entry_of(page: u64) -> Gpa {
     let index = (AT.0 >> 12) % 512 + page;
     ROOT.wrapping_add(3 * PAGE + index * 8)
 }
 
-/// A guest in which a process runs, with the tables of kernels that isolate theirs: the processor's
-/// way in keeps the kernel's copy in CR3, with a number of the address space beside it.
+/// Creates a guest in which a process runs with page tables as in kernels with page-table isolation: after an
+/// entry into the kernel, CR3 holds the kernel's copy, with an address-space number.
 fn rig() -> (Rig, u64) {
     let rig = Rig::live();
     let mem = &rig.guest.mem;
@@ -80,9 +80,9 @@ fn process_is_read_through_its_own_tables() {
     let (mut rig, cr3) = rig();
     let actions = capturing(vec![
         word(Gpr::Rsi, 0),
-        // From one page into the next.
+        // Across a page boundary.
         word(Gpr::Rsi, PAGE - 4),
-        // Into what is not there.
+        // Into an unmapped page.
         word(Gpr::Rsi, 3 * PAGE - 4),
         word(Gpr::Rsi, 3 * PAGE),
         Item::Stack(0),
@@ -93,7 +93,7 @@ fn process_is_read_through_its_own_tables() {
     let mut cpu = Cpu::new(&rig);
     cpu.cr3 = Some(cr3);
     cpu.regs.rsi = AT.0;
-    // Beyond what any process has, short of the kernel's.
+    // Above all addresses of processes, below the kernel's.
     cpu.regs.rdi = 1 << 62;
     assert_eq!(cpu.hit(rig.addr(id)), RESUME);
     assert_eq!(cpu.cr3_asked.get(), 1);
@@ -120,7 +120,7 @@ fn tables_are_asked_for_only_where_the_process_is_reached() {
     assert!(cpu.handler.reaches_process());
     assert_eq!(cpu.hit(rig.addr(other)), RESUME);
     assert_eq!(cpu.cr3_asked.get(), 0);
-    // Nobody tells: it is unreadable, whatever the kernel's own tables have there.
+    // Without CR3 the memory is unreadable, whatever the kernel's own tables map there.
     cpu.regs.rsi = AT.0;
     cpu.cr3 = None;
     assert_eq!(cpu.hit(rig.addr(other)), RESUME);
@@ -144,7 +144,7 @@ fn process_is_changed_where_it_could_write_itself() {
         mem.read(at, &mut bytes).unwrap();
         bytes
     };
-    // Offset, and whether it can be written.
+    // The offset, and whether it is writable.
     for (offset, written) in [
         (8, true),
         (PAGE - 4, false),
@@ -163,7 +163,7 @@ fn process_is_changed_where_it_could_write_itself() {
         rig.unregister(&[id]).unwrap();
     }
     assert_eq!(&read(0, 8), b"12345678");
-    // The kernel sees that it was written to.
+    // The kernel sees the dirty bit.
     let dirty = mem.read_u64(entry_of(0)).unwrap() & entry::DIRTY;
     assert_eq!(dirty, entry::DIRTY);
     for (page, offset, byte) in [(0, PAGE - 8, 0x10), (1, 0, 0x11), (2, 0, 0x12)] {

@@ -1,4 +1,4 @@
-//! Detours that read memory: when, by what, and what becomes of their hits.
+//! Detours that read memory: when they do, with which functions, and hits that they cannot serve.
 
 use hvprobe_arch::regs::Gpr;
 use hvprobe_fixtures::kernel::LOADERS;
@@ -13,7 +13,7 @@ fn why(rig: &Rig, id: ProbeId) -> Unoptimized {
     rig.info(id).unoptimized.expect("not optimized")
 }
 
-/// A rig whose kernel was changed by `change` before its text was final.
+/// Creates a rig whose kernel was changed by `change` before its text was final.
 fn changed(change: impl FnOnce(&Rig)) -> Rig {
     let mut rig = Rig::booting_with_room();
     change(&rig);
@@ -26,7 +26,7 @@ fn loader(size: u64) -> Gva {
     Gva(kernel::TEXT + found.expect("a loader").1)
 }
 
-/// Where `code` calls to, at its calls.
+/// Returns the targets of the calls in `code`.
 fn called(code: &[u8], at: Gva) -> Vec<Gva> {
     let calls = (0..code.len().saturating_sub(5)).filter(|from| code[*from] == 0xe8);
     let target = |from: usize| {
@@ -51,7 +51,7 @@ fn memory_is_read_in_the_detour_by_the_kernels_own_loads() {
     let (_, site) = table.at(rig.addr(id)).expect("armed");
     let detour = site.detour.as_ref().expect("a detour");
     let called = called(detour.code(), detour.at());
-    // Of the kernel's memory by the loads themselves, behind what SMAP and barriers need.
+    // Kernel memory is read by the loads themselves, after the instructions for SMAP and barriers.
     for size in [1, 4, 8] {
         let load = loader(size).wrapping_add(6);
         assert!(called.contains(&load), "no call of {load}: {called:x?}");
@@ -124,14 +124,14 @@ fn returns_take_an_exit_for_memory() {
 #[test]
 fn without_loads_that_are_what_they_should_be_memory_takes_an_exit() {
     for change in [
-        // Another instruction, a check in front, no return.
+        // Another instruction, a check before the load, a missing return.
         |rig: &Rig| {
             rig.guest
                 .write(loader(8).wrapping_add(6), &[0x48, 0x8b, 0x08])
         },
         |rig: &Rig| rig.guest.write(loader(4), &[0x48, 0x39, 0xd0]),
         |rig: &Rig| rig.guest.write(loader(1).wrapping_add(14), &[0x90, 0x90]),
-        // A jump to something that is no return thunk.
+        // A jump to a function that is not a return thunk.
         |rig: &Rig| {
             rig.guest
                 .write(loader(2).wrapping_add(14), &[0xe9, 0, 0, 0, 0])
@@ -159,7 +159,7 @@ fn while_the_loads_are_probed_detours_do_not_call_them() {
     assert_eq!(rig.mechanism(id), Mechanism::Optimized);
 }
 
-/// How the arguments of `definition` are shown when none are named, and by which mechanism.
+/// Returns the default arguments of `definition`, with their types, and its mechanism.
 fn shown(definition: &str) -> (Vec<String>, Mechanism) {
     let mut rig = Rig::optimizing();
     let defaults = ProbeSpec {
@@ -181,7 +181,7 @@ fn a_text_is_shown_where_that_costs_no_exit_and_nothing_else_tells_its_length() 
     let (arguments, mechanism) = shown("p filler_008");
     assert_eq!(arguments, ["data: const char *", "len: unsigned long"]);
     assert_eq!(mechanism, Mechanism::Optimized);
-    // Of a return probe it would.
+    // For a return probe, showing a text would cost an exit.
     let (arguments, mechanism) = shown("r filler_006");
     assert_eq!(
         arguments,

@@ -1,4 +1,4 @@
-//! What a live guest's probes are refused for, and what they are not.
+//! Probes that are refused in a live guest, and probes that are not.
 
 use expect_test::{Expect, expect};
 use hvprobe_spec::Item;
@@ -243,7 +243,7 @@ fn function_entry_with_a_call_of_ftrace_is_left_to_it() {
 #[test]
 fn boundaries_are_found_through_the_int3s_of_other_probes() {
     let mut rig = Rig::live();
-    // From the last to the first and back: each is checked through all that are armed before it.
+    // From the last to the first and back: each is checked through all patches before it.
     let offsets = [0x11, 0xd, 0xa, 9, 4, 0];
     for offset in offsets.into_iter().chain(offsets.into_iter().rev()) {
         let target = rig.at("vfs_read", offset);
@@ -261,7 +261,7 @@ fn boundaries_are_found_through_the_int3s_of_other_probes() {
 #[test]
 fn text_that_is_not_mapped_is_refused() {
     let mut rig = Rig::live();
-    // The page tables lose the page of `filler_400`.
+    // The page of `filler_400` is unmapped.
     let tables = rig.guest.view().tables;
     let at = rig.at("filler_400", 0);
     let (entry, _) = tables.entry_at(&rig.guest.mem, at, 1).unwrap();

@@ -1,4 +1,4 @@
-//! Another kernel takes the place of the first.
+//! Another kernel replaces the first one.
 
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_fixtures::modules::{self, Age};
@@ -13,7 +13,7 @@ use crate::world::StopError;
 
 const KEXEC: &str = "machine_kexec";
 
-/// A kernel in the same place: its text is what the image says, and its tables have no hidden region.
+/// Puts another kernel in the same place: its text is the image's, and its page tables have no hidden region.
 fn another_kernel(rig: &Rig) {
     let stext = rig.at("_stext", 0);
     let len = rig.at("_etext", 0).offset_from(stext).expect("behind it");
@@ -24,7 +24,7 @@ fn another_kernel(rig: &Rig) {
     rig.guest.mem.write(entry, &[0; 8 * 8]).expect("in memory");
 }
 
-/// A virtual CPU that runs text which lies elsewhere than that of the kernel we know.
+/// Returns the state of a virtual CPU that runs text at another physical address than that of the known kernel.
 fn elsewhere(rig: &Rig) -> Standing {
     Standing {
         text: Some(Gpa(0x3_0000)),
@@ -39,7 +39,7 @@ fn assert_all_gone(rig: &Rig) {
     }
 }
 
-/// Whatever is asked of the registry, memory stays as it is, and nothing of what it knew is hit.
+/// Checks that no call of the registry changes memory, and that no address in `known` is a hit.
 fn assert_left_alone(rig: &mut Rig, known: &[Gva]) {
     rig.changes_nothing_in_memory(|rig| {
         assert_all_gone(rig);
@@ -82,7 +82,7 @@ fn assert_left_alone(rig: &mut Rig, known: &[Gva]) {
     });
 }
 
-/// One probe of each kind and mechanism, and one that waits for its module.
+/// Registers one probe of each kind and mechanism, and one that waits for its module.
 fn all_kinds(rig: &mut Rig) -> Vec<ProbeId> {
     let mut all = specs([
         EMULATED,
@@ -93,7 +93,7 @@ fn all_kinds(rig: &mut Rig) -> Vec<ProbeId> {
         "p absent:anything",
     ]);
     all.push(post("p filler_011"));
-    // Of a kernel whose modules can be told.
+    // Use a kernel whose modules can be read.
     rig.registry.kernel.module_reader = ModuleReader::new(
         &hvprobe_linux::image::KernelImage::parse(&modules::image(
             modules::types(Age::V64).bytes(),
@@ -168,7 +168,7 @@ fn a_kernel_that_makes_way_for_another_is_left_as_it_was() {
         drop(cpu);
         assert!(rig.guest.collected.get() > 0);
         let mut visible = rig.visible();
-        // The detours stay mapped in what is left of the first kernel.
+        // The detours stay mapped in the remains of the first kernel.
         let entries = usize::try_from(rig.entry().0.0).expect("small");
         visible[entries..entries + 8 * 8].copy_from_slice(&before[entries..entries + 8 * 8]);
         let differs = visible
@@ -194,7 +194,7 @@ fn a_kernel_that_cannot_be_stopped_on_its_way_keeps_its_probes() {
     assert_eq!(rig.byte(rig.at(KEXEC, 0)), INT3);
 }
 
-/// What is done to the registry while another kernel runs that nobody has told of.
+/// A call of the registry while another kernel runs that it does not know of.
 type Act = fn(&mut Rig, ProbeId);
 
 const ACTS: &[Act] = &[
@@ -297,7 +297,7 @@ fn text_of_the_kernel_we_know_is_no_other_kernels() {
     rig.guest.stand(&[here, Standing::default()]);
     rig.disable(&[id]).unwrap();
     rig.enable(&[id]).unwrap();
-    // The guest may do what it likes with one of its functions.
+    // The guest may rewrite one of its functions.
     rig.guest.write(at, &[0x90]);
     rig.registry.check_text(&*rig.guest);
     assert!(!rig.registry.is_replaced());

@@ -17,29 +17,29 @@ use hvprobe_spec::{Change, Comparison, Condition, Decision, Item, Then};
 use super::*;
 use crate::testing::regs;
 
-/// A function whose first instruction is emulated, and its kprobe.
+/// Probe of a function whose first instruction is emulated.
 const FUNCTION: &str = "r filler_000";
-/// Another.
+/// Probe of another such function.
 const OTHER: &str = "r filler_002";
 
-/// The return address of the `n`th call, somewhere in the kernel's text.
+/// Returns the return address of the `n`th call, in the kernel's text.
 fn caller(rig: &Rig, n: u64) -> Gva {
     rig.at("filler_100", 0).wrapping_add(n)
 }
 
-/// The slot of the `n`th frame of a stack.
+/// Returns the address of the `n`th frame's return address on a stack.
 fn frame(n: u64) -> Gva {
     Gva(STACK.0 - 0x20 * n)
 }
 
 impl Cpu {
-    /// The function at `entry`, which is probed, is called with its return address at `slot`.
+    /// Calls the probed function at `entry`, with its return address at `slot`.
     fn call(&mut self, rig: &Rig, entry: Gva, slot: Gva, ret: Gva) -> Outcome {
         rig.guest.write(slot, &ret.0.to_le_bytes());
         self.jump(entry, slot)
     }
 
-    /// The same, without a return address of its own: the end of another function, in its frame.
+    /// As [`Cpu::call`], without a new return address: a tail call, in the caller's frame.
     fn jump(&mut self, entry: Gva, slot: Gva) -> Outcome {
         self.regs = Regs {
             rsp: slot.0,
@@ -48,7 +48,8 @@ impl Cpu {
         self.hit(entry)
     }
 
-    /// The function with its return address at `slot` returns `value`; where the guest goes on.
+    /// Returns `value` from the function with its return address at `slot`; returns the address where the guest
+    /// continues.
     fn ret(&mut self, rig: &Rig, slot: Gva, value: u64) -> Gva {
         let found = rig.word(slot);
         self.regs.rax = value;
@@ -71,7 +72,7 @@ impl Rig {
         table.fixtures().expect("mapped").trampoline()
     }
 
-    /// Whether the frame at `slot` will return through the trampoline.
+    /// Returns whether the frame at `slot` returns through the trampoline.
     fn is_taken(&self, slot: Gva) -> bool {
         self.word(slot) == self.trampoline()
     }
@@ -84,7 +85,7 @@ impl Rig {
             .load(Ordering::Relaxed)
     }
 
-    /// A second task and per-CPU area that says it runs; returns its GS base.
+    /// Creates a second task, and a per-CPU area in which it runs; returns its GS base.
     fn second_task(&self) -> u64 {
         let task = DATA_VIRT.wrapping_add(0x200);
         self.guest
@@ -93,7 +94,7 @@ impl Rig {
     }
 }
 
-/// The returns among `events`.
+/// Returns the returns among `events`.
 fn returns(events: &[Event]) -> Vec<(&Event, Call)> {
     let returns = events.iter().filter_map(|event| match event.kind {
         EventKind::Return(call) => Some((event, call)),
@@ -113,7 +114,7 @@ fn return_is_reported_with_its_call_and_goes_where_it_would_have_gone() {
     let (entry, ret) = (rig.addr(id), caller(&rig, 0));
     let mut cpu = Cpu::new(&rig);
     assert_eq!(cpu.call(&rig, entry, STACK, ret), RESUME);
-    // The entry takes effect, and nothing but the return address has changed.
+    // The instruction at the entry takes effect, and only the return address has changed.
     let inside = Regs {
         rip: entry.0 + 1,
         rsp: STACK.0 - 8,
@@ -164,12 +165,12 @@ fn kprobes_and_return_probes_of_a_function_cost_one_stop_and_run_in_order() {
     assert_eq!(stops, 1);
     let mut cpu = Cpu::new(&rig);
     let ret = caller(&rig, 0);
-    // One hit for all of them.
+    // One hit for all probes.
     assert_eq!(cpu.call(&rig, rig.addr(ids[0]), STACK, ret), RESUME);
     assert_eq!(cpu.ret(&rig, STACK, 1), ret);
     let events = cpu.events();
     let probes: Vec<_> = events.iter().map(|event| event.probe).collect();
-    // At the return, the innermost registration first.
+    // At the return, the last registration comes first.
     assert_eq!(probes, [ids[0], ids[2], ids[3], ids[1]]);
     let returns = returns(&events);
     assert_eq!(returns.len(), 2);
@@ -232,7 +233,7 @@ fn a_frame_whose_trampoline_comes_after_other_code_is_not_taken_twice() {
     let ret = caller(&rig, 0);
     let mut cpu = Cpu::new(&rig);
     cpu.call(&rig, rig.addr(ids[0]), STACK, ret);
-    // What the detour does with a call in the same frame.
+    // A detour puts a stub into the same frame.
     let instance = calls.instances.at;
     let found = rig.word(STACK);
     rig.guest.write(
@@ -242,14 +243,14 @@ fn a_frame_whose_trampoline_comes_after_other_code_is_not_taken_twice() {
     rig.guest.write(STACK, &calls.stubs.0.to_le_bytes());
     cpu.jump(rig.addr(ids[2]), STACK);
     assert_eq!(rig.word(STACK), calls.stubs);
-    // And at its return.
+    // The stub returns to the trampoline.
     rig.guest.write(STACK, &found.0.to_le_bytes());
     assert_eq!(cpu.ret(&rig, STACK, 9), ret);
     let missed = ids.iter().map(|id| rig.counts(*id).missed);
     assert_eq!(missed.collect::<Vec<_>>(), [0, 0, 1]);
     assert_eq!((hits(&rig, ids[0]), rig.counts(ids[0]).orphans), (1, 0));
     assert_eq!(rig.unmatched(), 0);
-    // Without the trampoline behind it the code is a caller like any other.
+    // If the stub does not lead to the trampoline, its address is a return address like any other.
     rig.guest.write(
         instance.wrapping_add(InstanceLayout::RETURN),
         &ret.0.to_le_bytes(),
@@ -296,7 +297,7 @@ fn entry_condition_leaves_calls_alone() {
 
 #[test]
 fn calls_beyond_the_instances_run_unprobed_and_are_missed() {
-    // Without a number: the larger of 10 and twice the virtual CPUs.
+    // Without a number, `maxactive` is the larger of 10 and twice the number of virtual CPUs.
     for (definition, limit) in [("r1 filler_000", 1), (FUNCTION, 10)] {
         let mut rig = Rig::live();
         let id = rig.one(definition);
@@ -316,7 +317,7 @@ fn calls_beyond_the_instances_run_unprobed_and_are_missed() {
             ..Counts::default()
         };
         assert_eq!(rig.counts(id), counts);
-        // They are free again.
+        // The instances are free again.
         cpu.call(&rig, rig.addr(id), STACK, caller(&rig, 0));
         assert!(rig.is_taken(STACK));
     }
@@ -470,7 +471,7 @@ fn function_that_is_skipped_returns_through_the_probes_before_and_misses_those_b
     let ret = caller(&rig, 0);
     let mut cpu = Cpu::new(&rig);
     assert_eq!(cpu.call(&rig, rig.addr(ids[0]), STACK, ret), RESUME);
-    // As the `ret` of the function would.
+    // As after the `ret` of the function.
     let trampoline = rig.trampoline();
     assert_eq!((cpu.regs.rip, cpu.regs.rax), (trampoline.0, 5));
     assert_eq!(cpu.hit(trampoline), RESUME);
@@ -490,7 +491,7 @@ fn boosted_and_stepped_entries_are_entered_once() {
         assert_eq!(cpu.call(&rig, rig.addr(ids[0]), STACK, ret), RESUME);
         let slot = Gva(cpu.regs.rip);
         if rig.mechanism(ids[0]) == Mechanism::Stepped {
-            // An NMI puts the instruction off, not the entry.
+            // An NMI delays the instruction, not the entry.
             cpu.raise(2, None, slot);
             cpu.iret();
             assert_eq!(cpu.enter_slot(rig.addr(ids[0])), slot);
@@ -537,7 +538,7 @@ fn functions_whose_return_cannot_be_had_are_refused() {
         assert_eq!(index, 1);
         assert!(why.to_string().ends_with(expected), "{why}");
     }
-    // By its address, and after the ENDBR of its entry.
+    // By address, and after the ENDBR of the entry.
     for offset in [0, 4] {
         let at = rig.at("vfs_read", offset);
         rig.one(&format!("r {at}"));

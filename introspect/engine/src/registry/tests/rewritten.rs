@@ -30,7 +30,7 @@ fn watching_tells_what_the_guest_rewrote_for_good_and_stops_nobody() {
     rig.registry.check_text(&*rig.guest);
     assert_eq!(rig.guest.stops(), stops);
     assert!(rig.guest.mem.snapshot() == before);
-    // Whatever the guest does after that.
+    // The states stay, whatever the guest does after that.
     rig.guest.write(armed, &[INT3]);
     rig.guest.write(idle, &[0x48]);
     rig.registry.check_text(&*rig.guest);
@@ -57,7 +57,7 @@ fn place_the_guest_rewrote_takes_no_further_probe_until_it_is_free() {
     let result = rig.changes_nothing(|rig| rig.try_register(&[spec(BOOSTED)]));
     assert_eq!(refusal(result), rewritten);
     rig.unregister(&[id]).unwrap();
-    // Now it is what the guest made of it.
+    // The instruction is now the one that the guest wrote.
     let id = rig.one(BOOSTED);
     assert_eq!(rig.byte(at), INT3);
     rig.unregister(&[id]).unwrap();

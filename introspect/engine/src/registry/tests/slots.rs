@@ -1,4 +1,4 @@
-//! What is planted beside the int3s, only while it is needed: slots, their mapping, the gate.
+//! Memory and patches besides the int3s, present only while needed: slots, their mapping, the gate.
 
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::trap::GATE_PORT;
@@ -82,7 +82,7 @@ fn window_without_an_empty_entry_refuses_what_needs_a_slot() {
     let mut at = window.start;
     while at < window.end {
         let (entry, _) = tables.entry_at(&rig.guest.mem, at, 2).unwrap();
-        // Not present, but the kernel keeps something there.
+        // Not present, but used by the kernel.
         rig.guest.mem.write(entry, &2_u64.to_le_bytes()).unwrap();
         at = at.wrapping_add(2 << 20);
     }
@@ -124,7 +124,7 @@ fn gate_the_guest_rewrote_is_left_alone_and_nothing_is_armed_without_it() {
     assert_eq!(why, Refused::TextChanged { at: gate });
 }
 
-/// `mov rax, gs:[rip+…]` of a per-CPU variable at offset 0x1a080, in the place of `filler_000`.
+/// A kernel with `mov rax, gs:[rip+…]` of a per-CPU variable at offset 0x1a080, in place of `filler_000`.
 fn per_cpu_kernel() -> Vec<u8> {
     let mut sections = probed::sections();
     let symbols = probed::vmlinux();
@@ -152,7 +152,7 @@ fn per_cpu_operand_gets_a_slot_from_which_it_is_reached() {
         let ids = rig.register(&[spec("p filler_000"), spec("p filler_001")]);
         let after = rig.guest.mem.snapshot();
         assert_eq!(rig.info(ids[0]).mechanism, Some(mechanism));
-        // Where each copy is, as an offset into the region.
+        // The offset of each copy in the region.
         let region = usize::try_from(WHOLE_HIDDEN.0).unwrap();
         let place = |start: [u8; 3]| {
             let mut places = after[region..][..2 << 20].windows(3);
@@ -173,7 +173,7 @@ fn per_cpu_operand_gets_a_slot_from_which_it_is_reached() {
 
 #[test]
 fn operand_that_no_slot_reaches_is_refused_in_words_of_its_own() {
-    // All slots of this guest lie low.
+    // All slots of this guest are at low addresses.
     let mut rig = Rig::boot(&per_cpu_kernel());
     rig.go_live(None);
     let boosted = ProbeSpec {

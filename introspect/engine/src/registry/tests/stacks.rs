@@ -1,4 +1,4 @@
-//! Detours that copy stacks: when, and who serves a hit whose stack they cannot copy.
+//! Detours that copy stacks: when they do, and hits whose stacks they cannot copy.
 
 use hvprobe_spec::{Item, TextHeader};
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::explain::explain;
 use crate::unoptimized::Unoptimized;
 
-/// A rig whose kernel tells how its stacks are followed.
+/// Creates a rig whose kernel has the tables to unwind its stacks.
 fn optimizing() -> Rig {
     let mut rig = Rig::boot_whole(&probed::unwindable());
     rig.go_live(None);
@@ -30,7 +30,7 @@ fn a_stack_takes_no_exit_while_no_return_probe_changes_what_is_on_it() {
         let why = rig.info(id).unoptimized.expect("not optimized");
         let what = "records the kernel's stack while there are return probes";
         assert_eq!(why, Unoptimized::Synchronous { probe: id, what });
-        // Calls may be on their way through a disabled one.
+        // Calls may still return through the stubs of a disabled probe.
         rig.disable(&[other]).unwrap();
         assert!(!is_optimized(&rig));
         rig.unregister(&[other]).unwrap();

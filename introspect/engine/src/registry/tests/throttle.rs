@@ -1,4 +1,4 @@
-//! Budgets at hits: what is throttled is counted and told, and what a probe does is done.
+//! Budgets at hits: throttled hits are counted and reported, and the actions of the probe still happen.
 
 use hvprobe_arch::regs::Gpr;
 use hvprobe_hit::Outcome;
@@ -27,7 +27,7 @@ impl Rig {
         notices.into_iter().map(told).collect()
     }
 
-    /// Hits and throttled hits of `id`.
+    /// Returns the hits and the throttled hits of `id`.
     fn counted(&self, id: ProbeId) -> (u64, u64) {
         let counts = self.info(id).counts;
         (counts.hits, counts.throttled)

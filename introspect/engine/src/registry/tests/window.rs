@@ -1,4 +1,4 @@
-//! Stepped copies: their end, and every exception that can come in their place.
+//! Stepped copies: their end, and every exception that can happen instead.
 
 mod nmi;
 
@@ -22,7 +22,7 @@ pub(super) const BREAKPOINT: u8 = 3;
 pub(super) const PAGE_FAULT: u8 = 14;
 pub(super) const MACHINE_CHECK: u8 = 18;
 
-/// As [`post`], and faults are reported as well.
+/// As [`post`], with reports of faults.
 pub(super) fn all(definition: &str) -> ProbeSpec {
     let actions = Actions {
         post: true,
@@ -32,7 +32,7 @@ pub(super) fn all(definition: &str) -> ProbeSpec {
     acting(definition, actions)
 }
 
-/// A guest with a stepped probe, and a virtual CPU that has just been sent to its slot.
+/// A guest with a stepped probe, and a virtual CPU that has just entered its slot.
 pub(super) struct Stepped {
     pub(super) rig: Rig,
     pub(super) cpu: Cpu,
@@ -57,7 +57,7 @@ pub(super) fn stepped(spec: ProbeSpec) -> Stepped {
     }
 }
 
-/// The frame of an exception: RIP, RFLAGS and RSP.
+/// Returns the frame of an exception: RIP, RFLAGS and RSP.
 pub(super) fn frame(rig: &Rig, at: Gva) -> [u64; 3] {
     [0, 16, 24].map(|offset| u64::from_le_bytes(rig.guest.read(at.wrapping_add(offset))))
 }
@@ -154,7 +154,7 @@ fn fault_of_the_copy_is_the_guests_as_if_it_had_come_in_place() {
         slot,
     } = stepped(all(FIXUP));
     let code = 0x1_0000_0002;
-    // The processor pushes it with faults, and only there.
+    // The processor sets RF in the pushed flags for faults only.
     cpu.regs.rflags |= rflags::RF;
     assert_eq!(cpu.raise(PAGE_FAULT, Some(code), slot), Some(RESUME));
     assert_eq!(cpu.regs.rip, Guest::handler(PAGE_FAULT).0);
@@ -194,7 +194,7 @@ fn instruction_whose_fault_was_mended_is_hit_again() {
         slot,
     } = stepped(spec(FIXUP));
     cpu.raise(PAGE_FAULT, Some(0), slot);
-    // The guest's handler maps the page and drops the error code.
+    // The guest's handler maps the page and pops the error code.
     cpu.regs.rsp += 8;
     cpu.iret();
     assert_eq!(cpu.regs.rip, at.0);
@@ -236,7 +236,7 @@ fn frames_with_and_without_error_codes_are_told_apart() {
             slot,
             ..
         } = stepped(all(FIXUP));
-        // A stack that the processor has to align.
+        // A stack pointer that the processor has to align.
         cpu.regs.rsp -= 8;
         assert_eq!(cpu.raise(vector, code, slot), Some(RESUME));
         assert_eq!(cpu.regs.rip, Guest::handler(vector).0);
@@ -326,7 +326,8 @@ fn conditional_jump_goes_where_the_condition_says() {
         mechanism: Some(Mechanism::Stepped),
         ..all("p sites+0x44")
     };
-    // The end reached, where it leads to, and the same as an exception.
+    // Offset of the end that the copy reaches, and of the instruction to which it leads; each also as an
+    // exception.
     for (end, to) in [(2, 2), (3, 4)] {
         for as_exception in [false, true] {
             let Stepped {
@@ -366,7 +367,7 @@ fn conditional_jump_goes_where_the_condition_says() {
 
 #[test]
 fn exception_that_is_none_of_the_window_changes_nothing() {
-    // Nothing is being stepped.
+    // No copy is being stepped.
     let mut rig = Rig::live();
     let id = rig.register(&[all(FIXUP)])[0];
     let at = rig.addr(id);
@@ -375,7 +376,7 @@ fn exception_that_is_none_of_the_window_changes_nothing() {
     cpu.regs = regs();
     assert_eq!(cpu.exception(PAGE_FAULT), Outcome::Foreign);
     assert_eq!(cpu.regs, regs());
-    // A frame that cannot be read: the guest goes on where it is, and nothing is stepped any more.
+    // The frame cannot be read: the guest continues where it is, and nothing is stepped any more.
     cpu.enter_slot(at);
     let stepping = Regs {
         rsp: 0x1000,
@@ -390,7 +391,7 @@ fn exception_that_is_none_of_the_window_changes_nothing() {
     assert_eq!(cpu.events().len(), 1);
 }
 
-/// What the processor pushes for an exception at `rip`.
+/// Pushes the frame of an exception at `rip`, as the processor does.
 fn push_frame(rig: &Rig, cpu: &mut Cpu, rip: Gva, code: Option<u32>) {
     let words = [0x18, cpu.regs.rsp, cpu.regs.rflags, 0x10, rip.0];
     for word in words.into_iter().chain(code.map(u64::from)) {

@@ -1,8 +1,9 @@
-//! Filters, from the definition to the hits that count.
+//! Filters, from their definitions to the hits that count.
 
 use super::*;
 
-/// How often `definition` hits and is vetoed at a hit that `prepare` made ready; with the default arguments.
+/// Returns how often `definition` hits and is vetoed at one hit that `prepare` has set up, with the default
+/// arguments.
 fn filtered(definition: &str, prepare: impl FnOnce(&Guest, &mut Cpu)) -> (u64, u64) {
     let mut rig = Rig::live();
     let id = rig.register(&[defaults(definition)])[0];
@@ -49,7 +50,7 @@ fn a_filter_lets_pass_what_it_says() {
         ("m=+0(%di):s32 if m < 0", passes),
         ("m=+0(%di):b3@2/8 if m == 7", passes),
         ("m=+0(%si):string if m ~ \"*pass*\"", passes),
-        // Of what cannot be read nothing holds, but that it does not.
+        // Every comparison with an unreadable value is false, so its negation is true.
         ("m=+0(%dx) if m == 0", rejected),
         ("m=+0(%dx) if m != 0", rejected),
         ("m=+0(%dx) if !(m != 0)", passes),
@@ -194,7 +195,7 @@ fn a_filter_of_a_return_looks_at_the_return() {
     let ids = rig.register(&[
         defaults("r vfs_read if retval == 42 && count == 9"),
         defaults("r vfs_read if retval < 0"),
-        // Of the registers, too.
+        // Registers are also those at the return.
         defaults("r vfs_read x=%ax if x == 42"),
         defaults("r vfs_read x=%dx if x == 9"),
         defaults("r vfs_read x=$stack if x == 0"),
@@ -247,7 +248,7 @@ fn fields_that_are_not_there_are_refused_at_their_column() {
 
 #[test]
 fn numbers_are_compared_in_the_size_and_with_the_sign_of_the_field() {
-    // What is in memory, the type, and what holds of it; all bits of a number are set, or its upper half.
+    // With all bits of the value in memory set: the type, the filter, and whether it holds.
     const ALL: [u8; 8] = [0xff; 8];
     let prepare = |memory: [u8; 8]| {
         move |guest: &Guest, cpu: &mut Cpu| {
@@ -286,7 +287,7 @@ fn numbers_are_compared_in_the_size_and_with_the_sign_of_the_field() {
                 "{definition}"
             );
         }
-        // What is beyond the field does not count.
+        // Bits beyond the field do not count.
         if let Ok(more) = u64::try_from(more) {
             let definition = format!("p vfs_read m=+0(%di):u{bits} if m == {more:#x}");
             assert_eq!(

@@ -1,8 +1,8 @@
-//! System calls, whose arguments are in a `pt_regs`.
+//! Arguments of system calls, in a `pt_regs`.
 
 use super::*;
 
-/// Makes the registers that `openat` is called with; the path is the user's or, here, the kernel's.
+/// Sets up the registers of a call of `openat`; the path is in user memory or, here, in the kernel's.
 fn openat(guest: &Guest, cpu: &mut Cpu) {
     let registers = [
         (112, 0xffff_ffff_ffff_ff9c),
@@ -62,7 +62,7 @@ fn the_arguments_of_a_system_call_are_known_by_name() {
         only("p __x64_sys_openat +5(filename):string", openat),
         Some(b"passwd".to_vec())
     );
-    // The function's own is there, too.
+    // The function's own parameter is available too.
     assert_eq!(only("p __x64_sys_openat regs", openat), word(HERE.0));
     assert_eq!(only("p __x64_sys_openat $arg1", openat), word(HERE.0));
     let mut rig = Rig::live();
@@ -71,7 +71,7 @@ fn the_arguments_of_a_system_call_are_known_by_name() {
         message.ends_with("regs, dfd, filename, flags, mode"),
         "{message}"
     );
-    // What is none has nothing of it.
+    // A function that is not an entry of a system call has no such arguments.
     check_refused(&mut rig, "p vfs_read dfd", 11, "This variable is not found");
 }
 
@@ -82,7 +82,7 @@ fn a_filter_takes_what_a_system_call_was_made_with() {
         ("filename == \"/etc\"", 0),
         ("flags & 2", 1),
         ("mode != 420", 0),
-        // As it is shown: O_RDWR|O_CLOEXEC.
+        // As events show it: O_RDWR|O_CLOEXEC.
         ("flags == O_RDWR|O_CLOEXEC", 1),
         ("flags == O_RDWR", 0),
         ("flags & O_RDWR && !(flags & O_RDONLY)", 1),

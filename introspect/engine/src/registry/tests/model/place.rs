@@ -1,4 +1,4 @@
-//! The places that are probed, as they must be.
+//! The model of the probed places.
 
 use std::collections::BTreeMap;
 
@@ -6,11 +6,11 @@ use hvprobe_arch::Gva;
 
 use super::super::*;
 
-/// A place that is probed.
+/// An instruction that is probed.
 pub(super) struct Spot {
     pub(super) symbol: &'static str,
     pub(super) offset: u64,
-    /// Length of its instruction.
+    /// Length of the instruction.
     pub(super) len: u64,
     pub(super) emulated: bool,
 }
@@ -38,18 +38,18 @@ pub(super) const SPOTS: [Spot; 6] = [
     spot("vfs_read", 0xd, 4, false),
     spot("filler_003", 0, 4, false),
 ];
-/// What the guest writes over its own code: a `nop`.
+/// The byte that the guest writes over its own code: a `nop`.
 pub(super) const REWRITTEN: u8 = 0x90;
-/// What is probed at a spot.
+/// Kind of probe at a spot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Flavour {
     Hits,
     HitsAndPost,
-    /// At an entry; else as `Hits`.
+    /// A return probe at an entry; elsewhere the same as `Hits`.
     Returns,
 }
 
-/// A probe, as it must be.
+/// The expected state of a probe.
 #[derive(Clone, Debug)]
 pub(super) struct Probe {
     pub(super) flavour: Flavour,
@@ -57,19 +57,19 @@ pub(super) struct Probe {
     pub(super) counts: Counts,
 }
 
-/// One spot: the guest's code and the probes there.
+/// A spot with the guest's code and the probes there.
 #[derive(Clone)]
 pub(super) struct Place {
     pub(super) spot: &'static Spot,
     pub(super) at: Gva,
-    /// The first byte of the guest's own code as it was built, and as it is now.
+    /// First byte of the guest's own code, as built and now.
     pub(super) built: u8,
     pub(super) own: u8,
-    /// The first byte when the first of the probes was registered.
+    /// First byte when the first of the probes was registered.
     pub(super) planned: u8,
     pub(super) probes: BTreeMap<ProbeId, Probe>,
     pub(super) armed: bool,
-    /// The guest wrote over our int3.
+    /// Whether the guest wrote over our int3.
     pub(super) overwritten: bool,
     pub(super) gone: bool,
 }
@@ -92,7 +92,7 @@ impl Place {
         self.gone || !as_left
     }
 
-    /// Arms or disarms; `None` when it has to be armed and cannot.
+    /// Arms or disarms; returns `None` if the place must be armed and cannot be.
     pub(super) fn settle(mut self, switched_on: bool) -> Option<Self> {
         let wanted = switched_on && self.probes.values().any(|probe| !probe.disabled);
         if wanted && !self.armed && !self.gone {
@@ -111,7 +111,7 @@ impl Place {
         Some(self)
     }
 
-    /// Where the instruction that a probe displaced ends.
+    /// Returns the end of the displaced instruction.
     pub(super) fn next(&self) -> Gva {
         let len = if self.planned == REWRITTEN {
             1
@@ -122,7 +122,7 @@ impl Place {
     }
 
     pub(super) fn mechanism(&self) -> Mechanism {
-        // With all disabled, what would be with all enabled.
+        // If all probes are disabled, returns the mechanism with all enabled.
         let idle = self.probes.values().all(|probe| probe.disabled);
         let counts = |probe: &Probe| idle || !probe.disabled;
         let post = |probe: &Probe| counts(probe) && probe.flavour == Flavour::HitsAndPost;

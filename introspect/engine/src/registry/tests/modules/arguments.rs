@@ -1,4 +1,4 @@
-//! Arguments of functions of modules, told by the modules' own types.
+//! Arguments of functions of modules, from the modules' own types.
 
 use hvprobe_arch::regs::RegisterSet;
 use hvprobe_fixtures::btf::Btf;
@@ -9,7 +9,7 @@ use super::super::arguments::{defaults, values};
 use super::*;
 
 impl Loader {
-    /// As [`Loader::load`], with types: `enter(device, count)`, and a structure of a device's.
+    /// As [`Loader::load`], with types: `enter(device, count)`, and the structure of a device.
     fn load_typed(&mut self, name: &str, state: u32) -> Loaded {
         let kernel = types(Age::V64);
         let mut own = Btf::behind(&kernel);
@@ -26,7 +26,7 @@ impl Loader {
         }
     }
 
-    /// Names, types and values of the arguments of a hit of `id`, with the given registers.
+    /// Returns the names, types and values of the arguments at a hit of `id`, with the given registers.
     fn hit(&mut self, id: ProbeId, rdi: u64, rsi: u64) -> Vec<(String, String, u64)> {
         let mut cpu = Cpu::new(&self.rig);
         (cpu.regs.rdi, cpu.regs.rsi) = (rdi, rsi);
@@ -46,7 +46,7 @@ fn argument(name: &str, ty: &str, value: u64) -> (String, String, u64) {
     (name.to_owned(), ty.to_owned(), value)
 }
 
-/// The message with which a probe was refused at a column of its definition.
+/// Returns the message with which a probe was refused at `column` of its definition.
 fn said(refused: &Refused, column: usize) -> &str {
     match refused {
         Refused::Argument(error) if error.column == column => &error.message,

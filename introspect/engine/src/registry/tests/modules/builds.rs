@@ -1,4 +1,4 @@
-//! Probes that were made for one build of a module.
+//! Probes for one build of a module.
 
 use super::*;
 
@@ -47,7 +47,7 @@ fn probes_that_wait_are_refused_when_another_build_comes() {
 fn a_build_that_cannot_be_told_is_none_that_was_wanted() {
     let mut loader = Loader::live();
     let module = loader.load("m", 0);
-    // Notes elsewhere than in the module's memory are not its.
+    // Notes outside the module's memory are not the module's.
     let notes = module.at.wrapping_add(0x390);
     loader.rig.guest.write(notes, &MODULES.0.to_le_bytes());
     let result = loader

@@ -1,5 +1,5 @@
-//! Return probes that come and go in every order while calls wait, are interrupted on their way in
-//! and out, and return; all that is left of a probe is given away as soon as that is possible.
+//! Return probes that are registered and unregistered in any order while calls are in flight, are interrupted
+//! at the entry and the return, and return; everything left of a probe is reclaimed as soon as possible.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::code::keep::Keep;
 
 const TASKS: usize = 2;
 const FUNCTIONS: [&str; 3] = ["filler_000", "filler_002", "filler_004"];
-/// How deep a task calls.
+/// Maximum depth of a task's calls.
 const DEPTH: usize = 4;
 
 #[derive(Clone, Copy, Debug)]
@@ -29,19 +29,19 @@ enum Step {
         task: usize,
         function: usize,
     },
-    /// The function ends with a jump to another.
+    /// The function ends with a tail call of another.
     Tail {
         task: usize,
         function: usize,
     },
     Return(usize),
-    /// As [`Step::Call`] in a detour of the `source`th return probe, interrupted before it has put
-    /// its stub in the place of the return address.
+    /// As [`Step::Call`] in a detour of the `source`th return probe, interrupted before it has replaced the
+    /// return address with its stub.
     HalfCall {
         task: usize,
         source: usize,
     },
-    /// The function has returned to our code, which was interrupted.
+    /// The function has returned to a stub, and was interrupted there.
     HalfReturn(usize),
     GoOn(usize),
     Die(usize),
@@ -69,7 +69,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 /// Where a task was interrupted in code of ours.
 enum Interrupted {
-    /// It is about to put `stub` where the return address was, which belongs to `source`.
+    /// It is about to replace the return address with `stub`, which belongs to `source`.
     Entering {
         source: Arc<RecordSource>,
         stub: Gva,
@@ -83,8 +83,7 @@ struct Task {
     /// The real return addresses of its frames.
     frames: Vec<Gva>,
     interrupted: Option<Interrupted>,
-    /// Where its outermost frame's return address is, and where it keeps a register while it is
-    /// interrupted.
+    /// Addresses of its outermost frame's return address, and of the saved register while it is interrupted.
     stack: Gva,
     saved: Gva,
     current: Gva,
@@ -135,7 +134,7 @@ impl Model {
         }
     }
 
-    /// Who owns the code at `stub` now.
+    /// Returns the owner of the code at `stub`.
     fn owner(&self, stub: Gva) -> Arc<RecordSource> {
         let registry = &self.rig.registry;
         let ghosts = registry.code.ghost_sources.iter().cloned();
@@ -148,7 +147,7 @@ impl Model {
         owner.unwrap_or_else(|| panic!("a task goes on at {stub}, which belongs to nobody"))
     }
 
-    /// What is done from `at` on, where the top frame of `task` has returned to.
+    /// Continues from `at`, where the top frame of `task` has returned to, until the real return address.
     fn go_home(&mut self, task: usize, mut at: Gva) {
         let slot = self.tasks[task].top().expect("a frame");
         let real = self.tasks[task].frames.pop().expect("a frame");
@@ -164,14 +163,14 @@ impl Model {
                 at = Gva(cpu.regs.rip);
                 continue;
             }
-            // What a stub does: a call of the code behind all of them.
+            // Do what a stub does: call the code after all the stubs.
             assert_eq!(self.rig.byte(at), 0xe8, "no stub at {at}");
             let owner = self.owner(at);
             let calls = owner.followed().expect("a return probe");
             let to = calls.return_address(at, &self.rig.guest.mem);
             calls.abandon(at, &self.rig.guest.mem);
             at = to.expect("its instance");
-            // It returns there by way of the slot.
+            // That code returns by way of the slot.
             self.rig.guest.write(slot, &at.0.to_le_bytes());
         }
         panic!("a task goes round and round at {at}");
@@ -201,7 +200,7 @@ impl Model {
         }
     }
 
-    /// Where the word of an instance is that says which frame it belongs to.
+    /// Returns the address of the instance's word that says which frame it belongs to.
     fn slot_word(source: &RecordSource, stub: Gva) -> hvprobe_arch::Gpa {
         let calls = source.followed().expect("a return probe");
         let index = stub.offset_from(calls.stubs).expect("a stub") / u64::from(STUB);
@@ -232,7 +231,7 @@ impl Model {
             regs: regs(),
             stack: StackWords::default(),
         };
-        // Neither may come before the other for one frame.
+        // A trampoline's frame must not get a stub, nor the other way round.
         let to = calls.enter(&entry, mem).filter(|stub| {
             let apart = entry.return_address != self.rig.trampoline();
             if !apart {
@@ -243,7 +242,7 @@ impl Model {
         if let Some(stub) = to {
             let word = Self::slot_word(&source, stub);
             hvprobe_arch::mem::PhysMemory::write_u64(mem, word, 0).expect("in memory");
-            // The address of its own detour, which leads to its instances, is on its stack.
+            // The stack has an address in the task's detour, which leads to the instances.
             self.rig.guest.write(this.saved, &stub.0.to_le_bytes());
             this.interrupted = Some(Interrupted::Entering { source, stub });
         }
@@ -256,7 +255,7 @@ impl Model {
         let is_stub = at >= hvprobe_hit::region::KERNEL_WINDOW.start
             && at < hvprobe_hit::region::KERNEL_WINDOW.end;
         if this.interrupted.is_none() && is_stub && at != self.rig.trampoline() {
-            // The interrupt's frame lies over the slot.
+            // The interrupt's frame overwrites the slot.
             self.rig.guest.write(slot, &0x18_u64.to_le_bytes());
             self.rig.guest.write(this.saved, &at.0.to_le_bytes());
             this.interrupted = Some(Interrupted::Leaving(at));
@@ -361,7 +360,7 @@ fn run(steps: &[Step]) {
         .registry
         .unregister_all(&*guest)
         .expect("it stops");
-    // Nobody is on any way any more, and nothing is kept.
+    // No task is in our code any more, and nothing is kept.
     guest.write(DATA_VIRT.wrapping_add(0x400), &[0; 0x800]);
     let last = model.rig.one("p filler_010");
     model.rig.unregister(&[last]).expect("it stops");
@@ -384,7 +383,7 @@ proptest! {
 
 #[test]
 fn a_call_that_is_seen_only_through_another_probes_instance_comes_home() {
-    // The second probe's detour has read the first one's stub from the stack and nothing more.
+    // The second probe's detour has read the first one's stub from the stack, and done nothing more.
     run(&[
         Step::Register {
             function: 0,
@@ -415,7 +414,7 @@ fn a_call_that_is_seen_only_through_another_probes_instance_comes_home() {
 
 #[test]
 fn a_call_that_is_sent_on_to_code_of_a_probe_that_has_left_comes_home() {
-    // Through the trampoline it was to return to the stub of a probe that leaves before.
+    // The call was to return through the trampoline to the stub of a probe that leaves before.
     run(&[
         Step::Call {
             task: 0,

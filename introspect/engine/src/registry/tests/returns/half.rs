@@ -1,4 +1,4 @@
-//! Return probes that exit at the entry, and whose calls return without an exit.
+//! Return probes with an exit at the entry, whose calls return without one.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use hvprobe_hit::record::RecordSource;
 use super::*;
 use crate::world::Standing;
 
-/// With an int3 whatever its instructions allow.
+/// Returns a probe that gets an int3, whatever its instructions allow.
 pub(super) fn trapped(definition: &str) -> ProbeSpec {
     ProbeSpec {
         mechanism: Some(Mechanism::Emulated),
@@ -17,7 +17,7 @@ pub(super) fn trapped(definition: &str) -> ProbeSpec {
     }
 }
 
-/// A return that reads memory, which only an exit can do.
+/// Returns a probe that reads memory at the return, which needs an exit.
 pub(super) fn reading(definition: &str) -> ProbeSpec {
     let item = Item::Memory {
         base: Gpr::Rsp,
@@ -39,7 +39,7 @@ fn calls(source: &RecordSource) -> &Followed {
     source.followed().expect("a return probe")
 }
 
-/// What is kept of the call that returns to `stub`, with how often the instance was used since it was handed out.
+/// Returns the instance of the call that returns to `stub`, with its use count since it was handed out.
 fn instance(rig: &Rig, calls: &Followed, stub: Gva) -> Instance {
     let index = stub.offset_from(calls.stubs).expect("a stub") / u64::from(STUB);
     let stride = calls.layout.stride() as u64;
@@ -68,7 +68,7 @@ fn an_entry_that_exits_leaves_what_a_detour_would() {
         cpu.call(&rig, entry, frame(n), caller(&rig, n));
         let (first, second) = (rig.word(frame(n)), caller(&rig, n));
         let mut to = first;
-        // The innermost registration comes first; who has no instance left is missed.
+        // The last registration comes first; a probe without an instance left misses the call.
         if n < 2 {
             let kept = instance(&rig, calls(&inner), to);
             assert_eq!(
@@ -91,7 +91,7 @@ fn an_entry_that_exits_leaves_what_a_detour_would() {
                 stack: StackWords::default(),
             };
             assert_eq!(kept, expected);
-            // The host's time: its guest's counter is a thousand ahead.
+            // The host's time: the guest's counter is a thousand ahead.
             assert!((1..1000).contains(&kept.tsc));
             assert_eq!(
                 (kept.regs.rdi, kept.regs.rflags),
@@ -104,7 +104,7 @@ fn an_entry_that_exits_leaves_what_a_detour_would() {
     let missed = ids.iter().map(|id| rig.counts(*id).missed);
     assert_eq!(missed.collect::<Vec<_>>(), [1, 0, 2]);
     assert!(cpu.events().iter().all(|event| event.probe == ids[1]));
-    // They go home by themselves when their probes leave.
+    // The calls return directly when their probes leave.
     rig.unregister(&ids).unwrap();
     for n in 0..4 {
         assert_eq!(rig.word(frame(n)), caller(&rig, n));
@@ -158,12 +158,12 @@ fn a_guest_that_spoils_the_free_list_loses_calls_and_nothing_else() {
     }
 }
 
-/// The bytes at the stub that the frame at `slot` returns to.
+/// Returns the bytes of the stub that the frame at `slot` returns to.
 fn stub(rig: &Rig, at: Gva) -> [u8; 16] {
     rig.guest.read(at)
 }
 
-/// Makes everything that nobody can come to be given back.
+/// Makes everything that no task can reach be released.
 fn reclaim(rig: &mut Rig) {
     let crowd = rig.register(&[trapped("r4096 filler_004"), trapped("r4096 filler_006")]);
     rig.unregister(&crowd).unwrap();
@@ -185,7 +185,7 @@ fn code_that_another_probes_call_returns_through_is_not_given_away() {
             .return_address(below, &rig.guest.mem)
             .is_some()
     );
-    // A task has read where it goes on, and was interrupted: a word of its stack holds it.
+    // A task has read its return address, and was interrupted: a word of its stack holds the address.
     let saved = frame(8);
     rig.guest.write(saved, &below.0.to_le_bytes());
     let before = stub(&rig, below);
@@ -196,7 +196,7 @@ fn code_that_another_probes_call_returns_through_is_not_given_away() {
         calls(&outer).return_address(below, &rig.guest.mem),
         Some(caller(&rig, 0))
     );
-    // The same for a virtual CPU that has it in a register.
+    // The same for a virtual CPU with the address in a register.
     rig.guest.write(saved, &[0; 8]);
     let regs = Regs {
         rsi: below.0,
@@ -208,7 +208,7 @@ fn code_that_another_probes_call_returns_through_is_not_given_away() {
     }]);
     reclaim(&mut rig);
     assert_eq!(stub(&rig, below), before);
-    // The call itself goes past the probe that has left.
+    // The call itself no longer returns through the probe that has left.
     assert_eq!(
         calls(&inner).return_address(top, &rig.guest.mem),
         Some(caller(&rig, 0))
@@ -228,7 +228,7 @@ fn code_that_a_call_with_an_exit_returns_through_is_not_given_away() {
     cpu.call(&rig, rig.addr(followed), STACK, caller(&rig, 0));
     let below = rig.word(STACK);
     let before = stub(&rig, below);
-    // The function ends with a jump to another one.
+    // The function ends with a tail call of another one.
     cpu.jump(rig.addr(other), STACK);
     assert!(rig.is_taken(STACK));
     rig.unregister(&[followed]).unwrap();

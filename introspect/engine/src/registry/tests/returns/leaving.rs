@@ -1,4 +1,4 @@
-//! Calls that never return, and return probes that leave or rest while calls are in flight.
+//! Calls that never return, and return probes that leave or are disabled while calls are in flight.
 
 use super::half::{reading, trapped};
 use super::*;
@@ -9,12 +9,12 @@ fn frame_that_was_left_behind_is_an_orphan() {
     let ids = rig.register(&specs([FUNCTION, OTHER]));
     let [outer, inner] = [0, 1].map(|n| rig.addr(ids[n]));
     let mut cpu = Cpu::new(&rig);
-    // The inner one is unwound without returning: the outer one returns.
+    // The inner call is unwound without returning: the outer one returns.
     cpu.call(&rig, outer, frame(0), caller(&rig, 0));
     cpu.call(&rig, inner, frame(1), caller(&rig, 1));
     assert_eq!(cpu.ret(&rig, frame(0), 0), caller(&rig, 0));
     assert_eq!((hits(&rig, ids[1]), rig.counts(ids[1]).orphans), (0, 1));
-    // Or another function is called from further up.
+    // Or another function is called further up the stack.
     cpu.call(&rig, inner, frame(3), caller(&rig, 3));
     cpu.call(&rig, outer, frame(2), caller(&rig, 2));
     assert_eq!(rig.counts(ids[1]).orphans, 2);
@@ -36,7 +36,7 @@ fn calls_of_a_dead_task_are_orphans() {
     other.gs_base = rig.second_task();
     let slot = Gva(DATA_VIRT.0 + 0x700);
     other.call(&rig, rig.addr(ids[0]), slot, caller(&rig, 2));
-    // The first one dies.
+    // The first task dies.
     cpu.regs.rsp = frame(2).0;
     assert_eq!(cpu.hit(dead), RESUME);
     assert_eq!(cpu.regs.rip, dead.0 + 1);
@@ -47,7 +47,7 @@ fn calls_of_a_dead_task_are_orphans() {
     assert_eq!(rig.counts(ids[1]).missed, 0);
     assert_eq!(other.ret(&rig, Gva(slot.0 - 0x20), 0), caller(&rig, 3));
     assert_eq!(other.ret(&rig, slot, 0), caller(&rig, 2));
-    // Nobody is told of the engine's own probe, and it leaves with the last return probe.
+    // The engine's own hook makes no event, and it leaves with the last return probe.
     assert!(cpu.events().is_empty());
     assert_eq!(rig.list().len(), 2);
     rig.unregister(&ids[..1]).unwrap();
@@ -69,7 +69,8 @@ fn a_dead_tasks_calls_are_those_whose_stubs_are_on_its_stack() {
     let slot = Gva(DATA_VIRT.0 + 0x700);
     other.call(&rig, outer, slot, caller(&rig, 2));
 
-    // Neither a stub that an earlier call has left there, nor what is on another task's stack, is one of its calls.
+    // A stub that an earlier call has left on the stack, and a stub on another task's stack, are not calls of
+    // the task.
     cpu.call(&rig, outer, frame(3), caller(&rig, 0));
     let stub = rig.word(frame(3));
     cpu.regs.rsp = frame(4).0;
@@ -82,14 +83,14 @@ fn a_dead_tasks_calls_are_those_whose_stubs_are_on_its_stack() {
     assert_eq!(cpu.hit(dead), RESUME);
     assert_eq!(orphans(&rig), [1, 0]);
 
-    // Nor is what it has returned from, which nothing is kept of.
+    // Nor is a call that it has returned from, whose instance is free.
     cpu.call(&rig, inner, frame(2), caller(&rig, 1));
     cpu.call(&rig, outer, frame(1), caller(&rig, 0));
     cpu.regs.rsp = frame(3).0;
     assert_eq!(cpu.hit(dead), RESUME);
     assert_eq!(orphans(&rig), [2, 1]);
 
-    // A stack that the kernel has left and written to keeps nothing: all are asked.
+    // A stack that the kernel has left and overwritten shows no calls: all instances are checked.
     let rewinds = rig.at("rewind_stack_and_make_dead", 0);
     let symbol = rig.guest.image.symbols().containing(rewinds);
     let end = rewinds.wrapping_add(symbol.expect("a symbol").0.size);
@@ -106,7 +107,7 @@ fn a_dead_tasks_calls_are_those_whose_stubs_are_on_its_stack() {
         assert_eq!(cpu.hit(dead), RESUME);
         assert_eq!(orphans(&rig), orphaned, "{at}");
     }
-    // The other task's call has its instance still.
+    // The other task's call still has its instance.
     let calls = rig.registry.code.sources.get(ids[0]).expect("followed");
     let calls = calls.followed().expect("a return probe");
     let to = calls.return_address(rig.word(slot), &rig.guest.mem);
@@ -116,7 +117,7 @@ fn a_dead_tasks_calls_are_those_whose_stubs_are_on_its_stack() {
 #[test]
 fn calls_of_a_dead_task_that_lead_to_one_another_are_all_orphans() {
     let mut rig = Rig::optimizing();
-    // Two of one function, and of one that it is jumped to from; the last comes back to the trampoline.
+    // Two of one function, and one of the function that jumps to it; the last one uses the trampoline.
     let ids = rig.register(&[
         trapped("r2:first filler_000"),
         trapped("r2:second filler_000"),
@@ -143,7 +144,7 @@ fn calls_of_a_dead_task_that_lead_to_one_another_are_all_orphans() {
 #[test]
 fn a_call_that_is_sent_on_while_memory_is_looked_through_keeps_what_it_is_sent_to() {
     let mut rig = Rig::optimizing();
-    // No change looks itself.
+    // No change starts a look of its own.
     rig.guest.forget_writes(true);
     let followed = rig.register(&[trapped("r2 filler_000")])[0];
     let last = rig.register(&[reading("r2 filler_002")])[0];
@@ -159,13 +160,13 @@ fn a_call_that_is_sent_on_while_memory_is_looked_through_keeps_what_it_is_sent_t
     rig.guest.forget_writes(false);
     let guest = Rc::clone(&rig.guest);
     let looked = retry.look(&*guest);
-    // It is seen on no stack until now.
+    // The stub has been on no stack until now.
     rig.unregister(&[last]).unwrap();
     assert_eq!(rig.word(frame(0)), stub);
     rig.registry.end_retry(looked, &*guest);
     assert_eq!(rig.registry.usage().left_behind, 1);
     assert_ne!(rig.byte(stub), INT3);
-    // Nor is it given back by a look that sees it there; but once the call has come home.
+    // A look that sees the stub on the stack does not release it either; one after the return does.
     rig.registry.code.kept.sources = 0;
     for word in [stub, Gva(0)] {
         rig.guest.write(frame(0), &word.0.to_le_bytes());
@@ -201,7 +202,7 @@ fn the_end_of_a_task_takes_no_longer_when_there_are_more_return_probes() {
 
 #[test]
 fn calls_that_a_task_makes_after_its_end_are_orphans_once_it_is_freed() {
-    // Calls that return through the trampoline, and through code of their own.
+    // With calls that return through the trampoline, and through stubs.
     for mut rig in [Rig::live(), Rig::optimizing()] {
         let freed = rig.at("__put_task_struct", 0);
         let schedule = ProbeSpec {
@@ -216,7 +217,7 @@ fn calls_that_a_task_makes_after_its_end_are_orphans_once_it_is_freed() {
         let task = DATA_VIRT.wrapping_add(0x100);
         let slot = Gva(DATA_VIRT.0 + 0x700);
         for orphans in 0..5 {
-            // The other task sleeps in there all the time.
+            // The other task sleeps in the function all the time.
             if orphans == 0 {
                 other.call(&rig, rig.addr(id), slot, caller(&rig, 1));
             }
@@ -234,7 +235,7 @@ fn calls_that_a_task_makes_after_its_end_are_orphans_once_it_is_freed() {
         rig.unregister(&[id]).unwrap();
         assert_eq!(rig.word(slot), caller(&rig, 1));
         assert_ne!(rig.byte(freed), INT3);
-        // Others are of no interest then.
+        // With other return probes this function is not watched.
         rig.one(FUNCTION);
         assert_ne!(rig.byte(freed), INT3);
     }
@@ -268,7 +269,7 @@ fn change_that_fails_leaves_the_engines_own_probes_as_they_were() {
     rig.guest.refuse_stops(true);
     assert!(rig.try_register(&[spec(FUNCTION)]).is_err());
     rig.guest.refuse_stops(false);
-    // The next change does not bring what the failed one wanted.
+    // The next change does not plant what the failed one wanted.
     rig.one("p filler_004");
     let other = rig.one("p filler_006");
     rig.disable(&[other]).unwrap();
@@ -298,7 +299,7 @@ fn unregistering_gives_the_calls_in_flight_their_return_addresses_back() {
     assert_eq!(cpu.ret(&rig, frame(1), 1), caller(&rig, 1));
     assert_eq!(cpu.ret(&rig, frame(0), 0), caller(&rig, 0));
     rig.unregister(&ids[2..]).unwrap();
-    // Somebody may have read the trampoline's address already: it stays.
+    // A task may have read the trampoline's address already, so the region stays mapped.
     assert!(rig.is_mapped());
     let events = cpu.events();
     assert_eq!(events.len(), 1);
@@ -313,13 +314,13 @@ fn virtual_cpu_at_the_trampoline_finds_its_way_after_the_probe_has_left() {
     let mut cpu = Cpu::new(&rig);
     cpu.call(&rig, rig.addr(id), STACK, caller(&rig, 0));
     let trampoline = rig.trampoline();
-    // It has executed the `ret` and not yet the int3.
+    // It has executed the `ret`, but not the trampoline.
     rig.guest.stand(&[
         standing(rig.addr(id), Gva(0)),
         standing(trampoline, STACK.wrapping_add(8)),
     ]);
     rig.unregister(&[id]).unwrap();
-    // Meanwhile the place above its stack may hold anything.
+    // The memory above its stack may hold anything by then.
     rig.guest.write(STACK, &0xdead_u64.to_le_bytes());
     cpu.regs = Regs {
         rip: trampoline.0,
@@ -345,14 +346,14 @@ fn return_that_nobody_knows_goes_to_the_address_that_was_popped() {
     let id = rig.one(FUNCTION);
     let trampoline = rig.trampoline();
     let mut cpu = Cpu::new(&rig);
-    // The `ret` read the trampoline's address just before the real one was put back.
+    // The `ret` read the trampoline's address just before the real one was restored.
     let ret = caller(&rig, 0);
     rig.guest.write(STACK, &ret.0.to_le_bytes());
     cpu.regs.rsp = STACK.0 + 8;
     assert_eq!(cpu.hit(trampoline), RESUME);
     assert_eq!(cpu.regs.rip, ret.0);
     assert_eq!(rig.unmatched(), 1);
-    // Where not even that is known, the guest gets what is its own.
+    // Where that address is not known either, the hit is not ours.
     rig.guest.write(STACK, &trampoline.0.to_le_bytes());
     assert_eq!(cpu.hit(trampoline), Outcome::Foreign);
     cpu.regs.rsp = 0x1000;

@@ -1,4 +1,4 @@
-//! Copies that have not run when an NMI comes, and steps that are given up.
+//! Copies that have not run when an NMI comes, and abandoned steps.
 
 use super::*;
 
@@ -16,7 +16,7 @@ fn interruption_before_the_copy_puts_the_instruction_off_and_the_handlers_run_on
         assert_eq!(cpu.regs.rip, Guest::handler(vector).0);
         let expected = [at.0, regs().rflags & !IF, STACK.0];
         assert_eq!(frame(&rig, Gva(cpu.regs.rsp)), expected);
-        // The guest's own table is in force, and the virtual CPU must still not be stopped.
+        // The guest's own table is active, and the virtual CPU must still not be stopped.
         assert_eq!(cpu.handler.window(), None);
         assert!(cpu.handler.is_stepping());
         cpu.iret();
@@ -68,7 +68,7 @@ fn probes_in_the_handler_of_an_nmi_are_missed_while_the_instruction_waits() {
     assert_ne!(other, slot);
     assert_eq!(cpu.hit(other.wrapping_add(LEN)), RESUME);
     assert!(cpu.handler.is_stepping());
-    // The handler calls the very function that was interrupted.
+    // The handler calls the function that was interrupted.
     cpu.regs = in_handler;
     assert_eq!(cpu.enter_slot(outer), slot);
     assert_eq!(cpu.hit(slot.wrapping_add(LEN)), RESUME);
@@ -100,7 +100,7 @@ fn probes_are_hit_again_where_the_handler_of_an_nmi_did_not_return() {
     let mut cpu = Cpu::new(&rig);
     let slot = cpu.enter_slot(outer);
     cpu.raise(NMI, None, slot);
-    // It sent the guest elsewhere, as an oops does.
+    // The handler redirected the guest, as an oops does.
     cpu.regs = regs();
     assert_eq!(cpu.hit(emulated), RESUME);
     assert!(!cpu.handler.is_stepping());
@@ -168,7 +168,7 @@ fn who_comes_back_from_an_nmi_that_was_not_waited_for_has_interrupts_as_before()
         } = stepped(post(BOOSTED));
         cpu.raise(NMI, None, slot);
         let pushed = Gva(cpu.regs.rsp);
-        // Linux returns by a copy of the frame; below it is one of another place.
+        // Linux returns with a copy of the frame; below it is a frame with another RIP.
         let words: [u8; 40] = rig.guest.read(pushed);
         let copy = Gva(pushed.0 - 40);
         rig.guest.write(copy, &words);
