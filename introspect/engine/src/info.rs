@@ -82,7 +82,7 @@ pub struct ProbeInfo {
     pub actions: Arc<Actions>,
     /// What its events show.
     pub shown: Arc<Shown>,
-    /// Gets both values anew if they are not known before the probe's module is loaded.
+    /// Receives the actions and the shown values if they are known only once the probe's module is loaded.
     pub awaited: Option<Awaited>,
 }
 

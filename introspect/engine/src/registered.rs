@@ -51,7 +51,7 @@ pub struct Skipped {
     pub index: usize,
     /// Definition of this one probe, or the whole definition if that was refused.
     pub definition: String,
-    /// What was to be probed: the symbol, `module:symbol`, address or pattern.
+    /// Target of the probe: a symbol, `module:symbol`, an address or a pattern.
     pub target: String,
     /// Column of the refused part in the text of the batch's definition; `None` if no part of it is to blame.
     pub column: Option<u32>,

@@ -44,7 +44,7 @@ fn fetching(actions: &Actions, around: &DetourContext) -> Option<Fetching> {
     Some(Fetching { readers, items })
 }
 
-/// Registers that unwinding a stack begins with.
+/// Registers from which unwinding a stack starts.
 const OF_STACKS: [Gpr; 6] = [Gpr::Rsp, Gpr::Rbp, Gpr::Rdx, Gpr::Rdi, Gpr::R10, Gpr::R13];
 
 /// Returns where the stack to copy is, if a probe with these actions copies one and that is possible.

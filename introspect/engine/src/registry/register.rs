@@ -201,7 +201,7 @@ impl Registry {
     /// Checks that the machine has room for `more` probes.
     ///
     /// # Errors
-    /// When it has not.
+    /// When there is not enough room.
     fn has_room(&self, more: usize) -> Result<(), Refused> {
         let (there, max) = (self.probes.len(), self.room);
         if there + more > max {

@@ -69,7 +69,7 @@ pub struct Registry {
     pub(crate) can_scan: bool,
     /// Number of changes of the guest's text or of our code.
     pub(crate) changes: u64,
-    /// When to look again whether somebody is under a jump.
+    /// Time of the next look for tasks under a jump.
     pub(crate) patience: Patience,
     /// Addresses that were written into frames of calls since a look began, as a look does not see writes of
     /// the host.
@@ -78,7 +78,7 @@ pub struct Registry {
     pub(crate) last_throttled: Vec<Throttled>,
     /// Whether the guest runs another kernel than the one it was booted with.
     pub(crate) replaced: bool,
-    /// What the virtual CPUs share.
+    /// Data shared by the virtual CPUs.
     pub(crate) shared: Shared,
     pub(crate) live: Option<Live>,
 }
@@ -198,7 +198,7 @@ impl Registry {
         let Some(awaited) = probe.awaited.clone() else {
             return Ok(());
         };
-        // The pool makes room for one with the size that is now known.
+        // Drop the pool: its room is needed for one of the size that is now known.
         probe.pool = None;
         let spec = probe.spec.clone();
         let resolved = resolve(&spec, Some(point), &self.kernel.probeable())?;
