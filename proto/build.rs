@@ -25,9 +25,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     fs::write(out.join("hvprobe.v1.bin"), descriptors.encode_to_vec())?;
     tonic_prost_build::configure()
         .codec_path("crate::codec::Whole")
-        // Half of an event's size, and most events have none.
+        // `call` is half of an event's size, and most events have none.
         .boxed("hvprobe.v1.Event.call")
-        // Parts of the message they come in: a client allocates nothing for an event.
+        // These fields are slices of the received message, so that a client allocates nothing for an event.
         .bytes(".hvprobe.v1.Event.captured")
         .bytes(".hvprobe.v1.Task.comm")
         .compile_fds(descriptors)?;

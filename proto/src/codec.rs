@@ -1,8 +1,8 @@
-//! How messages are read from a connection.
+//! Decodes messages that arrive on a connection.
 //!
-//! Invariant: a message is taken from the connection's buffer whole, without a copy, before it is decoded. A
-//! decoder that goes through the buffer itself pays for its books at each field, and a batch of events has a
-//! hundred thousand.
+//! Invariant: each message is taken from the connection's buffer whole, without a copy, before it is decoded. A
+//! decoder that reads through the buffer itself pays for the buffer's bookkeeping at each field, and a batch of
+//! events has a hundred thousand fields.
 
 use std::marker::PhantomData;
 
@@ -12,7 +12,7 @@ use tonic::Status;
 use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder};
 use tonic_prost::{ProstCodec, ProstEncoder};
 
-/// Writes messages as `tonic_prost` does, and reads them whole.
+/// Encodes messages as `tonic_prost` does, and decodes each message from one contiguous buffer.
 #[derive(Clone, Debug)]
 pub struct Whole<T, U>(PhantomData<(T, U)>);
 
@@ -41,7 +41,7 @@ where
     }
 }
 
-/// The half of [`Whole`] that reads.
+/// Decoder of [`Whole`].
 #[derive(Clone, Debug)]
 pub struct WholeDecoder<U>(PhantomData<U>);
 

@@ -1,17 +1,17 @@
-//! What a client should ask of its connection.
+//! Flow-control settings that a client should ask for on its connection.
 
 use tonic::transport::Endpoint;
 
-/// Bytes that a server may send of one stream before the client says that it has taken them: some messages
-/// of events. HTTP/2's default is 64 KiB, of which a message of events takes several round trips.
+/// Flow-control window of one stream, in bytes: room for several messages of events. With HTTP/2's default of
+/// 64 KiB one message of events takes several round trips.
 const STREAM: u32 = 2 << 20;
-/// The same of all streams of a connection together.
+/// Flow-control window of all streams of a connection together, in bytes.
 const CONNECTION: u32 = 8 << 20;
-/// The largest frame: a message of events in one, and not in sixteen.
+/// Largest frame, in bytes: a message of events fits into one frame instead of sixteen.
 const FRAME: u32 = 1 << 20;
 
-/// A connection with room for streams of events. They come through any other, too, at the price of more
-/// system calls.
+/// Returns `endpoint` with windows and frames large enough for streams of events. Streams of events work with
+/// smaller ones too, at the cost of more system calls.
 #[must_use]
 pub fn roomy(endpoint: Endpoint) -> Endpoint {
     endpoint

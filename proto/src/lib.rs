@@ -1,7 +1,7 @@
 //! The `hvprobe.v1` gRPC interface: messages, clients and servers, generated from `hvprobe/v1/*.proto`.
 //!
-//! The `.proto` files are the reference; their comments are the documentation of what is below. Beside it
-//! there is only what a client in Rust should ask of a connection ([`roomy`]).
+//! The `.proto` files are the reference; their comments document what is generated here. The only code written
+//! by hand sets up a Rust client's connection ([`roomy`]) and decodes messages ([`Whole`]).
 
 mod codec;
 mod endpoint;
