@@ -47,10 +47,7 @@ pub(crate) enum Notice {
     /// A hit has paused the machine.
     Paused,
     /// Boot has reached the point where the kernel's text is final; the vCPU is held.
-    TextFinal {
-        vcpu: usize,
-        sregs: Box<kvm_sregs>,
-    },
+    TextFinal { vcpu: usize, sregs: Box<kvm_sregs> },
     /// The guest has reached hooks of the engine; the vCPU is held.
     Engine {
         vcpu: usize,
