@@ -1,15 +1,16 @@
-//! Telling of machines that come.
+//! Announces new machines to subscribers.
 //!
-//! Invariant: who announces waits for nobody. Who is more than [`KEPT`] behind learns that, and no more.
+//! Invariant: an announcement never waits. A subscriber that is more than [`KEPT`] announcements behind gets
+//! [`Behind`] instead of those that it missed.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::broadcast::{Receiver, Sender, channel, error::RecvError};
 
-/// What is kept for one who is behind.
+/// Number of announcements that are kept for a slow subscriber.
 const KEPT: usize = 64;
 
-/// Whom to tell.
+/// Sender of announcements; `None` once closed.
 #[derive(Debug)]
 pub(crate) struct Arrivals<T>(Mutex<Option<Sender<T>>>);
 
@@ -21,18 +22,18 @@ impl<T: Clone> Default for Arrivals<T> {
 }
 
 impl<T: Clone> Arrivals<T> {
-    /// Tells that `it` has come.
+    /// Announces `it` to all subscribers.
     pub(crate) fn announce(&self, it: &T) {
         if let Some(to) = &*self.to() {
-            // It is no error that nobody wants to hear it.
+            // An error means only that there is no subscriber.
             let _ = to.send(it.clone());
         }
     }
 
-    /// Who is told from now on.
+    /// Subscribes to the announcements from now on.
     pub(crate) fn follow(&self) -> Arriving<T> {
         let to = self.to();
-        // Without the other end it ends.
+        // A channel without a sender ends at once.
         let from = match &*to {
             Some(to) => to.subscribe(),
             None => channel(1).1,
@@ -40,7 +41,7 @@ impl<T: Clone> Arrivals<T> {
         Arriving(from)
     }
 
-    /// Nothing comes any more.
+    /// Ends all subscriptions.
     pub(crate) fn close(&self) {
         *self.to() = None;
     }
@@ -50,16 +51,16 @@ impl<T: Clone> Arrivals<T> {
     }
 }
 
-/// One who is told.
+/// A subscription to announcements.
 #[derive(Debug)]
 pub(crate) struct Arriving<T>(Receiver<T>);
 
-/// Some that came were not told, because the one who was to be told is too far behind.
+/// A subscriber was too slow and missed announcements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Behind;
 
 impl<T: Clone> Arriving<T> {
-    /// The next that comes; `None` when nothing comes any more.
+    /// Returns the next announcement; `None` after [`Arrivals::close`].
     pub(crate) async fn next(&mut self) -> Result<Option<T>, Behind> {
         match self.0.recv().await {
             Ok(it) => Ok(Some(it)),

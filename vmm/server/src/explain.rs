@@ -1,6 +1,6 @@
-//! What definitions come to in a kernel that does not run, for `hvprobe explain`, which needs no machine.
+//! Explains probe definitions for a kernel that is not running, for `hvprobe explain`. Needs no machine.
 //!
-//! Invariant: what is asked for is read, bounded and refused as it is when probes are registered.
+//! Invariant: requests are parsed, bounded and refused as when probes are registered.
 
 use hvprobe_engine::Explained;
 use hvprobe_linux::image::{ImageError, KernelImage};
@@ -11,30 +11,30 @@ use tonic::Status;
 use crate::status::{Failure, chain, refused};
 use crate::wire::registration;
 
-/// What one probe comes to.
+/// Explanation of one probe.
 #[derive(Debug)]
 pub struct Explanation {
-    /// Its definition, which names one place unless that is refused as a whole.
+    /// Definition of the probe. It names one place, unless it is refused as a whole.
     pub definition: String,
-    /// What it comes to, or why it is refused.
+    /// What the definition resolves to, or why it is refused.
     pub outcome: Result<Explained, Status>,
 }
 
-/// Why nothing is explained.
+/// Why nothing can be explained.
 #[derive(Debug, thiserror::Error)]
 pub enum ExplainError {
     /// The kernel cannot be read.
     #[error("the kernel cannot be read")]
     Image(#[from] ImageError),
-    /// What is asked for makes no sense.
+    /// A request is invalid.
     #[error("{}", .0.message())]
     Request(#[from] Status),
 }
 
-/// What `probes` come to in `kernel`, in their order.
+/// Explains `probes` for `kernel`, in their order.
 ///
 /// # Errors
-/// When the kernel cannot be read, or what is asked for makes no sense for any kernel.
+/// When the kernel cannot be read, or a request is invalid for any kernel.
 pub fn explain(
     kernel: &Kernel,
     probes: Vec<v1::ProbeSpec>,

@@ -1,9 +1,9 @@
 //! The machines of a server.
 //!
-//! What is kept true: what a guest has is taken from what all may have before anything is allocated for it,
-//! and given back if its boot fails; an ended machine keeps no guest memory, only what can be asked about
-//! it; after [`Fleet::close`] nothing is live and nothing can be booted. The lock is never held while a
-//! machine is called. Each machine has one thread here, which boots it and then waits for its end.
+//! Invariants: the resources of a guest are taken from the totals before anything is allocated for it, and
+//! given back if its boot fails; an ended machine keeps no guest memory, only what clients can still ask for;
+//! after [`Fleet::close`] no machine is live and none can be booted. The lock is never held while a machine is
+//! called. Each machine has one thread here, which boots it and then waits for its end.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -30,11 +30,11 @@ use super::status::{self, Failure, broken, chain};
 use super::threads;
 use super::totals::{Guest, Totals};
 
-/// How long a server that stops waits for its machines to end, and for boots that are under way. What takes
-/// longer hangs in the host, and ends with the process.
+/// How long a stopping server waits for its machines to end, and for boots under way. A machine or boot that
+/// takes longer hangs in the host, and ends with the process.
 const ENDS: Duration = Duration::from_secs(10);
 
-/// All machines of a server. Copies are the same fleet.
+/// All machines of a server. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Fleet {
     shared: Arc<Shared>,
@@ -44,43 +44,43 @@ pub(crate) struct Fleet {
 struct Shared {
     slots: Mutex<Slots>,
     owners: Owners,
-    /// Told of machines that have been booted.
+    /// Announces machines that have been booted.
     arrivals: Arrivals<Handle>,
-    /// Told when a reservation is over.
+    /// Notified when a reservation ends.
     settled: Notify,
     totals: Arc<Totals>,
-    /// What boots read.
+    /// Memory for the files that boots read.
     reading: Reading,
     news: News,
-    /// When nothing is waited for any more, once the server stops.
+    /// Time at which a stopping server no longer waits; set once it stops.
     no_longer: OnceLock<Instant>,
-    /// Set once what hangs has been told.
+    /// Set once what hangs has been logged.
     left: OnceLock<()>,
 }
 
-/// What comes of asking for a machine.
+/// Result of a request for a machine.
 #[derive(Debug)]
 enum Reservation {
-    /// The name is taken for it.
+    /// The name is reserved for it.
     Boot(Reserved),
-    /// The same request has made this one.
+    /// The same request has already created this machine.
     Made(Handle),
     /// The same request is under way.
     UnderWay,
 }
 
-/// A name that is taken for a machine, until it is settled or goes.
+/// A name that is reserved for a machine, until the reservation is settled or dropped.
 #[derive(Debug)]
 struct Reserved {
     fleet: Fleet,
     name: String,
     number: u64,
-    /// Nothing once it is settled.
+    /// `None` once the reservation is settled.
     guest: Option<Guest>,
 }
 
 impl Fleet {
-    /// One that may have so much.
+    /// Creates a fleet with these limits.
     pub(crate) fn new(limits: Limits) -> Self {
         let shared = Shared {
             totals: Arc::new(Totals::new(limits)),
@@ -91,50 +91,50 @@ impl Fleet {
         }
     }
 
-    /// What it has given out.
+    /// Returns the counts of what is in use.
     pub(crate) fn totals(&self) -> &Arc<Totals> {
         &self.shared.totals
     }
 
-    /// The machine called `name`.
+    /// Returns the machine called `name`.
     pub(crate) fn get(&self, name: &str) -> Result<Handle, Status> {
         self.slots().get(name)
     }
 
-    /// Who those are to whom probes of the machines belong.
+    /// Returns the sessions that own probes of the machines.
     pub(crate) fn owners(&self) -> &Owners {
         &self.shared.owners
     }
 
-    /// Tells of the machines that are booted from now on.
+    /// Subscribes to the machines that are booted from now on.
     pub(crate) fn arrivals(&self) -> Arriving<Handle> {
         self.shared.arrivals.follow()
     }
 
-    /// All machines, by name.
+    /// Returns all machines, by name.
     pub(crate) fn all(&self) -> Vec<Handle> {
         self.slots().all()
     }
 
-    /// The machines that have not ended, by name.
+    /// Returns the machines that have not ended, by name.
     pub(crate) fn live(&self) -> Vec<Handle> {
         let mut handles = self.all();
         handles.retain(Handle::is_live);
         handles
     }
 
-    /// Follows all machines: is told when one comes, changes or goes.
+    /// Follows all machines: the receiver changes when a machine is added, changes or is removed.
     pub(crate) fn follow(&self) -> watch::Receiver<u64> {
         self.shared.news.follow()
     }
 
-    /// Boots the machine that `config` describes; an empty name is replaced by a free one. Goes on
-    /// if the caller is no longer there. If such a request has made one before, it is that one.
+    /// Boots the machine that `config` describes; an empty name is replaced by a free one. The boot continues
+    /// if the caller is gone. If the same request has created a machine before, returns that machine.
     pub(crate) async fn boot(&self, config: MachineConfig, asked: Asked) -> Result<Handle, Status> {
         self.boot_by(config, asked, Machine::boot).await
     }
 
-    /// The same, where `boot` boots it.
+    /// Like [`Fleet::boot`], with the function `boot`.
     async fn boot_by(
         &self,
         mut config: MachineConfig,
@@ -146,7 +146,7 @@ impl Fleet {
             match self.reserve(&mut config, &asked)? {
                 Reservation::Boot(reserved) => break reserved,
                 Reservation::Made(made) => return Ok(made),
-                // It makes one, or fails, and then this one is the first.
+                // The request under way creates the machine, or fails; then this request is the first.
                 Reservation::UnderWay => news.changed().await.map_err(|_| broken("the boot"))?,
             }
         };
@@ -164,7 +164,7 @@ impl Fleet {
                 Err(error) => {
                     let error = boot_error(&reserved.name, &error);
                     drop(reserved);
-                    // Whoever asked may be gone.
+                    // The caller may be gone.
                     let _gone = to.send(Err(error));
                     return;
                 }
@@ -172,27 +172,27 @@ impl Fleet {
             let fleet = reserved.fleet.clone();
             let (handle, guest) = reserved.settle(&machine, identity);
             let _gone = to.send(Ok(handle.clone()));
-            // Nothing is wanted any more that a server boots while it stops.
+            // The server stopped during the boot, so the machine is not wanted any more.
             if fleet.slots().closed {
                 machine.stop();
             }
             handle.watch_over(machine, guest);
             fleet.forget_oldest();
-            // What is still under way is waited for, so this comes last.
+            // Waits for the request under way, so this comes last.
             handle.requests.forget();
         })?;
         is_booted.await.map_err(|_| broken("the boot"))?
     }
 
-    /// Forgets the machine called `name`, which has ended.
+    /// Removes the ended machine called `name` from the list.
     pub(crate) fn forget(&self, name: &str) -> Result<(), Status> {
         self.slots().forget(name)?;
         self.shared.news.tell(|_| ());
         Ok(())
     }
 
-    /// Takes a name, memory and virtual CPUs for what this request asks for, unless it was made before;
-    /// chooses a name if there is none.
+    /// Reserves a name, memory and virtual CPUs for this request, unless the same request was made before;
+    /// chooses a name if `config` has none.
     fn reserve(&self, config: &mut MachineConfig, asked: &Asked) -> Result<Reservation, Status> {
         let mut slots = self.slots();
         match slots.made_by(asked)? {
@@ -219,8 +219,8 @@ impl Fleet {
         }
     }
 
-    /// Ends all machines at once, those being booted too, and lets none be booted any more. However often
-    /// it is called, what hangs is waited for once.
+    /// Ends all machines at once, including those being booted, and refuses further boots. What hangs is waited
+    /// for only once, however often this is called.
     pub(crate) async fn close(&self) {
         let no_longer = &self.shared.no_longer;
         let no_longer = *no_longer.get_or_init(|| Instant::now() + ENDS);
@@ -262,7 +262,7 @@ impl Fleet {
         }
     }
 
-    /// Whether there is no machine, and none will be.
+    /// Whether there is no live machine, and there will be none.
     pub(crate) fn is_over(&self) -> bool {
         let slots = self.slots();
         let mut all = slots.all().into_iter();
@@ -277,7 +277,7 @@ impl Fleet {
     }
 }
 
-/// Does `stop` to all of `machines` at the same time; returns when the last is done.
+/// Calls `stop` for all of `machines` at the same time; returns when the last call is done.
 async fn at_once<M, F>(machines: impl IntoIterator<Item = M>, stop: impl Fn(M) -> F)
 where
     F: Future<Output = ()> + Send + 'static,
@@ -291,7 +291,7 @@ where
 }
 
 impl Reserved {
-    /// The name is `machine`'s from now on, with what it has of all that guests may have.
+    /// Assigns the name to `machine`. Returns its handle, and the resources that were taken for it.
     fn settle(mut self, machine: &Arc<Machine>, identity: Identity) -> (Handle, Option<Guest>) {
         let shared = &self.fleet.shared;
         let place = Place {
@@ -308,7 +308,7 @@ impl Reserved {
         (handle, guest)
     }
 
-    /// Ends it with this machine, or none.
+    /// Ends the reservation with `machine`, or without one.
     fn end(&self, machine: Option<&Handle>) {
         let shared = &self.fleet.shared;
         self.fleet.slots().settle(&self.name, machine);
@@ -332,7 +332,7 @@ impl Drop for Reserved {
     }
 }
 
-/// Why a boot failed, for clients.
+/// Converts the error of a boot for clients.
 fn boot_error(machine: &str, error: &BootError) -> Status {
     let (code, kind) = match error {
         _ if error.is_exhausted() => (Code::ResourceExhausted, ErrorKind::Host),

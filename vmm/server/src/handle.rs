@@ -1,7 +1,8 @@
 //! One machine of a server, live or ended.
 //!
-//! Invariant: whatever changes of a machine is told to whoever follows it, or all of them; a call that is
-//! stuck in it takes none of the threads that another machine's calls, or the stopping of this one, need.
+//! Invariants: every change of a machine is reported to the followers of that machine and of all machines; a
+//! call that is stuck in the machine takes none of the threads that calls into another machine, or stopping
+//! this one, need.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,26 +25,26 @@ use super::threads::Lane;
 use super::totals::Guest;
 use super::wire::convert;
 
-/// Calls into one machine that may be under way; more wait.
+/// Maximum number of calls into one machine at a time; more wait.
 const CALLS: usize = 4;
 
-/// One machine, live or ended. Copies are the same machine.
+/// One machine, live or ended. Clones are the same machine.
 #[derive(Clone, Debug)]
 pub(crate) struct Handle {
     name: Arc<str>,
-    /// Counts boots, to know which machine is the oldest.
+    /// Number of the boot, to know which machine is the oldest.
     pub(crate) number: u64,
     pub(crate) identity: Arc<Identity>,
-    /// The requests for probes that can be told from others.
+    /// Answers to requests for probes, in case they are repeated.
     pub(crate) requests: Arc<Requests>,
-    /// Changes, or is touched, whenever the machine's state does.
+    /// Changes, or is touched, whenever the machine's state changes.
     life: Arc<watch::Sender<Life>>,
-    /// Who those are to whom its probes belong.
+    /// Sessions that own its probes.
     owners: Owners,
-    /// Its events, for the clients that want them.
+    /// Its events, for subscribers.
     events: Broadcast,
     stopping: Arc<Mutex<Stopping>>,
-    /// The changes of all machines, and the number of this one's last.
+    /// Counter of the changes of all machines, and the number of this machine's last change.
     news: News,
     changed: Arc<AtomicU64>,
     calls: Arc<Lane>,
@@ -57,34 +58,34 @@ enum Life {
     Ended(Arc<Remains>),
 }
 
-/// The probes before the machine was told to stop, with their last counters.
+/// Progress of stopping a machine: its probes with their last counters, as listed before the machine stops.
 #[derive(Debug, Default)]
 enum Stopping {
-    /// It was not told.
+    /// The machine is not being stopped.
     #[default]
     No,
     Listed(Vec<v1::Probe>),
-    /// It has ended.
+    /// The machine has ended.
     Over,
 }
 
-/// What is left of a machine that has ended.
+/// Data of an ended machine that clients can still read.
 #[derive(Debug)]
 pub(crate) struct Remains {
     pub(crate) machine: v1::Machine,
     pub(crate) probes: Vec<v1::Probe>,
-    /// The end of its console's output.
+    /// End of its console output.
     pub(crate) console: Vec<u8>,
-    /// How many bytes all that takes, as it is told.
+    /// Size of all this in bytes, the messages as encoded.
     bytes: usize,
 }
 
 impl Remains {
-    /// These.
+    /// Creates the remains and computes their size.
     pub(crate) fn new(machine: v1::Machine, probes: Vec<v1::Probe>, console: Vec<u8>) -> Self {
         let told = machine.encoded_len() + console.len();
         let lengths = probes.iter().map(prost::Message::encoded_len);
-        // Counted once: whoever looks for the oldest of all machines keeps others from finding theirs.
+        // Computed once, because the search for the oldest machine holds the lock on the names of all machines.
         let bytes = lengths.fold(told, usize::saturating_add);
         Self {
             machine,
@@ -95,7 +96,7 @@ impl Remains {
     }
 }
 
-/// A machine's place among all.
+/// Everything in a handle that does not depend on the state of the machine.
 #[derive(Debug)]
 pub(crate) struct Place {
     pub(crate) name: String,
@@ -107,14 +108,14 @@ pub(crate) struct Place {
 }
 
 impl Handle {
-    /// That of a machine that lives.
+    /// Creates the handle of a live machine.
     pub(crate) fn live(place: Place, machine: &Arc<Machine>) -> Self {
         let handle = Self::of(place, Life::Live(Arc::clone(machine)));
         machine.listen(Box::new(handle.events.listener()));
         handle
     }
 
-    /// That of one that has ended.
+    /// Creates the handle of an ended machine.
     #[cfg(test)]
     pub(crate) fn of_ended(place: Place, remains: Remains) -> Self {
         Self::of(place, Life::Ended(Arc::new(remains)))
@@ -138,15 +139,15 @@ impl Handle {
         }
     }
 
-    /// Returns when `machine`, which is this one, has ended and all who follow it are told. What it has of
-    /// all that guests may have is given back with its memory.
+    /// Waits until `machine`, which belongs to this handle, has ended, and notifies its followers. The
+    /// resources of `guest` are given back together with the machine's memory.
     pub(crate) fn watch_over(&self, machine: Arc<Machine>, guest: Option<Guest>) {
         let mut status = machine.status();
-        // Whoever looked at it sooner than that has not seen what has changed since.
+        // A follower that looked earlier has not seen the changes since then.
         self.touch();
         while !matches!(status.state, State::Stopped(_)) {
             status = machine.wait_change(&status);
-            // What it is now is asked by whoever is told.
+            // Followers ask for the current state themselves.
             self.touch();
         }
         let stopping = std::mem::replace(&mut *lock(&self.stopping), Stopping::Over);
@@ -168,12 +169,12 @@ impl Handle {
         &self.name
     }
 
-    /// What tells it from others of the name.
+    /// Returns the UUID of the machine, which no other machine of its name has.
     pub(crate) fn uid(&self) -> &str {
         self.identity.uid()
     }
 
-    /// Its events; there are none once it has ended.
+    /// Returns its events; no new ones arrive once it has ended.
     pub(crate) fn events(&self) -> &Broadcast {
         &self.events
     }
@@ -182,7 +183,7 @@ impl Handle {
         matches!(*self.life.borrow(), Life::Live(_))
     }
 
-    /// Tells whoever follows the machine to look at its state again.
+    /// Notifies the followers of the machine that its state may have changed.
     pub(crate) fn touch(&self) {
         self.life.send_modify(|_| ());
         self.news.tell(|number| self.mark(number));
@@ -192,12 +193,12 @@ impl Handle {
         self.changed.store(number, Ordering::Release);
     }
 
-    /// The number of its last change among those of all machines.
+    /// Returns the number of its last change among the changes of all machines.
     pub(crate) fn changed(&self) -> u64 {
         self.changed.load(Ordering::Acquire)
     }
 
-    /// Follows the machine's state: changes whenever there is something new to see.
+    /// Follows the machine's state: the receiver changes whenever the state may have changed.
     pub(crate) fn follow(&self) -> watch::Receiver<impl Sized + use<>> {
         self.life.subscribe()
     }
@@ -206,7 +207,7 @@ impl Handle {
         self.life.borrow().clone()
     }
 
-    /// The machine, unless it has ended.
+    /// Returns the machine, unless it has ended.
     pub(crate) fn machine(&self) -> Result<Arc<Machine>, Status> {
         match self.life() {
             Life::Live(machine) => Ok(machine),
@@ -214,7 +215,7 @@ impl Handle {
         }
     }
 
-    /// What is left of the machine, if it has ended.
+    /// Returns the remains of the machine, if it has ended.
     pub(crate) fn remains(&self) -> Option<Arc<Remains>> {
         match self.life() {
             Life::Live(_) => None,
@@ -222,7 +223,7 @@ impl Handle {
         }
     }
 
-    /// How many bytes it keeps, as they are told, if it has ended.
+    /// Returns the size of its remains and its held events in bytes, if it has ended.
     pub(crate) fn kept_bytes(&self) -> Option<usize> {
         let remains = self.remains()?;
         Some(remains.bytes.saturating_add(self.events.held_bytes()))
@@ -237,7 +238,7 @@ impl Handle {
         self.aside(move || call(&machine)).await
     }
 
-    /// Has `work` that has to do with the machine done on a thread that may block.
+    /// Runs `work`, which concerns the machine, on a thread that may block.
     pub(crate) async fn aside<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -245,16 +246,17 @@ impl Handle {
         self.calls.run(work).await
     }
 
-    /// The turn of whoever looks at the sources of the machine's kernel: one at a time.
+    /// Takes the permit to look at the sources of the machine's kernel, once it is free. Each machine has one
+    /// such permit.
     pub(crate) async fn turn_to_look(&self) -> Result<OwnedSemaphorePermit, Status> {
         self.looks.turn().await
     }
 
-    /// What is told of `machine`, which is this one.
+    /// Describes `machine`, which belongs to this handle.
     fn told(&self, machine: &Machine) -> v1::Machine {
         let mut told = convert::machine(machine);
         if told.ending.is_some() {
-            // Whoever sees the end first sees when it was.
+            // The first caller that sees the end sets the time of the end.
             self.identity.end();
         }
         self.identity.tell(&mut told);
@@ -264,7 +266,7 @@ impl Handle {
         told
     }
 
-    /// The probes of `machine`, which is this one, and to whom they belong.
+    /// Lists the probes of `machine`, which belongs to this handle, with their owners.
     fn listed(&self, machine: &Machine) -> Vec<v1::Probe> {
         let mut probes = convert::probes(machine);
         let owners = machine.owners();
@@ -278,12 +280,12 @@ impl Handle {
         probes
     }
 
-    /// Whether it has all of these labels.
+    /// Whether the machine has all of these labels.
     pub(crate) fn has(&self, labels: &BTreeMap<String, String>) -> bool {
         self.identity.has(labels)
     }
 
-    /// The machine as it is now, or as it ended. Does not wait for what is done with it.
+    /// Describes the machine as it is now, or as it ended. Does not wait for calls into the machine.
     pub(crate) fn describe(&self) -> v1::Machine {
         match self.life() {
             Life::Live(machine) => self.told(&machine),
@@ -291,8 +293,8 @@ impl Handle {
         }
     }
 
-    /// What `of` makes of its probes as they are now, or as they were when it ended. There may be many of them, so
-    /// that is done on a thread that may block.
+    /// Calls `of` with its probes as they are now, or as they were when it ended. There may be many probes, so
+    /// the call runs on a thread that may block.
     pub(crate) async fn probes<T: Send + 'static>(
         &self,
         of: impl FnOnce(Vec<v1::Probe>) -> T + Send + 'static,
@@ -307,14 +309,14 @@ impl Handle {
         made.await
     }
 
-    /// Takes its probes out and ends it. Nothing to do if it has ended.
+    /// Disables its probes and stops it. Returns at once if it has ended.
     pub(crate) async fn stop(&self) -> Result<Arc<Remains>, Status> {
         let Life::Live(machine) = self.life() else {
             return Ok(self.ended().await);
         };
         let (handle, stopping) = (self.clone(), Arc::clone(&self.stopping));
         let stopped = self.stops.run(move || {
-            // Once disabled, a probe counts no more: these are its last counters.
+            // A disabled probe counts no more, so these are its last counters.
             let ids: Vec<_> = machine.probes().iter().map(|probe| probe.id).collect();
             if let Err(error) = machine.disable(&ids) {
                 tracing::debug!(%error, "cannot disable the probes before stopping");
@@ -328,7 +330,7 @@ impl Handle {
             }
             machine.stop();
         });
-        // It may end by itself meanwhile.
+        // The machine may end by itself meanwhile.
         tokio::select! {
             remains = self.ended() => Ok(remains),
             stopped = stopped => {
@@ -346,7 +348,7 @@ impl Handle {
                 return Arc::clone(remains);
             }
             if life.changed().await.is_err() {
-                // This handle has the sender, so it is still there.
+                // Cannot happen: this handle owns the sender.
                 std::future::pending::<()>().await;
             }
         }
@@ -354,6 +356,6 @@ impl Handle {
 }
 
 fn lock(stopping: &Mutex<Stopping>) -> MutexGuard<'_, Stopping> {
-    // It is only ever replaced as a whole.
+    // The value is only ever replaced as a whole, so a panic leaves it consistent.
     stopping.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! What tells a machine from all others, whatever it is called, and which request made it.
+//! Identity of a machine: its UUID, which no other machine of its name has, and the request that created it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -15,25 +15,26 @@ use crate::limits;
 use crate::status::Failure;
 use crate::wire::anchor;
 
-/// The most labels of a machine.
+/// Maximum number of labels of a machine.
 const LABELS: usize = 64;
-/// Bytes of a request's id.
+/// Maximum length of a request's id, in bytes.
 const REQUEST_ID: usize = 128;
-/// Bytes of a UUID.
+/// Length of a UUID, in bytes.
 const UUID: usize = 16;
 
-/// What a client says about a machine beside what it is to be. Two are equal only if the requests were.
+/// What a client says about a machine besides its configuration. Two values are equal only if the requests are
+/// equal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Asked {
-    /// The client's own number for its request; empty if it has none.
+    /// Id of the request, chosen by the client; empty if it has none.
     pub(crate) request_id: String,
     pub(crate) labels: BTreeMap<String, String>,
-    /// Of all else that the request said.
+    /// Hash of everything else in the request.
     pub(crate) hash: u64,
 }
 
 impl Asked {
-    /// What a request says, if it can be; `rest` is all else that it says.
+    /// Checks the id and the labels of a request; `rest` is everything else in it.
     pub(crate) fn new(
         request_id: String,
         labels: impl IntoIterator<Item = (String, String)>,
@@ -55,20 +56,20 @@ impl Asked {
     }
 }
 
-/// That a request's id is no longer, and its labels are no more, than may be.
+/// Checks the length of a request's id and the number of its labels.
 pub(crate) fn bounded(request_id: &str, labels: usize) -> Result<(), Status> {
     self::request_id(request_id)?;
     limits::at_most("the number of labels", labels, LABELS)
 }
 
-/// Of all that `request` says. Maps are not to be in it: they have no order.
+/// Hashes all of `request`. The message must not contain maps, because they have no order.
 pub(crate) fn hash(request: &impl Message) -> u64 {
     let mut hasher = DefaultHasher::new();
     request.encode_to_vec().hash(&mut hasher);
     hasher.finish()
 }
 
-/// `labels` that are looked for, if a machine can have as many and as long ones.
+/// Checks the `labels` of a search: they may be as many and as long as those of a machine.
 pub(crate) fn few_labels(
     labels: HashMap<String, String>,
 ) -> Result<BTreeMap<String, String>, Status> {
@@ -79,7 +80,7 @@ pub(crate) fn few_labels(
     Ok(labels.into_iter().collect())
 }
 
-/// The request of this id is not the one that it was used for.
+/// Returns the error for an id that was used for another request.
 pub(crate) fn reused(request_id: &str) -> Status {
     let message = format!("the request's id {request_id:?} was used for another request");
     Failure::invalid(ErrorKind::RequestIdReused, message)
@@ -87,12 +88,12 @@ pub(crate) fn reused(request_id: &str) -> Status {
         .into()
 }
 
-/// That `id` can be a request's.
+/// Checks that `id` can be the id of a request.
 pub(crate) fn request_id(id: &str) -> Result<(), Status> {
     limits::at_most("the request's id", id.len(), REQUEST_ID)
 }
 
-/// That `text` can be in a label.
+/// Checks that `text` can be in a label.
 fn label(text: &str) -> Result<(), Status> {
     limits::machine_name(text).map_err(|_| {
         let message = format!(
@@ -103,7 +104,7 @@ fn label(text: &str) -> Result<(), Status> {
     })
 }
 
-/// A machine's own.
+/// Identity of a machine.
 #[derive(Debug)]
 pub(crate) struct Identity {
     uid: String,
@@ -113,10 +114,10 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// That of a machine that is made now.
+    /// Creates the identity of a machine that is created now.
     ///
     /// # Errors
-    /// When the host has nothing to make a number of.
+    /// When the host returns no random numbers.
     pub(crate) fn new(asked: Asked) -> io::Result<Self> {
         Ok(Self {
             uid: uuid()?,
@@ -126,28 +127,28 @@ impl Identity {
         })
     }
 
-    /// What no other machine has.
+    /// Returns the UUID of the machine.
     pub(crate) fn uid(&self) -> &str {
         &self.uid
     }
 
-    /// It ends now, unless it has ended before.
+    /// Sets the time of the end to now, unless it is set.
     pub(crate) fn end(&self) {
         self.ended_ns.get_or_init(|| anchor::now().monotonic_ns);
     }
 
-    /// What its client asked for.
+    /// Returns what the client asked for.
     pub(crate) fn asked(&self) -> &Asked {
         &self.asked
     }
 
-    /// Whether it has all of these labels, which are [few](few_labels).
+    /// Whether the machine has all of these labels, which [`few_labels`] has checked.
     pub(crate) fn has(&self, labels: &BTreeMap<String, String>) -> bool {
         let has = |(key, value)| self.asked.labels.get(key) == Some(value);
         labels.iter().all(has)
     }
 
-    /// Puts it into what is told of the machine.
+    /// Fills the identity into the description of the machine.
     pub(crate) fn tell(&self, machine: &mut v1::Machine) {
         machine.uid.clone_from(&self.uid);
         machine.labels = self.asked.labels.clone().into_iter().collect();
@@ -159,7 +160,7 @@ impl Identity {
 /// A random UUID (RFC 9562, version 4).
 pub(crate) fn uuid() -> io::Result<String> {
     let mut bytes = [0; UUID];
-    // Of so few bytes the kernel gives all or none (getrandom(2)).
+    // The kernel returns so few bytes completely or not at all (getrandom(2)).
     if getrandom(&mut bytes, GetRandomFlags::empty())? != UUID {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }

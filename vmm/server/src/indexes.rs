@@ -1,12 +1,12 @@
-//! Indexes of debug information, kept for the next time that their files are asked.
+//! Indexes of debug information, kept for the next use of their files.
 //!
 //! ```text
 //!   BUILD-ID.index: ┌───────────────┬───────┐
 //!                   │ CRC-32 of it  │ index │
 //!                   └───────────────┴───────┘
 //! ```
-//! What is kept true: a file is there whole or not at all, and whoever deletes it loses nothing but time. What is
-//! wrong with one, or in the way of making one, keeps nobody from an answer.
+//! Invariants: a file is complete or absent, and deleting it loses nothing but time. Neither a damaged index
+//! nor a failure to keep one prevents an answer.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
@@ -20,28 +20,28 @@ use tracing::debug;
 
 use crate::limits;
 
-/// The longest index that is read: that of a distribution's kernel has a few million bytes.
+/// Maximum length of an index that is read, in bytes: that of a distribution's kernel has a few million.
 const LONGEST: u64 = 256 << 20;
-/// Debug information that is read sooner than its index is found.
+/// Debug information up to this length, in bytes, is read sooner than its index is found.
 const SHORT: usize = 1 << 20;
 
-/// A folder of them.
+/// A folder of indexes.
 #[derive(Clone, Debug)]
 pub struct Indexes {
     folder: PathBuf,
-    /// Of what is no longer than that, none is kept.
+    /// No index is kept for files up to this length.
     short: usize,
 }
 
 impl Indexes {
-    /// Those in `folder`, which is made when there is one to keep.
+    /// Uses the indexes in `folder`, which is created when there is one to keep.
     #[must_use]
     pub fn new(folder: PathBuf) -> Self {
         let short = SHORT;
         Self { folder, short }
     }
 
-    /// Has `file` take the index that is kept for it; returns whether there is one.
+    /// Loads the kept index of `file` into it; returns whether there is one.
     pub(crate) fn find(&self, file: &DebugFile) -> bool {
         let Some(path) = self.path(file) else {
             return false;
@@ -61,7 +61,7 @@ impl Indexes {
         is_there
     }
 
-    /// Keeps `index`, which is that of `file`.
+    /// Keeps `index`, the index of `file`.
     pub(crate) fn keep(&self, file: &DebugFile, index: &Index) {
         let Some(path) = self.path(file) else {
             return;
@@ -79,7 +79,7 @@ impl Indexes {
         }
     }
 
-    /// Where the index of `file` is, if it is to have one.
+    /// Returns the path of the index of `file`, if the file is to have one.
     fn path(&self, file: &DebugFile) -> Option<PathBuf> {
         let build_id = file.build_id()?;
         let is_wanted =
@@ -88,9 +88,9 @@ impl Indexes {
     }
 }
 
-/// The index in the file at `path`.
+/// Reads the index in the file at `path`.
 fn read(path: &PathBuf) -> io::Result<Vec<u8>> {
-    // A pipe would be waited for.
+    // Opening a pipe would block.
     if !fs::metadata(path)?.is_file() {
         return Err(io::Error::other("it is not a regular file"));
     }
@@ -116,7 +116,7 @@ mod tests {
         DebugFile::parse(&dwarf::file()).unwrap()
     }
 
-    /// Those in `folder`, of short files, too.
+    /// Returns indexes in `folder`, for short files, too.
     fn indexes(folder: &TempDir) -> Indexes {
         Indexes {
             folder: folder.path().join("made/when/needed"),
@@ -144,7 +144,7 @@ mod tests {
             fs::write(&path, &damaged).unwrap();
             assert!(!indexes.find(&opened()), "{at} {end}");
         }
-        // One takes its place.
+        // A new index replaces the damaged one.
         indexes.keep(&file, file.index().unwrap());
         assert!(indexes.find(&opened()));
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);

@@ -1,7 +1,7 @@
 //! The gRPC service: `hvprobe.v1` for the machines of this process.
 //!
-//! Only this crate and the clients name the wire format. [`Kernel`] is passed on for `hvprobe unpack`
-//! and `hvprobe explain`, which read an image as a server does that boots it, and need no machine.
+//! Only this crate and the clients know the wire format. [`Kernel`] is re-exported for `hvprobe unpack` and
+//! `hvprobe explain`, which read an image in the same way as a server that boots it, and need no machine.
 
 mod allowed;
 mod arrivals;

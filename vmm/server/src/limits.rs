@@ -1,4 +1,4 @@
-//! What a request may hold. Everything here is checked before any of it is worked on.
+//! Limits of requests. All of them are checked before any part of a request is processed.
 
 use std::path::{Path, PathBuf};
 
@@ -9,22 +9,22 @@ use super::status::Failure;
 
 /// Bytes of one message.
 pub(crate) const MESSAGE: usize = 8 << 20;
-/// Bytes of a question for the interface's description: what it does not know is named in the answer's
-/// headers.
+/// Bytes of a reflection request: the headers of the answer repeat a name that reflection does not know.
 pub(crate) const REFLECTED: usize = 1024;
 /// Entries of one batch.
 pub(crate) const BATCH: usize = 16_384;
 /// Bytes of one definition, and of a pattern.
 pub(crate) const DEFINITION: usize = 1024;
-/// Types described at once, the longest of which has 256 KiB.
+/// Types described at once. The longest description has 256 KiB.
 pub(crate) const TYPES: usize = 16;
-/// States of machines that are asked for at once: far more than there are.
+/// States in one request for machines: far more than exist.
 pub(crate) const STATES: usize = 64;
 /// Bytes of guest memory read at once.
 pub(crate) const READ: usize = 1 << 20;
-/// Bytes of a file with debug information that a client hands in: four times what distributions' kernels have.
+/// Bytes of a file with debug information that a client uploads: four times the size for a distribution's
+/// kernel.
 pub(crate) const UPLOAD: u64 = 2 << 30;
-/// Bytes of all those together, how many may be on their way, and how many parts of them are written at a time.
+/// Bytes of all uploads together, uploads under way at a time, and parts of them that are written at a time.
 pub(crate) const UPLOADS: u64 = 8 << 30;
 pub(crate) const UPLOADS_UNDER_WAY: usize = 32;
 pub(crate) const UPLOADS_AT_ONCE: usize = 8;
@@ -32,16 +32,16 @@ pub(crate) const UPLOADS_AT_ONCE: usize = 8;
 pub(crate) const CONSOLE_WRITE: usize = 64 << 10;
 /// Bytes of a task's name (`TASK_COMM_LEN`).
 pub(crate) const COMM: usize = 16;
-/// Characters of a text that is wrong which are shown of it.
+/// Characters of a wrong text that are shown.
 pub(crate) const SHOWN: usize = 64;
-/// Bytes of a build id: linkers give 8 to 20 unless they are told what it is.
+/// Bytes of a build id: linkers produce 8 to 20, unless the id is given to them.
 pub(crate) const BUILD_ID: usize = 64;
 /// Bytes of a path (`PATH_MAX`, its zero not counted).
 const PATH: usize = 4095;
 /// Bytes of the name of a machine, of a session's owner, and of a label.
 pub(crate) const NAME: usize = 63;
 
-/// That `length` is not beyond `limit`.
+/// Checks that `length` does not exceed `limit`.
 pub(crate) fn at_most(what: &str, length: usize, limit: usize) -> Result<(), Status> {
     if length <= limit {
         return Ok(());
@@ -50,12 +50,12 @@ pub(crate) fn at_most(what: &str, length: usize, limit: usize) -> Result<(), Sta
     Err(Failure::invalid(ErrorKind::TooLarge, message).into())
 }
 
-/// That `name` can be a machine's.
+/// Checks that `name` can be the name of a machine.
 pub(crate) fn machine_name(name: &str) -> Result<(), Failure> {
     plain_name("machine name", ErrorKind::BadName, name)
 }
 
-/// That `name` can be that of a session's owner.
+/// Checks that `name` can be the name of a session's owner.
 pub(crate) fn owner_name(name: &str) -> Result<(), Failure> {
     plain_name("name of an owner", ErrorKind::BadOwner, name)
 }
@@ -75,7 +75,7 @@ fn plain_name(what: &str, kind: ErrorKind, name: &str) -> Result<(), Failure> {
     Err(Failure::invalid(kind, message))
 }
 
-/// `path`, which has to be absolute: a server's working directory is not its clients'.
+/// Checks `path`, which has to be absolute, because a server's working directory is not its clients'.
 pub(crate) fn path(what: &str, field: &str, path: String) -> Result<PathBuf, Status> {
     at_most(what, path.len(), PATH)?;
     if Path::new(&path).is_absolute() && !path.contains('\0') {

@@ -1,16 +1,16 @@
-//! That something about the machines has changed, and in which order.
+//! Changes of the machines, and their order.
 
 use std::sync::Arc;
 
 use tokio::sync::watch;
 
-/// Counts the changes of all machines of a server. Copies are the same.
+/// Counts the changes of all machines of a server. Clones share the counter.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct News(Arc<watch::Sender<u64>>);
 
 impl News {
-    /// Something has changed; `mark` is called with its number before anybody is told. A later change has
-    /// a greater one.
+    /// Counts a change, and calls `mark` with its number before any follower is notified. Later changes have
+    /// greater numbers.
     pub(crate) fn tell(&self, mark: impl FnOnce(u64)) {
         self.0.send_modify(|number| {
             *number = number.saturating_add(1);
@@ -18,7 +18,7 @@ impl News {
         });
     }
 
-    /// Is told of every change from now on, of several at once if it is slow.
+    /// Follows the changes from now on. A slow follower sees several changes as one.
     pub(crate) fn follow(&self) -> watch::Receiver<u64> {
         self.0.subscribe()
     }

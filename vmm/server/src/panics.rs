@@ -1,5 +1,5 @@
-//! What a panic ends: the request that it came of, and nothing else. That it did is told to the client;
-//! what it was is printed.
+//! Containment of panics: a panic ends only the request that caused it. The client is sent an error; the panic
+//! itself is printed.
 
 use std::any::Any;
 use std::future::Future;
@@ -15,12 +15,13 @@ use crate::status::broken;
 
 type Answer = fn(Box<dyn Any + Send>) -> Response<Body>;
 
-/// Answers a request whose handling panics.
+/// Returns the layer that answers a request whose handling panics.
 pub(crate) fn layer() -> CatchPanicLayer<Answer> {
     CatchPanicLayer::custom((|_| broken("a request").into_http()) as Answer)
 }
 
-/// A stream to a client, in which there is room for so many messages; what `work` makes of its end fills it.
+/// Creates a stream to a client with room for `room` messages. `work` gets the sender, and returns the future
+/// that fills the stream.
 pub(crate) fn stream<T: Send + 'static, F: Future<Output = ()> + Send + 'static>(
     room: usize,
     work: impl FnOnce(mpsc::Sender<Result<T, Status>>) -> F,
@@ -30,8 +31,8 @@ pub(crate) fn stream<T: Send + 'static, F: Future<Output = ()> + Send + 'static>
     ReceiverStream::new(messages)
 }
 
-/// Has `work` fill the stream that leads `to_client`. If it panics, the stream does not end as if that
-/// had been all.
+/// Spawns `work`, which fills the stream of the sender `to_client`. If `work` panics, the stream ends with an
+/// error.
 pub(crate) fn spawn<T: Send + 'static>(
     to_client: mpsc::Sender<Result<T, Status>>,
     work: impl Future<Output = ()> + Send + 'static,

@@ -1,8 +1,7 @@
-//! From a probe as `perf probe` defines it to definitions for each place that it stands for.
+//! Converts a probe in the syntax of `perf probe` to definitions, one for each place that it stands for.
 //!
-//! Invariant: a definition names a symbol of the kernel that was given, which no other symbol of it shares its
-//! name with, and fetches what the debug information says is there, at that one address. What is left out of what
-//! was asked for is told.
+//! Invariant: a definition names a symbol of the given kernel whose name is unique there, and fetches what the
+//! debug information describes at that one address. Whatever is left out of the request is reported.
 
 mod source_text;
 #[cfg(test)]
@@ -27,11 +26,11 @@ use self::source_text::{Pattern, Source};
 use crate::sources::{OF_MODULE, Sources, SourcesError};
 
 const NO_SOURCE: &str = "a text is looked for in the sources: give --source";
-/// The most functions that a pattern may stand for, and places that a definition may: as many as perf takes unless it
-/// is told otherwise (`MAX_PROBES` in tools/perf/util/probe-finder.h).
+/// Maximum number of functions that a pattern may match, and of places that a probe may have: perf's default
+/// (`MAX_PROBES` in tools/perf/util/probe-finder.h).
 const MOST_FUNCTIONS: usize = 128;
 
-/// What a probe of perf's comes to.
+/// Definitions of a probe in perf's syntax.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Definitions {
     /// A definition for each place, in the order of their addresses.
@@ -40,23 +39,23 @@ pub struct Definitions {
     pub left_out: Vec<String>,
 }
 
-/// Names of events.
+/// Names of events that are taken.
 #[derive(Debug, Default)]
 struct Names {
     taken: BTreeSet<String>,
-    /// The number that is tried next behind a name: all before it are taken.
+    /// For each base name, the number to try next: all smaller ones are taken.
     next: BTreeMap<String, usize>,
 }
 
 impl Names {
-    /// Takes `first` if it is free, else `base` with a number.
+    /// Takes the name `first` if it is free, otherwise `base` with a number.
     fn take(&mut self, first: String, base: &str) -> String {
         let mut name = first;
         let next = self.next.entry(base.to_owned()).or_insert(1);
         while !is_event_name(&name) || self.taken.contains(&name) {
             name = format!("{base}_{next}");
             if !is_event_name(&name) {
-                // Too long, as it is with any other number.
+                // Too long, and it would be with any other number.
                 name = format!("probe_{}", self.taken.len());
                 break;
             }
@@ -67,23 +66,23 @@ impl Names {
     }
 }
 
-/// Definitions as they are made.
+/// Definitions that are being made.
 #[derive(Debug, Default)]
 struct Making {
     made: Definitions,
     events: Names,
-    /// Why the first place that was left out was.
+    /// Reason for the first place that was left out.
     refused: Option<ParseError>,
 }
 
 impl Making {
-    /// Leaves out `what`.
+    /// Records that `what` is left out.
     fn leave_out(&mut self, what: &str, why: ParseError) {
         self.made.left_out.push(format!("{what}: {why}"));
         self.refused.get_or_insert(why);
     }
 
-    /// What was made; why there is nothing, if there is not.
+    /// Returns the definitions; if there are none, the first reason.
     fn finish(self) -> Result<Definitions, SourcesError> {
         match self.refused {
             Some(why) if self.made.lines.is_empty() => Err(SourcesError::Definition(why)),
@@ -93,11 +92,12 @@ impl Making {
 }
 
 impl Sources {
-    /// Definitions of what `probe` stands for; `source` is the folder of the kernel's sources, if it is there.
+    /// Makes definitions for the places that `probe` stands for. `source` is the folder of the kernel's
+    /// sources, if there is one.
     ///
     /// # Errors
-    /// When there is no such place, or one of its arguments can be read at none of them; when the debug
-    /// information is damaged.
+    /// When there is no such place, when none of the places has all arguments, or when the debug information is
+    /// damaged.
     pub fn definitions(
         &self,
         probe: &PerfProbe,
@@ -138,7 +138,7 @@ impl Sources {
             };
             match self.places(&info, &one, source) {
                 Ok(places) => found.push((one, places)),
-                // Not every one has what was asked for.
+                // Not every function has the requested point.
                 Err(SourcesError::Definition(why)) => making.leave_out(function, why),
                 Err(error) => return Err(error),
             }
@@ -150,7 +150,7 @@ impl Sources {
         making.finish()
     }
 
-    /// The places of one function, or of what is in none.
+    /// Returns the places of one function, or of a point that names no function.
     fn places(
         &self,
         info: &DebugInfo<'_>,
@@ -178,7 +178,7 @@ impl Sources {
         })
     }
 
-    /// Makes definitions of places of `probe`.
+    /// Makes definitions for `places` of `probe`.
     fn of_places(
         &self,
         info: &DebugInfo<'_>,
@@ -198,7 +198,8 @@ impl Sources {
         Ok(())
     }
 
-    /// The place of a symbol that the debug information has no function of, such as a function's second name.
+    /// Returns the place of a symbol that is no function in the debug information, such as the second name of a
+    /// function.
     fn by_symbol(&self, point: &Point) -> Option<PointPlace> {
         let Point::Function {
             name,
@@ -251,7 +252,7 @@ impl Sources {
         Ok(line)
     }
 
-    /// The fetch arguments that an argument stands for.
+    /// Returns the fetch arguments that `argument` stands for.
     fn argument(
         &self,
         info: &DebugInfo<'_>,
@@ -312,7 +313,7 @@ impl Sources {
         Ok(vec![format!("{shown}={fetched}")])
     }
 
-    /// How a definition fetches it, with its type; or why it cannot.
+    /// Returns the fetch argument for `selected` with its type, or why there is none.
     fn fetched(&self, selected: &Selected, ty: Option<&str>, user: bool) -> Result<String, String> {
         let is_text = matches!(ty, Some("string" | "ustring"));
         let (place, is_memory) = match &selected.location {
@@ -326,7 +327,7 @@ impl Sources {
             Location::Constant(value) => (format!("\\{value}"), false),
             Location::Nowhere(why) => return Err((*why).to_owned()),
         };
-        // As perf has it, for numbers without a sign.
+        // Unsigned numbers are shown in hexadecimal, as in perf.
         let number = |element| {
             let element = match element {
                 Element::Integer {
@@ -385,7 +386,7 @@ impl Sources {
                 Some(rest) => format!("+u{rest}"),
                 None => match place.strip_prefix('-') {
                     Some(rest) => format!("-u{rest}"),
-                    // Of what is in no memory it says nothing, as for perf.
+                    // For a value outside of memory `@user` has no effect, as in perf.
                     None => place,
                 },
             },
@@ -394,7 +395,7 @@ impl Sources {
     }
 }
 
-/// The places of the lines of a function that a text is in.
+/// Returns the places of the lines of a function that match `text`.
 fn text_in_function(
     info: &DebugInfo<'_>,
     name: &str,
@@ -424,7 +425,7 @@ fn text_in_function(
     each_once(places, name, text)
 }
 
-/// The places of the lines of files, whose paths end with `file`, that a text is in.
+/// Returns the places of the lines that match `text`, in files whose paths end with `file`.
 fn text_in_file(
     info: &DebugInfo<'_>,
     file: &str,
@@ -441,7 +442,7 @@ fn text_in_file(
     each_once(places, file, text)
 }
 
-/// `places`, in their order, of which there has to be one where `text` was looked for in `what`.
+/// Sorts `places` and removes duplicates. Fails if there are none; `text` was searched for in `what`.
 fn each_once(
     mut places: Vec<PointPlace>,
     what: &str,
@@ -455,7 +456,7 @@ fn each_once(
     }
 }
 
-/// Refuses more `places` of `probe` than there can be.
+/// Refuses `probe` if it has too many `places`.
 fn few(probe: &PerfProbe, places: usize) -> Result<(), SourcesError> {
     if places <= MOST_FUNCTIONS {
         return Ok(());
@@ -467,7 +468,7 @@ fn few(probe: &PerfProbe, places: usize) -> Result<(), SourcesError> {
     Err(refused(probe.column.0, message))
 }
 
-/// The name of the event at `place`, which it takes of `names`: perf's
+/// Returns the name of the event at `place`, and takes it in `names`. The rules are perf's
 /// (`parse_perf_probe_command`, `probe_trace_event__set_name` and `get_new_event_name` in
 /// tools/perf/util/probe-event.c).
 fn event(probe: &PerfProbe, place: &PointPlace, names: &mut Names) -> String {
@@ -502,8 +503,9 @@ fn event(probe: &PerfProbe, place: &PointPlace, names: &mut Names) -> String {
     names.take(first, &event)
 }
 
-/// The name of the field that shows `path` from `variable`, as a `ty` if that is given: perf's
-/// (`parse_perf_probe_arg` in tools/perf/util/probe-event.c, `find_variable` in probe-finder.c).
+/// Returns the name of the field that shows `path` from `variable`, with the type `ty` if it is given. The
+/// rules are perf's (`parse_perf_probe_arg` in tools/perf/util/probe-event.c, `find_variable` in
+/// probe-finder.c).
 fn field(variable: &str, path: &[Step], ty: Option<&str>) -> String {
     let member = path.iter().rev().find_map(|step| match step {
         Step::Member(name) | Step::Pointed(name) => Some(name.clone()),

@@ -1,4 +1,4 @@
-//! Machines, as sessions see them.
+//! Implements [`Place`], the view that sessions have of a machine.
 
 use hvprobe_engine::{ChangeError, StopError};
 use hvprobe_machine::{LetGo, Owner};
@@ -34,7 +34,7 @@ impl Place for Handle {
         let let_go = match released {
             Ok(Err(ChangeError::Stop(StopError::Ended))) => return Ok(LetGo::default()),
             Ok(let_go) => let_go.map_err(|error| change_error(self.name(), &error))?,
-            // It has ended in between.
+            // The machine has ended in between.
             Err(_) if !self.is_there() => return Ok(LetGo::default()),
             Err(broken) => return Err(broken),
         };

@@ -1,7 +1,7 @@
-//! The memory that boots read files into.
+//! Memory for the files that boots read.
 //!
-//! Invariant: the files of boots that are under way have no more bytes than there is room for, or are those of one
-//! boot. Who waits for room waits on a thread of its own, which a boot has anyway.
+//! Invariant: the files of all boots under way have no more bytes than there is room for, unless they belong to
+//! a single boot. A boot that waits for room blocks only its own thread.
 
 use std::fs;
 use std::path::Path;
@@ -9,40 +9,41 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use hvprobe_machine::MachineConfig;
 
-/// Bytes of the files of all boots that are under way.
+/// Room for the files of all boots under way, in bytes.
 const ROOM: u64 = 4 << 30;
-/// What a boot takes at least: a packed kernel is unpacked.
+/// Minimum size that is counted for a kernel, in bytes, because a packed kernel is unpacked.
 const LEAST: u64 = 64 << 20;
 
-/// What boots have of it.
+/// Counts the bytes that boots have taken of the room.
 #[derive(Debug, Default)]
 pub(crate) struct Reading {
     taken: Mutex<u64>,
     changed: Condvar,
 }
 
-/// Room for the files of one boot.
+/// Room for the files of one boot; given back on drop.
 #[derive(Debug)]
 pub(crate) struct Held<'a> {
     of: &'a Reading,
     bytes: u64,
 }
 
-/// The longest kernel and initrd that are read at all.
+/// Maximum lengths of a kernel and of an initrd that are read at all, in bytes.
 const LONGEST: [u64; 2] = [1 << 30, 3 << 30];
 
-/// How many bytes the files of this machine take in memory. What cannot be looked at is not read either.
+/// Returns the memory that the files of this machine take, in bytes. A file that cannot be inspected cannot be
+/// read either.
 pub(crate) fn length(config: &MachineConfig) -> u64 {
     let of = |path: &Path| fs::metadata(path).map_or(0, |file| file.len());
     let initrd = config.initrd.as_deref().map_or(0, of);
-    // No more of it is read than fits the guest.
+    // No more of it is read than fits into the guest.
     let initrd = initrd.min(config.memory).min(LONGEST[1]);
     let kernel = of(&config.kernel).clamp(LEAST, LONGEST[0]);
     kernel.saturating_add(initrd)
 }
 
 impl Reading {
-    /// Room for so many bytes, or all there is, once there is as much. Blocks.
+    /// Waits until there is room for `bytes` bytes, but at most for the whole room, and takes it. Blocks.
     pub(crate) fn wait(&self, bytes: u64) -> Held<'_> {
         let bytes = bytes.min(ROOM);
         let is_too_much = |taken: &mut u64| *taken > ROOM.saturating_sub(bytes);
@@ -109,7 +110,7 @@ mod tests {
         };
         assert_eq!(length(&config), 4 * LEAST);
         config.initrd = None;
-        // What is no kernel is found out soon.
+        // A file that is not a kernel is detected soon.
         config.kernel = file("disk", 1 << 40);
         assert_eq!(length(&config), LONGEST[0]);
         config.kernel = "/nowhere".into();

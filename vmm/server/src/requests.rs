@@ -1,13 +1,14 @@
-//! Requests that a client can repeat without having them done twice.
+//! Requests that a client can repeat without their being carried out twice.
 //!
 //! ```text
 //!   waits ──its turn──► under way ──done──► kept ──too many, too long, the machine has ended──► forgotten
 //!     │                     └──failed──► forgotten, as nothing was done
 //!     └──its client is gone──► forgotten
 //! ```
-//! Invariant: of one machine's, one is under way at a time. It goes on, and its answer is kept, if the client that
-//! sent it is gone, as that is when it is sent again; what waits is held by its client's call only. The last
-//! answers are kept, as many as [`KEPT`] and of so many bytes as [`BYTES`], and the last one whatever its length.
+//! Invariants: of the requests of one machine, one is under way at a time. A request under way continues, and
+//! its answer is kept, even if its client is gone, because that is when the client repeats it. A waiting
+//! request is held by its client's call only. The last answers are kept: at most [`KEPT`] of them, with at most
+//! [`BYTES`] bytes; the last one is kept whatever its length.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -21,11 +22,11 @@ use tonic::Status;
 use crate::identity::{hash, request_id, reused};
 use crate::status::broken;
 
-/// The most answers that are kept, and their bytes as they are told.
+/// Maximum number of answers that are kept, and of their encoded bytes.
 const KEPT: usize = 256;
 const BYTES: usize = 1 << 20;
 
-/// The answers to requests of one machine.
+/// Answers to the requests of one machine.
 #[derive(Debug, Default)]
 pub(crate) struct Requests(Arc<Mutex<Answers>>);
 
@@ -38,7 +39,7 @@ struct Answers {
 #[derive(Debug)]
 struct Answered {
     id: String,
-    /// Of all that the request said.
+    /// Hash of the whole request.
     hash: u64,
     answer: RegisterResponse,
 }
@@ -50,7 +51,7 @@ impl Answered {
 }
 
 impl Answers {
-    /// Keeps `answered`; the oldest go for it.
+    /// Keeps `answered`, and drops the oldest answers to make room.
     fn push(&mut self, answered: Answered) {
         self.bytes += answered.bytes();
         self.kept.push_back(answered);
@@ -64,12 +65,12 @@ impl Answers {
 }
 
 impl Requests {
-    /// Forgets all answers, once what is under way is done. Blocks.
+    /// Drops all answers, once the request under way is done. Blocks.
     pub(crate) fn forget(&self) {
         *self.0.blocking_lock() = Answers::default();
     }
 
-    /// Has `request` done, unless it has been.
+    /// Carries out `request` by calling `done`; if its answer is kept, returns that instead.
     pub(crate) async fn once<F>(
         &self,
         request: RegisterRequest,
@@ -117,7 +118,7 @@ mod tests {
 
     use super::*;
 
-    /// What `future` says when it is looked at once.
+    /// Polls `future` once.
     async fn poll<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
         poll_fn(|cx| Poll::Ready(Pin::new(&mut *future).poll(cx))).await
     }
@@ -155,10 +156,10 @@ mod tests {
         assert_eq!(ask("a", "other").await, Err(Code::InvalidArgument));
         assert_eq!(ask("", "m").await, Ok(vec![2]));
         assert_eq!(ask("", "m").await, Ok(vec![3]));
-        // What failed can be tried again.
+        // A request that failed can be tried again.
         assert_eq!(ask("c", "fails").await, Err(Code::Internal));
         assert_eq!(ask("c", "m").await, Ok(vec![4]));
-        // In the end it is forgotten.
+        // Old answers are dropped.
         for number in 0..KEPT {
             assert!(ask(&format!("n{number}"), "m").await.is_ok());
         }
@@ -168,7 +169,7 @@ mod tests {
 
     #[tokio::test]
     async fn answers_are_kept_within_bounds_and_until_the_machine_has_ended() {
-        /// Two of this many are within the bound, and three are not.
+        /// Two answers of this length are within the bound, three are not.
         const IDS: usize = 90_000;
         let requests = Requests::default();
         // An id takes five bytes.
@@ -191,7 +192,7 @@ mod tests {
         let (kept, bytes) = ask("b", IDS).await;
         assert!(kept == "ab" && bytes > 10 * IDS, "{kept}: {bytes}");
         assert_eq!(ask("c", IDS).await.0, "bc");
-        // The last one can be asked for again, however long it is.
+        // The last answer is kept, however long it is.
         let (kept, bytes) = ask("d", 4 * IDS).await;
         assert!(kept == "d" && bytes > BYTES, "{kept}: {bytes}");
         assert_eq!(ask("d", 0).await.0, "d");
@@ -218,7 +219,7 @@ mod tests {
                 Ok(RegisterResponse::default())
             }
         });
-        // The client is gone in the middle of it.
+        // The client disconnects in the middle of it.
         tokio::select! {
             _ = first => panic!("it waits for nobody"),
             begun = has_begun => begun.unwrap(),

@@ -1,4 +1,4 @@
-//! Who has which name.
+//! Names of machines.
 //!
 //! ```text
 //!              boot fails
@@ -8,7 +8,7 @@
 //!    live ───────► ended ─────► (free): the name is taken again, or too many have ended
 //!          guest ends
 //! ```
-//! What is kept true: a name belongs to one machine at a time, and from the moment its boot begins.
+//! Invariant: a name belongs to one machine at a time, from the moment its boot begins.
 
 use std::collections::BTreeMap;
 
@@ -21,10 +21,10 @@ use super::identity::{Asked, reused};
 use super::limits;
 use super::status::{self, Failure};
 
-/// The names of a server.
+/// The names of a server's machines.
 #[derive(Debug, Default)]
 pub(crate) struct Slots {
-    /// Nothing can be booted any more.
+    /// Set when nothing can be booted any more.
     pub(crate) closed: bool,
     next_number: u64,
     named: BTreeMap<String, Slot>,
@@ -32,20 +32,20 @@ pub(crate) struct Slots {
 
 #[derive(Debug)]
 enum Slot {
-    /// A boot is under way. Until it has succeeded, what ended before under the name is kept.
+    /// A boot is under way. Until it has succeeded, the machine that ended under this name is kept.
     Reserved {
         before: Option<Handle>,
-        /// What the request for it said.
+        /// The request for the machine.
         asked: Asked,
     },
     Taken(Handle),
 }
 
-/// What has come of a request for a machine.
+/// Result of the same request, if it was made before.
 #[derive(Debug)]
 pub(crate) enum Made {
     Nothing,
-    /// It is being booted.
+    /// The machine is being booted.
     UnderWay,
     Machine(Handle),
 }
@@ -67,7 +67,7 @@ impl Slot {
 }
 
 impl Slots {
-    /// The machine called `name`.
+    /// Returns the machine called `name`.
     pub(crate) fn get(&self, name: &str) -> Result<Handle, Status> {
         match self.named.get(name) {
             Some(Slot::Taken(handle)) => Ok(handle.clone()),
@@ -76,7 +76,7 @@ impl Slots {
         }
     }
 
-    /// All machines, by name.
+    /// Returns all machines, by name.
     pub(crate) fn all(&self) -> Vec<Handle> {
         let taken = self.named.values().filter_map(|slot| match slot {
             Slot::Taken(handle) => Some(handle.clone()),
@@ -91,10 +91,10 @@ impl Slots {
         self.named.values().any(reserved)
     }
 
-    /// What has come of this request before. One without an id is like no other.
+    /// Returns what the same request has created before. A request without an id is equal to no other.
     ///
     /// # Errors
-    /// When another request had its id, too.
+    /// When another request has used its id.
     pub(crate) fn made_by(&self, wanted: &Asked) -> Result<Made, Status> {
         let of_its_id = self.named.iter().find(|(_, slot)| {
             !wanted.request_id.is_empty() && slot.asked().request_id == wanted.request_id
@@ -107,7 +107,7 @@ impl Slots {
         }
     }
 
-    /// That `name`, or if it is empty one that it is given, can be taken for one machine more.
+    /// Checks that `name` can be reserved for one more machine. If `name` is empty, sets it to a free one.
     pub(crate) fn can_reserve(&self, name: &mut String, limits: &Limits) -> Result<(), Status> {
         if self.closed {
             return Err(status::stopping());
@@ -122,7 +122,7 @@ impl Slots {
         }
         if name.is_empty() {
             let mut free = (0_u64..).map(|number| format!("vm{number}"));
-            // Among more names than there can be machines, one is free.
+            // There are more names than machines, so one is free.
             if let Some(free) = free.find(|name| !self.named.contains_key(name)) {
                 *name = free;
             }
@@ -140,7 +140,7 @@ impl Slots {
         }
     }
 
-    /// Takes `name`, which can be, for the boot that this request asks for; returns its number.
+    /// Reserves `name`, which has been checked, for the boot of this request. Returns the number of the boot.
     pub(crate) fn reserve(&mut self, name: &str, asked: &Asked) -> u64 {
         let before = match self.named.remove(name) {
             Some(Slot::Taken(ended)) => Some(ended),
@@ -153,7 +153,7 @@ impl Slots {
         self.next_number
     }
 
-    /// Ends the reservation of `name`, which becomes `machine`'s, or what it was before.
+    /// Ends the reservation of `name`, which gets `machine`, or the machine that it had before.
     pub(crate) fn settle(&mut self, name: &str, machine: Option<&Handle>) {
         let before = match self.named.remove(name) {
             Some(Slot::Reserved { before, .. }) => before,
@@ -165,7 +165,7 @@ impl Slots {
         }
     }
 
-    /// Forgets the machine called `name`, which has ended.
+    /// Removes the ended machine called `name`.
     pub(crate) fn forget(&mut self, name: &str) -> Result<(), Status> {
         match self.named.get(name) {
             None => Err(no_such_machine(name)),
@@ -182,7 +182,7 @@ impl Slots {
         }
     }
 
-    /// Forgets the oldest ended machines beyond those that are remembered; returns how many.
+    /// Removes the oldest ended machines beyond the limits; returns how many.
     pub(crate) fn forget_oldest(&mut self, limits: &Limits) -> usize {
         let ended = self.named.iter().filter_map(|(name, slot)| match slot {
             Slot::Taken(handle) => {
@@ -192,7 +192,7 @@ impl Slots {
             Slot::Reserved { .. } => None,
         });
         let mut ended: Vec<_> = ended.collect();
-        // The one that ended last comes first.
+        // The machine that ended last comes first.
         ended.sort_unstable_by(|one, other| other.cmp(one));
         let (mut kept, mut bytes, mut forgotten) = (0, 0_usize, 0);
         for (_, _, name, more) in ended {
@@ -209,9 +209,9 @@ impl Slots {
     }
 }
 
-/// Nobody is called `name`.
+/// Returns the error that no machine is called `name`.
 fn no_such_machine(name: &str) -> Status {
-    // A name that cannot be one is not worth repeating.
+    // An invalid name is not repeated.
     let failure = match limits::machine_name(name) {
         Ok(()) => Failure::new(
             Code::NotFound,

@@ -1,7 +1,7 @@
-//! What the debug information of a kernel or of a module says of its sources. No machine is needed.
+//! Source lines and variables of a kernel or a module, from its debug information. Needs no machine.
 //!
-//! Invariant: a place is named by a symbol of the kernel or module that was given, so a definition can have it as it
-//! is, wherever that is loaded to.
+//! Invariant: a place is named by a symbol of the given kernel or module, so a definition can use the name as
+//! it is, wherever that is loaded.
 
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
@@ -21,7 +21,7 @@ use hvprobe_spec::point::Point;
 
 use crate::indexes::Indexes;
 
-/// Why a variable of a module's own cannot be read.
+/// Why a variable in a module's own memory cannot be read.
 pub(crate) const OF_MODULE: &str = "in the module's own memory, which a definition cannot name";
 
 /// A kernel or a module with its debug information.
@@ -34,11 +34,11 @@ pub struct Sources {
 #[derive(Debug)]
 enum Of {
     Kernel(Arc<KernelImage>),
-    /// The module of that name, of which the file has all that is needed.
+    /// The module of that name. The file has everything that is needed of it.
     Module(String),
 }
 
-/// Why nothing is said of sources.
+/// Why the sources cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum SourcesError {
     /// The kernel cannot be read.
@@ -47,12 +47,12 @@ pub enum SourcesError {
     /// The debug information does not answer.
     #[error(transparent)]
     Debug(#[from] DebugError),
-    /// A module's file says nowhere what the module is called.
+    /// The file of a module does not contain the name of the module, and its own name is not that of a module.
     #[error(
         "no module can be called `{0}`, as the file is: name it as its module is called, with .ko"
     )]
     Unnamed(String),
-    /// A definition asks for what is not there.
+    /// A definition asks for something that does not exist.
     #[error(transparent)]
     Definition(ParseError),
 }
@@ -60,15 +60,15 @@ pub enum SourcesError {
 /// Why no definition can name an address.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unnameable {
-    /// It is in none.
+    /// No symbol contains it.
     #[error("{0} belongs to no symbol")]
     Nowhere(Gva),
-    /// It is in one of several symbols of one name.
+    /// Several symbols have the name of the symbol that contains it.
     #[error(
         "several symbols are called {name}, and a definition cannot say which of them is meant"
     )]
     Shared {
-        /// Their name.
+        /// That name.
         name: String,
         /// The address by that name.
         place: String,
@@ -76,10 +76,11 @@ pub(crate) enum Unnameable {
 }
 
 impl Sources {
-    /// The debug information in the file at `path`, for `kernel`; its index is among `indexes`, or is kept there.
+    /// Opens the debug information in the file at `path`, for `kernel`. Its index is taken from `indexes`, or
+    /// kept there.
     ///
     /// # Errors
-    /// When one of them cannot be read, or the file is that of another kernel.
+    /// When the kernel or the file cannot be read, or the file belongs to another kernel.
     pub fn open(
         kernel: &Kernel,
         path: &Path,
@@ -90,11 +91,12 @@ impl Sources {
         Ok(Self::indexed(Arc::new(image), file, indexes)?)
     }
 
-    /// The debug information of a module, in its file at `path`, which is called as the module is unless the file
-    /// says something else (`ext4.ko`, `ext4.ko.debug`); `None`, if it is no object file, as that of a kernel.
+    /// Opens the debug information of a module, in its file at `path`. The file has the name of the module
+    /// (`ext4.ko`, `ext4.ko.debug`), unless its content has another one. Returns `None` if it is not an object
+    /// file, such as that of a kernel.
     ///
     /// # Errors
-    /// When it cannot be read, or does not say which build of which module it is of.
+    /// When it cannot be read, or does not say which build of which module it belongs to.
     pub fn open_module(path: &Path) -> Result<Option<Self>, SourcesError> {
         if !DebugFile::is_unlinked(path)? {
             return Ok(None);
@@ -122,7 +124,7 @@ impl Sources {
         Ok(Some(sources))
     }
 
-    /// The debug information in `file`, for the kernel whose image that is.
+    /// Uses the debug information in `file`, for the kernel with this image.
     pub(crate) fn of(image: Arc<KernelImage>, file: DebugFile) -> Result<Self, DebugError> {
         let of = Of::Kernel(image);
         let sources = Self { of, file };
@@ -130,7 +132,7 @@ impl Sources {
         Ok(sources)
     }
 
-    /// The same, with the index among `indexes`, or kept there.
+    /// Like [`Sources::of`], with the index from `indexes`, or kept there.
     pub(crate) fn indexed(
         image: Arc<KernelImage>,
         file: DebugFile,
@@ -144,18 +146,18 @@ impl Sources {
         Ok(sources)
     }
 
-    /// Which units of the file say what.
+    /// Returns the index of the file: what each unit describes.
     pub(crate) fn index(&self) -> Result<&Arc<Index>, DebugError> {
         self.file.index()
     }
 
-    /// The build id that the kernel, or the module, and its debug information share.
+    /// Returns the build id that the kernel or the module shares with its debug information.
     #[must_use]
     pub fn build_id(&self) -> &[u8] {
         self.file.build_id().unwrap_or_default()
     }
 
-    /// The module that it is of, if it is one.
+    /// Returns the name of the module, unless this is a kernel.
     #[must_use]
     pub fn module(&self) -> Option<&str> {
         match &self.of {
@@ -164,9 +166,9 @@ impl Sources {
         }
     }
 
-    /// The symbols that places are named by, without the module's name.
+    /// Returns the symbols that name places, without the module's name.
     pub(crate) fn symbols(&self) -> &Symbols {
-        /// What no module's file is without.
+        /// Not used: every module's file has symbols.
         static NONE: LazyLock<Symbols> = LazyLock::new(Symbols::default);
         match &self.of {
             Of::Kernel(image) => image.symbols(),
@@ -182,7 +184,7 @@ impl Sources {
         DebugInfo::new(&self.file, build_id)
     }
 
-    /// Whether it has the function, or the file, that `point` is in.
+    /// Whether it has the function or the file of `point`.
     ///
     /// # Errors
     /// When the debug information is damaged.
@@ -204,17 +206,17 @@ impl Sources {
         }
     }
 
-    /// The functions whose names match `pattern`, without the parts and clones that the compiler has made of them unless
-    /// the pattern has a dot.
+    /// Returns the functions whose names match `pattern`. Parts and clones that the compiler has made of
+    /// functions match only if the pattern has a dot.
     pub(crate) fn matching(&self, pattern: &str) -> impl Iterator<Item = &str> {
         let with_parts = pattern.contains('.');
-        // What was read as a point is a good pattern.
+        // The pattern of a parsed point is valid.
         let all = self.symbols().glob(pattern).into_iter().flatten();
         all.filter(move |it| it.kind == SymbolKind::Text && (with_parts || !it.name.contains('.')))
             .map(|it| it.name)
     }
 
-    /// Those of the lines that take a probe.
+    /// Returns those of the lines that can be probed.
     ///
     /// # Errors
     /// When there are none, there is no such function, or the debug information is damaged.
@@ -238,7 +240,7 @@ impl Sources {
         }
     }
 
-    /// All places that `point` stands for, with the variables there.
+    /// Returns all places that `point` stands for, with the variables there.
     ///
     /// # Errors
     /// When there are none, or the debug information is damaged.
@@ -274,7 +276,7 @@ impl Sources {
         }
     }
 
-    /// An address as [`address`](Self::address) has it, or else as near to that as there is a name.
+    /// Returns an address as [`address`](Self::address) does, or else in the closest form that exists.
     pub(crate) fn named(&self, at: Gva) -> String {
         self.address(at).unwrap_or_else(|why| match why {
             Unnameable::Nowhere(at) => at.to_string(),
@@ -282,11 +284,11 @@ impl Sources {
         })
     }
 
-    /// An address as definitions name it: `SYMBOL+0x10`, `MODULE:SYMBOL+0x10`, or `_stext+0x1234`, if several
-    /// symbols of the kernel have the name of the one that it is in.
+    /// Returns an address in the syntax of definitions: `SYMBOL+0x10`, `MODULE:SYMBOL+0x10`, or `_stext+0x1234`
+    /// if several symbols of the kernel have the name of the symbol that contains it.
     ///
     /// # Errors
-    /// When nothing is called that way.
+    /// When no definition can name it.
     pub(crate) fn address(&self, at: Gva) -> Result<String, Unnameable> {
         let symbols = self.symbols();
         let (symbol, offset) = symbols.containing(at).ok_or(Unnameable::Nowhere(at))?;
@@ -317,7 +319,7 @@ impl Sources {
         }
     }
 
-    /// `symbol` with the name of its module, if it is of one.
+    /// Returns `symbol` with the name of its module, if it has one.
     pub(crate) fn qualified(&self, symbol: &str) -> String {
         match self.module() {
             Some(module) => format!("{module}:{symbol}"),

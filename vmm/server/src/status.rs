@@ -1,5 +1,5 @@
-//! Errors on the wire: a gRPC status for people, with an [`ErrorDetail`] for programs, and what programs know
-//! that know nothing of this server: `google.rpc.ErrorInfo`, and `google.rpc.BadRequest` where a field of the
+//! Errors on the wire: a gRPC status for people, with an [`ErrorDetail`] for programs, and standard details for
+//! programs that do not know this server: `google.rpc.ErrorInfo`, and `google.rpc.BadRequest` if a field of the
 //! request is to blame.
 
 use std::collections::HashMap;
@@ -15,20 +15,20 @@ use tonic::{Code, Status};
 use tonic_types::pb::bad_request::FieldViolation;
 use tonic_types::pb::{BadRequest, ErrorInfo};
 
-/// What names of packed messages begin with (`google.protobuf.Any.type_url`).
+/// Prefix of the names of packed messages (`google.protobuf.Any.type_url`).
 const TYPES: &str = "type.googleapis.com";
-/// Whose reasons ours are (`google.rpc.ErrorInfo.domain`).
+/// Domain of our reasons (`google.rpc.ErrorInfo.domain`).
 const DOMAIN: &str = "hvprobe";
-/// What a reason is called in our own interface.
+/// Prefix of a reason in our own interface.
 const KIND: &str = "ERROR_KIND_";
 
-/// Bytes of an error's text, and of what is offered. The text is in the headers three times, once with up to
-/// three bytes for each; many clients take 8 KiB of headers and no more (gRPC's `max_metadata_size`), and
-/// have no reason at all to show when there are more.
+/// Maximum length of an error's text, and of its candidates, in bytes. The text is in the headers three times,
+/// once with up to three bytes for each byte. Many clients take 8 KiB of headers and no more (gRPC's
+/// `max_metadata_size`), and have no reason at all to show if there are more.
 const TEXT: usize = 1000;
 const OFFERED: usize = 700;
 
-/// An error on its way out.
+/// An error that is to be sent to a client.
 #[derive(Debug)]
 pub(crate) struct Failure {
     code: Code,
@@ -37,12 +37,12 @@ pub(crate) struct Failure {
     also: Box<Also>,
 }
 
-/// What programs are told that know nothing of [`ErrorDetail`].
+/// Details for programs that do not know [`ErrorDetail`].
 #[derive(Debug, Default)]
 struct Also {
-    /// The field of the request that is to blame.
+    /// Path of the field of the request that is to blame.
     field: Option<String>,
-    /// What belongs to the reason.
+    /// Metadata of the reason.
     metadata: HashMap<String, String>,
 }
 
@@ -59,18 +59,18 @@ impl Failure {
         }
     }
 
-    /// One of a request that no server could do.
+    /// Creates the error for a request that no server could carry out.
     pub(crate) fn invalid(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self::new(Code::InvalidArgument, kind, message)
     }
 
-    /// Tells which field of the request is to blame, by its path.
+    /// Sets the path of the field of the request that is to blame.
     pub(crate) fn on(mut self, field: impl Into<String>) -> Self {
         self.also.field = Some(field.into());
         self
     }
 
-    /// Tells which of the server's limits is in the way, how much it is and what is left of it.
+    /// Sets the limit of the server that is in the way, its value, and what is left of it.
     pub(crate) fn bound(
         mut self,
         limit: &str,
@@ -87,24 +87,24 @@ impl Failure {
         self
     }
 
-    /// Tells which entry of the batch is to blame.
+    /// Sets the entry of the batch that is to blame.
     pub(crate) fn at_index(mut self, index: usize) -> Self {
         self.detail.index = u32::try_from(index).ok();
         self
     }
 
-    /// Tells which character of the definition is to blame.
+    /// Sets the character of the definition that is to blame.
     pub(crate) fn at_column(self, column: usize) -> Self {
         self.at_known(u32::try_from(column).ok())
     }
 
-    /// Tells which character of the definition is to blame, if that is known.
+    /// Sets the character of the definition that is to blame, if it is known.
     pub(crate) fn at_known(mut self, column: Option<u32>) -> Self {
         self.detail.column = column.or(self.detail.column);
         self
     }
 
-    /// Tells what can be done about it.
+    /// Sets what can be done about it.
     fn with(mut self, can: Remedy) -> Self {
         let (remedy, when) = remedy(can);
         self.detail.remedy = remedy.into();
@@ -112,7 +112,7 @@ impl Failure {
         self
     }
 
-    /// Offers what could have been meant.
+    /// Sets the candidates: what could have been meant.
     pub(crate) fn offering(mut self, candidates: impl IntoIterator<Item = String>) -> Self {
         let mut left = OFFERED;
         let fits = |candidate: &String| {
@@ -174,7 +174,7 @@ impl From<Failure> for Status {
     }
 }
 
-/// `text`, without its middle if it is too long: what went wrong is said first, and why last.
+/// Removes the middle of `text` if it is too long: what went wrong is said first, and why last.
 fn shortened(text: String) -> String {
     if text.len() <= TEXT {
         return text;
@@ -186,7 +186,7 @@ fn shortened(text: String) -> String {
     [&text[..head], &mark, &text[tail..]].concat()
 }
 
-/// A message of this type, as a detail.
+/// Packs a message of this type as a detail.
 fn packed(name: &str, message: &impl Message) -> Any {
     Any {
         type_url: format!("{TYPES}/{name}"),
@@ -194,7 +194,7 @@ fn packed(name: &str, message: &impl Message) -> Any {
     }
 }
 
-/// `error` and what caused it, in one line.
+/// Returns `error` and its causes in one line.
 pub(crate) fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -206,7 +206,7 @@ pub(crate) fn chain(error: &dyn Error) -> String {
     text
 }
 
-/// The status for a place that cannot be probed; `message` says of which probe and why.
+/// Returns the error for a place that cannot be probed; `message` says of which probe and why.
 pub(crate) fn refused(message: String, why: &Refused) -> Failure {
     match why {
         Refused::Symbol(LookupError::Unknown { near, .. }) | Refused::NoMatch { near, .. } => {
@@ -237,7 +237,7 @@ pub(crate) fn refused(message: String, why: &Refused) -> Failure {
     .with(why.remedy())
 }
 
-/// What can be done about a refusal, and what to wait for, on the wire.
+/// Converts what can be done about a refusal, and what to wait for.
 pub(crate) fn remedy(remedy: Remedy) -> (v1::Remedy, &'static str) {
     match remedy {
         Remedy::Never => (v1::Remedy::Never, ""),
@@ -246,7 +246,7 @@ pub(crate) fn remedy(remedy: Remedy) -> (v1::Remedy, &'static str) {
     }
 }
 
-/// Why a batch was not registered, for clients.
+/// Converts the error of a registration for clients.
 pub(crate) fn register_error(machine: &str, error: &RegisterError) -> Status {
     let refused_at = |index: usize, column: Option<u32>, why| {
         let failure = refused(chain(error), why).at_index(index);
@@ -272,7 +272,7 @@ pub(crate) fn register_error(machine: &str, error: &RegisterError) -> Status {
     }
 }
 
-/// Why probes were not changed, for clients.
+/// Converts the error of a change of probes for clients.
 pub(crate) fn change_error(machine: &str, error: &ChangeError) -> Status {
     match error {
         ChangeError::NoSuchProbe { index, .. } => {
@@ -286,7 +286,7 @@ pub(crate) fn change_error(machine: &str, error: &ChangeError) -> Status {
     }
 }
 
-/// Why the virtual CPUs of a machine could not be stopped, for clients.
+/// Converts the error of stopping the virtual CPUs of a machine for clients.
 pub(crate) fn stop_error(machine: &str, error: &StopError) -> Status {
     match error {
         StopError::Ended => ended(machine),
@@ -296,7 +296,7 @@ pub(crate) fn stop_error(machine: &str, error: &StopError) -> Status {
     }
 }
 
-/// The machine `name` is not there yet.
+/// Returns the error that the machine `name` is still being booted.
 pub(crate) fn booting(name: &str) -> Status {
     Failure::new(
         Code::Unavailable,
@@ -306,25 +306,25 @@ pub(crate) fn booting(name: &str) -> Status {
     .into()
 }
 
-/// Nothing new is begun any more.
+/// Returns the error that the server is stopping and begins nothing new.
 pub(crate) fn stopping() -> Status {
     let kind = ErrorKind::ServerStopping;
     Failure::new(Code::Unavailable, kind, "the server is stopping").into()
 }
 
-/// The call has taken as long as its client waits for it.
+/// Returns the error that the deadline of the call has passed.
 pub(crate) fn over_deadline() -> Status {
     let kind = ErrorKind::DeadlineExceeded;
     let why = "the deadline of the call is over";
     Failure::new(Code::DeadlineExceeded, kind, why).into()
 }
 
-/// A message that cannot come where it does in a client's stream.
+/// Returns the error for a message that comes in the wrong place in a client's stream.
 pub(crate) fn out_of_order(message: &str) -> Status {
     Failure::invalid(ErrorKind::BadStream, message).into()
 }
 
-/// The machine `name` has ended.
+/// Returns the error that the machine `name` has ended.
 pub(crate) fn ended(name: &str) -> Status {
     Failure::new(
         Code::FailedPrecondition,
@@ -334,7 +334,7 @@ pub(crate) fn ended(name: &str) -> Status {
     .into()
 }
 
-/// A part of the server has panicked; the panic has been printed.
+/// Returns the error that a part of the server has panicked. The panic has been printed.
 pub(crate) fn broken(part: impl fmt::Display) -> Status {
     Status::internal(format!("hvprobe is broken: {part} panicked"))
 }
@@ -346,7 +346,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// The detail of an error.
+    /// Returns the detail of an error.
     pub(crate) fn detail(status: &Status) -> ErrorDetail {
         let packed = tonic_types::Status::decode(status.details()).unwrap();
         assert_eq!(packed.message, status.message());
@@ -354,12 +354,12 @@ pub(crate) mod tests {
         ErrorDetail::decode(packed.details[0].value.as_slice()).unwrap()
     }
 
-    /// What every client knows of an error.
+    /// Returns the standard details of an error, which every client knows.
     pub(crate) fn info(status: &Status) -> tonic_types::ErrorInfo {
         status.get_details_error_info().unwrap()
     }
 
-    /// What a client sees of `failure`.
+    /// Returns the code and the detail of `failure` that a client sees.
     fn seen(failure: Failure) -> (Code, ErrorDetail) {
         let status = Status::from(failure);
         (status.code(), detail(&status))
@@ -425,7 +425,7 @@ pub(crate) mod tests {
         let bad = status.get_details_bad_request().unwrap();
         let fields: Vec<_> = bad.field_violations.iter().map(|one| &one.field).collect();
         assert_eq!(fields, ["ids[2]"]);
-        // Where no field is to blame none is named.
+        // If no field is to blame, none is named.
         let status = ended("vm0");
         assert_eq!(self::info(&status).reason, "MACHINE_ENDED");
         assert!(status.get_details_bad_request().is_none());
@@ -463,7 +463,7 @@ pub(crate) mod tests {
                 continue;
             };
             let reason = info(&Failure::new(Code::Internal, kind, "").into()).reason;
-            // As google/rpc/error_details.proto says.
+            // As google/rpc/error_details.proto requires.
             let plain =
                 |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
             assert!(reason.len() < 64 && reason.bytes().all(plain), "{reason}");

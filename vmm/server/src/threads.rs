@@ -1,8 +1,8 @@
 //! Threads for calls that may block.
 //!
-//! Invariant: each class of calls has places of its own. What waits for a place takes no thread; what has
-//! one keeps it until it returns, whether or not anybody still waits for it. So however many calls of one
-//! class are stuck, and however many more wait behind them, those of another have all their threads.
+//! Invariant: each class of calls has permits of its own. A call that waits for a permit takes no thread; a
+//! call that has one keeps it until it returns, whether or not anybody still waits for it. So however many
+//! calls of one class are stuck, and however many more wait, the calls of another class have all their threads.
 
 use std::sync::Arc;
 use std::thread;
@@ -13,7 +13,7 @@ use tonic::{Code, Status};
 
 use super::status::{Failure, broken};
 
-/// The places of one class of calls.
+/// Permits for one class of calls.
 #[derive(Debug)]
 pub(crate) struct Lane {
     what: &'static str,
@@ -21,7 +21,7 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    /// At most so many calls of the class `what` at a time.
+    /// Creates a lane for at most `places` calls of the class `what` at a time.
     pub(crate) fn new(what: &'static str, places: usize) -> Self {
         Self {
             what,
@@ -29,16 +29,17 @@ impl Lane {
         }
     }
 
-    /// One of the places as soon as there is one, for who has work to do in another class, too.
+    /// Takes a permit as soon as there is one; dropping it returns the permit. For callers whose work needs a
+    /// permit of another class, too.
     pub(crate) async fn turn(&self) -> Result<OwnedSemaphorePermit, Status> {
         let place = Arc::clone(&self.places).acquire_owned().await;
         place.map_err(|_| broken(self.what))
     }
 
-    /// What `call` returns, made on a thread of its own once there is a place for it.
+    /// Runs `call` on a thread of its own once there is a permit, and returns its result.
     ///
     /// # Errors
-    /// When it panics, or the host has no thread for it.
+    /// When `call` panics, or the host has no thread for it.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         call: impl FnOnce() -> T + Send + 'static,
@@ -48,14 +49,14 @@ impl Lane {
         start(self.what, move || {
             let returned = call();
             drop(place);
-            // Whoever asked may be gone.
+            // The caller may be gone.
             let _gone = to.send(returned);
         })?;
         from.await.map_err(|_| broken(self.what))
     }
 }
 
-/// Has `work` done on a thread of its own.
+/// Runs `work` on a thread of its own.
 ///
 /// # Errors
 /// When the host has no thread for it.
@@ -83,12 +84,12 @@ mod tests {
 
     use super::*;
 
-    /// As many as the runtime has threads for calls that block, if nobody asks for more.
+    /// Default number of the runtime's threads for blocking calls.
     const STUCK: usize = 512;
     const PLACES: usize = 4;
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// Something that does not return before it is let go.
+    /// A call that does not return before [`Stuck::let_go`].
     #[derive(Debug, Default)]
     struct Stuck {
         inside: AtomicUsize,
@@ -135,7 +136,7 @@ mod tests {
             let answer = timeout(PATIENCE, other.run(move || number)).await;
             assert_eq!(answer.expect("an answer").unwrap(), number);
         }
-        // Nor have they the runtime's threads, which all share.
+        // They do not take the runtime's threads either, which all classes share.
         let shared = tokio::task::spawn_blocking(|| 7);
         assert_eq!(timeout(PATIENCE, shared).await.unwrap().unwrap(), 7);
         assert_eq!(seen(), PLACES);

@@ -1,13 +1,13 @@
-//! Debug information that clients have handed in.
+//! Debug information that clients have uploaded.
 //!
 //! ```text
 //!   begun ──bytes──► whole ──its build id is the kernel's──► kept ──the machine has ended, or has another──► gone
 //!     │                │
 //!     └────────────────┴── too long, no room, its client is gone or silent, another kernel's ──► gone
 //! ```
-//! Invariants: a file has no name, so nothing is left of it, however the server ends; all of them together, those
-//! that are not whole included, have no more bytes than there is room for; of those that are not whole there are no
-//! more than may be.
+//! Invariants: a file has no name, so nothing is left of it, however the server ends; all files together,
+//! including incomplete ones, have no more bytes than there is room for; the number of incomplete files is
+//! limited.
 
 use std::env;
 use std::fs::File;
@@ -26,14 +26,14 @@ use crate::limits;
 use crate::sources::Sources;
 use crate::status::Failure;
 
-/// Where temporary files are that may be large (hier(7)), unless `TMPDIR` says otherwise. A small system may
-/// not have it.
+/// Folder for temporary files that may be large (hier(7)), unless `TMPDIR` names another one. A small system
+/// may not have it.
 const FOLDER: &str = "/var/tmp";
 
-/// The longest index that stays in memory; that of a distribution's kernel has 3 MB.
+/// Maximum length of an index that stays in memory, in bytes; that of a distribution's kernel has 3 MB.
 const LONGEST_INDEX: usize = 16 << 20;
 
-/// The files of a server.
+/// The uploaded files of a server.
 #[derive(Debug)]
 pub(crate) struct Uploads {
     folder: PathBuf,
@@ -42,36 +42,36 @@ pub(crate) struct Uploads {
     kept: Mutex<Vec<Kept>>,
 }
 
-/// How many bytes there may be.
+/// Limits of the length of files, in bytes.
 #[derive(Debug)]
 struct Room {
-    /// Of one file.
+    /// Limit for one file.
     each: u64,
-    /// Of all.
+    /// Limit for all files together.
     all: u64,
     taken: AtomicU64,
 }
 
-/// A file that answers.
+/// A complete file that is used for answers.
 #[derive(Debug)]
 struct Kept {
-    /// The kernel of the machine that it was handed in for, which nothing else keeps.
+    /// Kernel of the machine that it was uploaded for. Nothing else keeps the kernel.
     kernel: Weak<KernelImage>,
     build_id: Vec<u8>,
     upload: Arc<Upload>,
 }
 
-/// A file on its way, or whole.
+/// A file that is being uploaded, or is complete.
 #[derive(Debug)]
 pub(crate) struct Upload {
     file: File,
     room: Arc<Room>,
-    /// How many bytes it has, which are taken from the room.
+    /// Length in bytes, which is taken from the room.
     length: u64,
-    /// Given back when it is whole.
+    /// Returned when the file is complete.
     under_way: Option<OwnedSemaphorePermit>,
-    /// Made when it is looked at first. It is not kept with those of the host's own files, as nobody else may rely
-    /// on what a client has handed in.
+    /// Made at the first use of the file. It is not kept with the indexes of the host's own files, because
+    /// nobody else may rely on what a client has uploaded.
     index: OnceLock<Arc<Index>>,
 }
 
@@ -88,7 +88,7 @@ impl Default for Uploads {
 }
 
 impl Uploads {
-    /// Files in `folder`, `each` of no more bytes than that, and `all` together.
+    /// Creates uploads in `folder`, with at most `each` bytes in a file and `all` bytes together.
     fn new(folder: PathBuf, each: u64, all: u64) -> Self {
         Self {
             folder,
@@ -102,10 +102,10 @@ impl Uploads {
         }
     }
 
-    /// Begins a file. Blocks.
+    /// Creates a file. Blocks.
     ///
     /// # Errors
-    /// When there are as many as may be, or the host cannot make one.
+    /// When too many are under way, or the host cannot create one.
     pub(crate) fn begin(&self) -> Result<Upload, Failure> {
         let most = limits::UPLOADS_UNDER_WAY;
         let under_way = Arc::clone(&self.under_way).try_acquire_owned();
@@ -114,7 +114,7 @@ impl Uploads {
             let kind = ErrorKind::TooManyStreams;
             Failure::new(Code::ResourceExhausted, kind, message).bound("uploads", most, 0)
         })?;
-        // What is kept for nobody is room.
+        // Drops the files of machines that are gone, to make room.
         drop(self.kept());
         let file = tempfile::tempfile_in(&self.folder).map_err(|error| {
             let folder = self.folder.display();
@@ -129,11 +129,11 @@ impl Uploads {
         })
     }
 
-    /// Keeps `upload`, which is whole, for the machine whose kernel has that `image`; returns the build id of both.
+    /// Keeps the complete `upload` for the machine whose kernel has this `image`; returns the build id of both.
     /// Blocks.
     ///
     /// # Errors
-    /// When it has no debug information of that kernel, or `abandoned` says that nobody waits any more.
+    /// When it has no debug information of that kernel, or `abandoned` is set because nobody waits any more.
     pub(crate) fn keep(
         &self,
         upload: Upload,
@@ -151,7 +151,7 @@ impl Uploads {
         Ok(build_id)
     }
 
-    /// What answers for the kernel with that `image`.
+    /// Returns the file to use for the kernel with this `image`.
     pub(crate) fn of(&self, image: &Arc<KernelImage>) -> Option<Arc<Upload>> {
         let kept = self.kept();
         let is_same = |other: &&Kept| image.build_id() == Some(other.build_id.as_slice());
@@ -160,7 +160,7 @@ impl Uploads {
         Some(Arc::clone(&found.upload))
     }
 
-    /// Those whose machines are there.
+    /// Removes the files of machines that are gone, and returns the others.
     fn kept(&self) -> MutexGuard<'_, Vec<Kept>> {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.retain(|one| one.kernel.strong_count() > 0);
@@ -175,17 +175,17 @@ impl Kept {
 }
 
 impl Upload {
-    /// All of it has come.
+    /// Marks the file as complete.
     pub(crate) fn complete(&mut self) {
         self.under_way = None;
     }
 
-    /// How many bytes it has.
+    /// Returns the length of the file in bytes.
     pub(crate) fn length(&self) -> u64 {
         self.length
     }
 
-    /// Adds `bytes`. Blocks.
+    /// Appends `bytes`. Blocks.
     ///
     /// # Errors
     /// When there is no room for them.
@@ -215,10 +215,10 @@ impl Upload {
         written.map_err(|error| on_host("cannot keep what was uploaded", &error))
     }
 
-    /// The debug information in it, which is whole, for the kernel with that `image`. Blocks.
+    /// Reads the debug information in the complete file, for the kernel with this `image`. Blocks.
     ///
     /// # Errors
-    /// When there is none of that kernel, or `abandoned` says that nobody waits any more.
+    /// When it has none of that kernel, or `abandoned` is set because nobody waits any more.
     pub(crate) fn sources(
         &self,
         image: &Arc<KernelImage>,
@@ -294,7 +294,7 @@ mod tests {
             let all = LineRange::parse("vfs_test").unwrap();
             assert_eq!(sources.lines(&all).unwrap().functions[0].first, 10);
         }
-        // The next one takes its place, and its room is free.
+        // The next upload replaces it, and its room is free.
         for _ in 0..5 {
             let upload = handed_in(&uploads, &file);
             uploads.keep(upload, &one, &Arc::default()).unwrap();

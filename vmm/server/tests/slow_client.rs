@@ -1,4 +1,4 @@
-//! A client that does not read costs a bounded amount of memory, and only itself events.
+//! A client that does not read costs a bounded amount of memory, and only that client loses events.
 
 #![allow(
     clippy::unwrap_used,
@@ -21,12 +21,12 @@ use tonic::transport::Endpoint;
 /// Ten million events.
 const BATCHES: u64 = 10_000;
 const BATCH: u64 = 1000;
-/// What may be used for them; on the wire they are 2 GiB.
+/// Maximum memory for them; on the wire they have 2 GiB.
 const MEMORY: u64 = 64 << 20;
-/// For everything, on a machine that has other things to do.
+/// Time limit for everything, on a busy machine.
 const LONG: Duration = Duration::from_secs(300);
 
-/// One event in a thousand is of the probe 1, the others of 0.
+/// Makes a batch in which one event in a thousand is of probe 1, the others of probe 0.
 fn batch() -> Vec<Event> {
     let event = |number| Event {
         kind: EventKind::Hit,
@@ -60,14 +60,14 @@ async fn subscribe(socket: &Path, probes: Vec<u32>) -> Streaming<SubscribeRespon
         .await
         .unwrap()
         .into_inner();
-    // The subscription is in force.
+    // The first message confirms the subscription.
     let first = stream.message().await.unwrap().unwrap();
     assert_eq!(first.machine, "synthetic");
     assert!(first.anchor.is_some_and(|anchor| anchor.realtime_ns > 0));
     stream
 }
 
-/// How many events came, and how many were lost.
+/// Returns the number of events that arrived, and of those that were lost.
 async fn count(mut stream: Streaming<SubscribeResponse>) -> (u64, u64) {
     let (mut came, mut lost) = (0, 0);
     while let Some(message) = stream.message().await.unwrap() {
@@ -77,7 +77,7 @@ async fn count(mut stream: Streaming<SubscribeResponse>) -> (u64, u64) {
     (came, lost)
 }
 
-/// The most memory that this process ever had, in bytes (`VmHWM` of proc_pid_status(5)).
+/// Returns the peak memory of this process in bytes (`VmHWM` of proc_pid_status(5)).
 fn peak() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -105,7 +105,7 @@ async fn ten_million_events_that_one_client_never_reads_are_counted_and_not_kept
         for _ in 0..BATCHES {
             sink(&batch, 0);
         }
-        // With the sink go the streams.
+        // The streams end with the sink.
     });
     made.await.unwrap();
     let quick = tokio::time::timeout(LONG, quick).await.unwrap().unwrap();

@@ -1,10 +1,13 @@
-//! One machine's events on their way to its clients.
+//! Sends one machine's events to its clients.
 //!
-//! Invariants: the collector waits for no client, and does for one no more than its lists cost and a short filter, of
-//! which it takes no more than [`SHORT_OF_ALL`] together; a batch is encoded
-//! once for all clients, and not at all if there has been none for [`LINGER`]; what waits for one client never takes
-//! more than [`WAITING`] bytes, and what waits for all clients of a server no more than their pool has; what a client
-//! loses is counted for it alone; a client that comes back finds what is held, and no event twice.
+//! Invariants:
+//! - the collector waits for no client. For each client it only matches the lists and a short filter; all these
+//!   filters together have at most [`SHORT_OF_ALL`] comparisons;
+//! - a batch is encoded once for all clients, and not at all if there has been no client for [`LINGER`];
+//! - the events that wait for one client take at most [`WAITING`] bytes, and those that wait for all clients of
+//!   a server at most the limit of their pool;
+//! - losses are counted for each client separately;
+//! - a client that reconnects gets the held events, and no event twice.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -20,21 +23,21 @@ use super::position::{Lost, Position};
 use super::subscription::{PASSING, Subscription};
 use super::wanted::Wanted;
 
-/// Bytes that wait for one client before it begins to lose events: some 30,000 hits with all their
+/// Limit of the bytes that wait for one client before it begins to lose events: some 30,000 hits with all their
 /// registers.
 const WAITING: usize = 8 << 20;
-/// The comparisons of a filter that the collector may evaluate, so that what it leaves out takes no room in its client's
-/// queue, and those of all such filters.
+/// Most comparisons of a filter that the collector evaluates itself, so that the events it leaves out take no
+/// room in the client's queue; and the most comparisons of all such filters together.
 const SHORT: usize = 4;
 const SHORT_OF_ALL: usize = 32;
-/// How long batches are held for clients that come back when there is none.
+/// How long batches are held for reconnecting clients after the last client has left.
 const LINGER: Duration = Duration::from_secs(60);
 
-/// The clients of one machine. Copies are the same.
+/// The clients of one machine. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct Broadcast {
     state: Arc<Mutex<State>>,
-    /// Where what waits for them has its room.
+    /// Pool that limits the events that wait for all clients.
     pool: Pool,
 }
 
@@ -49,32 +52,33 @@ struct State {
     closed: bool,
     clients: Vec<Client>,
     encoder: Encoder,
-    /// Behind the newest event.
+    /// Position after the newest event.
     end: Position,
     held: Held,
-    /// When there was a client last, if there ever was one.
+    /// Last time that there was a client, if there ever was one.
     attended: Option<Instant>,
 }
 
 #[derive(Debug)]
 struct Client {
-    /// Its subscription has it.
+    /// Owned by the client's subscription.
     wanted: Weak<Wanted>,
     queue: Entrance<Encoded, Lost>,
-    /// The comparisons of its filter, if the collector evaluates it.
+    /// Number of comparisons of its filter, if the collector evaluates it; otherwise 0.
     filters: usize,
-    /// When it was told last where its stream is.
+    /// Last time that a batch was queued, which carries the position of the stream.
     told: Instant,
-    /// Which events of a batch it wants.
+    /// Indexes of the events of the current batch that the client wants.
     picked: Vec<usize>,
 }
 
-/// A position that the machine has not come to.
+/// The requested position is after the machine's newest event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Beyond;
 
 impl Broadcast {
-    /// For clients that have no more waiting for them, together with others of `pool`, than that has.
+    /// Creates a broadcast whose waiting events take their room from `pool`, together with other users of
+    /// `pool`.
     pub(crate) fn within(pool: Pool) -> Self {
         Self {
             state: Arc::default(),
@@ -82,7 +86,8 @@ impl Broadcast {
         }
     }
 
-    /// The events that are `wanted`, from now on or from the position `after` on, as far as they are held.
+    /// Subscribes to the `wanted` events, from now on or from the position `after`, as far as events are still
+    /// held.
     pub(crate) fn subscribe(
         &self,
         wanted: impl Into<Arc<Wanted>>,
@@ -101,9 +106,9 @@ impl Broadcast {
             None => (VecDeque::new(), 0),
         };
         let before = after.unwrap_or(end);
-        // Without its other end a queue ends.
+        // A queue whose entrance is dropped ends.
         if !state.closed {
-            // Those that have left are not noticed while there are no events.
+            // While there are no events, clients that have left are noticed only here.
             state.clients.retain(|client| !client.queue.is_abandoned());
             let others: usize = state.clients.iter().map(|client| client.filters).sum();
             let filters = wanted.comparisons();
@@ -131,12 +136,12 @@ impl Broadcast {
         })
     }
 
-    /// Bytes that are held of it for clients that come back.
+    /// Returns the bytes of the events that are held for reconnecting clients.
     pub(crate) fn held_bytes(&self) -> usize {
         self.state().held.weight()
     }
 
-    /// What takes events up for the clients. When it goes, their streams end.
+    /// Returns the listener that passes events to the clients. Dropping it ends their streams.
     pub(crate) fn listener(&self) -> Listener {
         Listener(self.clone())
     }
@@ -190,7 +195,8 @@ impl Client {
         self.queue.lose(Lost { count, until });
     }
 
-    /// Takes up what its lists, and a short filter, want of `events`, which `encoder` has just made `all` of.
+    /// Queues those of `events` that match the client's lists and its short filter. `encoder` has just encoded
+    /// `all`.
     fn hear(&mut self, events: &[Event], all: &Encoded, encoder: &mut Encoder, now: Instant) {
         let Some(wanted) = self.wanted.upgrade() else {
             return;
@@ -227,7 +233,7 @@ impl Client {
         }
     }
 
-    /// No event until `end` was one of its own.
+    /// Handles a batch without an event for this client: queues the position `end` once per [`PASSING`].
     fn pass_by(&mut self, end: Position, now: Instant) {
         if now.duration_since(self.told) >= PASSING && self.queue.is_taking() {
             self.told = now;
@@ -235,7 +241,7 @@ impl Client {
                 end,
                 ..Encoded::default()
             };
-            // If there is no room, the next one that it gets says it.
+            // If there is no room, the next batch in the queue carries the position.
             let _ = self.queue.put(nothing, OVERHEAD);
         } else {
             self.queue.tell();
@@ -243,7 +249,7 @@ impl Client {
     }
 }
 
-/// The end of a [`Broadcast`] that hears of events.
+/// The end of a [`Broadcast`] that takes events from the collector.
 #[derive(Debug)]
 pub(crate) struct Listener(Broadcast);
 

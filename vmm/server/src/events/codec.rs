@@ -1,4 +1,4 @@
-//! Messages of `hvprobe.v1.Events` as a connection takes them.
+//! Codec for the messages of `hvprobe.v1.Events`.
 
 use hvprobe_proto::v1::{SubscribeRequest, SubscribeResponse};
 use prost::Message as _;
@@ -6,16 +6,16 @@ use prost::bytes::{BufMut as _, Bytes};
 use tonic::Status;
 use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 
-/// A `SubscribeResponse`: the fields of `head`, then `events`, each of which is any number of that
-/// message's events, encoded. Together they are one message, as fields may come in any order and
-/// those that repeat in any number of places (encoding guide, "Last One Wins").
+/// A `SubscribeResponse`: the fields of `head`, followed by `events`. Each element of `events` is any number of
+/// encoded events. Together they form one message, because fields may come in any order, and repeated fields in
+/// any number of places (encoding guide, "Last One Wins").
 #[derive(Debug, Default)]
 pub(crate) struct Message {
     pub(crate) head: SubscribeResponse,
     pub(crate) events: Vec<Bytes>,
 }
 
-/// Requests as protobuf has them, responses as they are.
+/// Decodes requests with prost. Encodes the head of a response, and appends its encoded events as they are.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wire;
 

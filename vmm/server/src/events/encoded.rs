@@ -1,4 +1,4 @@
-//! Batches of events as they go over the wire.
+//! Batches of events in wire format.
 
 use std::mem::size_of;
 use std::ops::Range;
@@ -13,28 +13,27 @@ use super::position::Position;
 use super::wanted::{Facts, Wanted};
 use crate::wire::event::{self, EVENT_MAX};
 
-/// What an encoded batch takes besides its bytes: itself, its places in queues, and the counts that
-/// it is shared with.
+/// Overhead of an encoded batch, in bytes: the struct itself, its entries in queues, and its reference counts.
 pub(crate) const OVERHEAD: usize = 256;
 
-/// A batch of events, encoded. Copies share it.
+/// An encoded batch of events. Clones share its bytes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Encoded {
-    /// Ready to be part of a `SubscribeResponse`.
+    /// Encoded events, ready to be part of a `SubscribeResponse`.
     pub(crate) events: Bytes,
-    /// The probes they are of, each once.
+    /// Probes of the events, each once.
     pub(crate) probes: Arc<[u32]>,
-    /// Where a stream is behind it.
+    /// Position of a stream after this batch.
     pub(crate) end: Position,
 }
 
 impl Encoded {
-    /// The memory it takes where nobody shares it.
+    /// Returns the memory that the batch takes if nothing else shares it, in bytes.
     pub(crate) fn weight(&self) -> usize {
         self.events.len() + self.probes.len() * size_of::<u32>() + OVERHEAD
     }
 
-    /// Without its first events, so many.
+    /// Removes the first `count` events.
     pub(crate) fn without(mut self, count: u64) -> Self {
         let mut all = Events(self.events.clone());
         for _ in 0..count {
@@ -45,7 +44,7 @@ impl Encoded {
     }
 }
 
-/// Picks those events of a batch that are wanted, some at a time: what a filter says may take long.
+/// Picks the wanted events of a batch, some at a time, because a filter may take long.
 #[derive(Debug)]
 pub(crate) struct Sieve {
     left: Events,
@@ -55,7 +54,7 @@ pub(crate) struct Sieve {
 }
 
 impl Sieve {
-    /// One for the events of `encoded`.
+    /// Creates a sieve for the events of `encoded`.
     pub(crate) fn of(encoded: Encoded) -> Self {
         Self {
             left: Events(encoded.events),
@@ -65,7 +64,7 @@ impl Sieve {
         }
     }
 
-    /// Looks at so many more; whether there are others.
+    /// Looks at up to `count` more events. Returns false once there are no more.
     pub(crate) fn look(&mut self, wanted: &Wanted, count: usize) -> bool {
         for _ in 0..count {
             let Some(one) = self.left.next() else {
@@ -82,7 +81,7 @@ impl Sieve {
         true
     }
 
-    /// What was picked.
+    /// Returns the picked events.
     pub(crate) fn end(self) -> Encoded {
         Encoded {
             events: self.picked.into(),
@@ -92,14 +91,14 @@ impl Sieve {
     }
 }
 
-/// The events of a batch, each as the part of a message that it is.
+/// The events of a batch, each as an encoded field of a message.
 #[derive(Debug)]
 struct Events(Bytes);
 
 impl Iterator for Events {
     type Item = Bytes;
 
-    /// Each is a field of one byte, a length and so many bytes, as [`event::event`] writes it.
+    /// Each event is a key of one byte, a length and that many bytes, as [`event::event`] writes it.
     fn next(&mut self) -> Option<Bytes> {
         let mut rest = self.0.get(1..)?;
         let whole = rest.len();
@@ -114,14 +113,14 @@ impl Iterator for Events {
 #[derive(Debug, Default)]
 pub(crate) struct Encoder {
     bytes: Vec<u8>,
-    /// Where each event ends in them.
+    /// End of each event in `bytes`.
     ends: Vec<usize>,
-    /// What of them one client wants.
+    /// Buffer for the events that one client wants.
     picked: Vec<u8>,
 }
 
 impl Encoder {
-    /// All of `events`, behind which a stream is at `end`.
+    /// Encodes all of `events`; `end` is the position of a stream after them.
     pub(crate) fn all(&mut self, events: &[Event], end: Position) -> Encoded {
         self.bytes.clear();
         self.ends.clear();
@@ -139,7 +138,8 @@ impl Encoder {
         }
     }
 
-    /// Of `events`, which were encoded last, those at `wanted`.
+    /// Returns the encoding of the events at the indexes `wanted`. The last call of [`Encoder::all`] was for
+    /// `events`.
     pub(crate) fn some(&mut self, events: &[Event], wanted: &[usize], end: Position) -> Encoded {
         self.picked.clear();
         let mut probes = Vec::new();
@@ -164,7 +164,7 @@ impl Encoder {
     }
 }
 
-/// Those of one probe often follow each other.
+/// Adds the probe of `event`. Events of one probe often follow each other.
 fn note(probes: &mut Vec<u32>, event: &Event) {
     if probes.last() != Some(&event.probe.0) {
         probes.push(event.probe.0);

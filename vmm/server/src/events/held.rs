@@ -1,16 +1,16 @@
-//! What is held of a machine's events for clients that come back.
+//! Events of a machine that are held for reconnecting clients.
 //!
-//! Invariants: it never takes more than [`HELD`] bytes, whoever comes; what is held is without a gap, up to
-//! the newest event.
+//! Invariants: at most [`HELD`] bytes are held, however many clients there are; the held batches have no gap,
+//! up to the newest event.
 
 use std::collections::VecDeque;
 
 use super::encoded::Encoded;
 use super::position::Position;
 
-/// Bytes of batches that are held of one machine: some 35,000 hits with all their registers.
+/// Limit of the bytes of batches that are held for one machine: some 35,000 hits with all their registers.
 pub(crate) const HELD: usize = 8 << 20;
-/// Bytes that are held of one that has ended.
+/// Limit of the bytes that are held for a machine that has ended.
 pub(crate) const HELD_OF_ENDED: usize = 1 << 20;
 
 /// The newest batches of one machine.
@@ -22,13 +22,14 @@ pub(crate) struct Held {
 
 #[derive(Debug)]
 struct Batch {
-    /// The number of its first event.
+    /// Number of its first event.
     first: u64,
     encoded: Encoded,
 }
 
 impl Held {
-    /// Holds a batch, whose first event is the number `first`; the oldest ones go for it.
+    /// Holds a batch whose first event has the number `first`, and drops the oldest batches to make room. Drops
+    /// all older batches if there is a gap before it.
     pub(crate) fn push(&mut self, first: u64, encoded: Encoded) {
         let newest = self.batches.back().map(|batch| batch.encoded.end.seq);
         if newest.is_some_and(|end| end != first) {
@@ -39,7 +40,7 @@ impl Held {
         self.shrink(HELD);
     }
 
-    /// Lets the oldest go, until the rest is within `limit`.
+    /// Drops the oldest batches until at most `limit` bytes are left.
     pub(crate) fn shrink(&mut self, limit: usize) {
         while self.weight > limit
             && let Some(oldest) = self.batches.pop_front()
@@ -48,13 +49,13 @@ impl Held {
         }
     }
 
-    /// Lets all go.
+    /// Drops all batches.
     pub(crate) fn clear(&mut self) {
         *self = Self::default();
     }
 
-    /// What there is from the number `seq` on, in a stream that ends at `end`, and how many events are
-    /// missing before it.
+    /// Returns the held events from the number `seq` on, for a stream that ends at `end`, and the number of
+    /// events that are missing before them.
     pub(crate) fn since(&self, seq: u64, end: Position) -> (VecDeque<Encoded>, u64) {
         let first = self.batches.front().map_or(end.seq, |batch| batch.first);
         let seen = self
@@ -67,7 +68,7 @@ impl Held {
         (unseen.collect(), first.saturating_sub(seq))
     }
 
-    /// Bytes of what is held.
+    /// Returns the bytes of all held batches.
     pub(crate) fn weight(&self) -> usize {
         self.weight
     }

@@ -1,4 +1,4 @@
-//! A machine's events on their way to its clients.
+//! Events of a machine: encoding, holding and sending them to clients.
 
 pub(crate) mod broadcast;
 pub(crate) mod codec;

@@ -1,19 +1,19 @@
-//! Where a stream of a machine's events is, and what is missing in it.
+//! Positions in a stream of a machine's events, and losses.
 
 use hvprobe_machine::queue::Loss;
 use hvprobe_proto::v1;
 
-/// Everything before it has been sent, counted as lost, or is not wanted.
+/// A position: every earlier event has been sent, is counted as lost, or is not wanted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Position {
-    /// The number of the next event.
+    /// Number of the next event.
     pub(crate) seq: u64,
-    /// How many were dropped before they got a number.
+    /// Number of events that were dropped before they got a number.
     pub(crate) dropped: u64,
 }
 
 impl Position {
-    /// What is behind both.
+    /// Returns the position after both.
     pub(crate) fn join(self, other: Self) -> Self {
         Self {
             seq: self.seq.max(other.seq),
@@ -21,12 +21,12 @@ impl Position {
         }
     }
 
-    /// Whether nothing of it is beyond `end`.
+    /// Whether no part of it is beyond `end`.
     pub(crate) fn is_within(self, end: Self) -> bool {
         self.join(end) == end
     }
 
-    /// As clients are told.
+    /// Converts the position for clients.
     pub(crate) fn told(self, machine_uid: &str) -> v1::Position {
         v1::Position {
             machine_uid: machine_uid.to_owned(),
@@ -49,7 +49,7 @@ impl From<&v1::Position> for Position {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Lost {
     pub(crate) count: u64,
-    /// They are all before it.
+    /// Position after the lost events.
     pub(crate) until: Position,
 }
 

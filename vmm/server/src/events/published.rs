@@ -1,4 +1,4 @@
-//! Events that come from no machine.
+//! Streams of events without a machine.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,12 +8,13 @@ use hvprobe_machine::Listen as _;
 
 use super::broadcast::Broadcast;
 
-/// Streams of events that no machine stands behind, by name.
+/// Streams of events without a machine, by name.
 #[derive(Debug, Default)]
 pub(crate) struct Published(BTreeMap<Arc<str>, Broadcast>);
 
 impl Published {
-    /// A new one, which goes to its clients by `broadcast`, and takes the place of an old one of that name.
+    /// Adds a stream that `broadcast` sends to clients, and replaces an existing one of that name. Returns the
+    /// sink for its events.
     pub(crate) fn add(&mut self, name: &str, broadcast: Broadcast) -> Sink {
         let mut listener = broadcast.listener();
         self.0.insert(name.into(), broadcast);
@@ -22,7 +23,7 @@ impl Published {
         })
     }
 
-    /// The stream called `name`, and the name.
+    /// Returns the stream called `name`, with its name.
     pub(crate) fn get(&self, name: &str) -> Option<(&Arc<str>, &Broadcast)> {
         self.0.get_key_value(name)
     }

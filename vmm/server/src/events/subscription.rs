@@ -1,8 +1,9 @@
-//! One client's end of a machine's events: first what was held for it, then what comes.
+//! One client's end of a machine's events: first the held events, then new ones.
 //!
-//! Invariant: what its filter costs is paid here, by the task that takes the events for this client, a few events at
-//! a time, so that neither the collector nor another client waits for it. If it takes longer than the events do,
-//! they wait in the queue, and those that it has no room for are this client's loss.
+//! Invariant: the client's filter is evaluated here, by the task that takes the events for this client, a few
+//! events at a time, so that neither the collector nor another client waits for it. If the filter is slower
+//! than the events arrive, they wait in the queue, and only this client loses those that the queue has no room
+//! for.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,30 +15,31 @@ use super::encoded::{Encoded, Sieve};
 use super::position::{Lost, Position};
 use super::wanted::Wanted;
 
-/// How often a client is told where its stream is if all events pass it by.
+/// How often a client is sent its position if no event is for it.
 pub(crate) const PASSING: Duration = Duration::from_secs(1);
-/// Events that a filter looks at before others have a turn: with the longest filter that is about a millisecond.
+/// Number of events that a filter looks at before the task yields: about a millisecond with the longest filter.
 const LOOK: usize = 32;
 
-/// What a client takes events from.
+/// Source of the events for one client.
 #[derive(Debug)]
 pub(crate) struct Subscription {
-    /// Gone with it: the collector has nothing more for a client that does not take.
+    /// Selection of events. The collector has only a weak reference, and queues nothing more once this is
+    /// dropped.
     pub(crate) wanted: Arc<Wanted>,
-    /// Where it begins.
+    /// Position at which the subscription begins.
     pub(crate) start: Position,
-    /// Events before the start that it has not seen and are no longer held.
+    /// Number of events before the start that the client has not seen and that are no longer held.
     pub(crate) missed: u64,
-    /// Events that it has not heard of, and that were dropped before they had a number.
+    /// Number of events that were dropped before they got a number, since the client's position.
     pub(crate) dropped: u64,
     pub(crate) held: VecDeque<Encoded>,
     pub(crate) queue: Exit<Encoded, Lost>,
-    /// When something was taken last that has to be told.
+    /// Last time that [`Subscription::next`] returned something.
     pub(crate) told: Instant,
 }
 
 impl Subscription {
-    /// The next batch, loss or notice; `None` when nothing follows any more.
+    /// Returns the next batch, loss or notice; `None` at the end of the stream.
     pub(crate) async fn next(&mut self) -> Option<Taken<Encoded, Lost>> {
         loop {
             let taken = match self.next_held() {
@@ -62,7 +64,7 @@ impl Subscription {
         }
     }
 
-    /// What is there without waiting, and without looking at it.
+    /// Returns what is available without waiting and without looking at the events.
     pub(crate) fn try_next(&mut self) -> Option<Taken<Encoded, Lost>> {
         if self.held.is_empty() {
             return match &self.wanted.filter {
@@ -86,7 +88,7 @@ impl Subscription {
     }
 }
 
-/// `taken` with only those events that are `wanted`.
+/// Removes the events that are not `wanted` from `taken`.
 async fn sift(wanted: &Wanted, taken: Taken<Encoded, Lost>) -> Taken<Encoded, Lost> {
     let Some(batch) = taken.item else {
         return taken;
@@ -95,7 +97,7 @@ async fn sift(wanted: &Wanted, taken: Taken<Encoded, Lost>) -> Taken<Encoded, Lo
     while sieve.look(wanted, LOOK) {
         tokio::task::yield_now().await;
     }
-    // However few there are in each batch.
+    // Yield after each batch, however few events it has.
     tokio::task::yield_now().await;
     Taken {
         item: Some(sieve.end()),

@@ -1,9 +1,10 @@
 //! Which events a client wants.
 //!
-//! Invariant: that is told by the [`Facts`] of an event alone, which are the same whether it was just made
-//! or is read from its encoding. So a client that goes on from a position gets what it would have got. Lists
-//! cost the same however long they are, and are looked at by the collector, as are a few short filters; any other
-//! costs what it says, and is evaluated where its own client's events are taken.
+//! Invariant: the decision depends only on the [`Facts`] of an event, which are the same whether the event was
+//! just made or is decoded. So a client that continues from a position gets the events that it would have got
+//! before. A look-up in a list costs the same however long the list is; the collector looks events up, and
+//! evaluates a few short filters. The cost of any other filter depends on its text; it is evaluated where its
+//! own client's events are taken.
 
 use std::collections::HashSet;
 use std::mem::size_of;
@@ -17,7 +18,7 @@ use hvprobe_spec::predicate::Predicate;
 
 use crate::wire::convert;
 
-/// All events by default. Of the sets that are not empty, each has to have the event's own.
+/// Selection of events; all events by default. An event has to match each set that is not empty.
 #[derive(Debug, Default)]
 pub(crate) struct Wanted {
     pub(crate) probes: HashSet<u32>,
@@ -25,22 +26,23 @@ pub(crate) struct Wanted {
     pub(crate) tgids: HashSet<i32>,
     /// Names of tasks, without zero bytes.
     pub(crate) comms: HashSet<Vec<u8>>,
-    /// As they are on the wire.
+    /// Kinds as on the wire.
     pub(crate) kinds: HashSet<i32>,
-    /// What has to hold besides.
+    /// Condition that has to hold, too.
     pub(crate) filter: Option<Predicate>,
-    /// The room that all this takes, where it is counted.
+    /// Shares of the pools that the memory of this selection is taken from.
     pub(crate) room: Vec<Share>,
 }
 
-/// What an entry of a list takes besides itself: a byte of its table, and the places that are free in that.
+/// Factor from the size of a list's entries to the memory of the list: its hash table has one byte more for
+/// each entry, and free entries.
 const SPARE: usize = 2;
-/// What a name takes besides its bytes where it is allocated.
+/// Bytes that the allocation of a name takes besides the name itself.
 const ALLOCATED: usize = 16;
-/// What a filter of the greatest length takes, read.
+/// Bytes that a parsed filter of the greatest length takes.
 const FILTER: usize = 16 << 10;
 
-/// What of an event decides whether it is wanted.
+/// The facts about an event that decide whether it is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Facts {
     probe: u32,
@@ -50,7 +52,7 @@ pub(crate) struct Facts {
 }
 
 impl Wanted {
-    /// Those of `probes`, or all if there are none.
+    /// Selects the events of `probes`, or all events if empty.
     #[cfg(test)]
     pub(crate) fn of_probes(probes: &[u32]) -> Self {
         Self {
@@ -59,12 +61,12 @@ impl Wanted {
         }
     }
 
-    /// Whether that is every event.
+    /// Whether every event is wanted.
     pub(crate) fn is_all(&self) -> bool {
         self.lists_all() && self.filter.is_none()
     }
 
-    /// Whether no list leaves an event out.
+    /// Whether the lists let every event pass.
     pub(crate) fn lists_all(&self) -> bool {
         self.probes.is_empty()
             && self.pids.is_empty()
@@ -73,12 +75,12 @@ impl Wanted {
             && self.kinds.is_empty()
     }
 
-    /// How many comparisons its filter has.
+    /// Returns the number of comparisons of its filter.
     pub(crate) fn comparisons(&self) -> usize {
         self.filter.as_ref().map_or(0, comparisons)
     }
 
-    /// The memory that it takes, about.
+    /// Returns the memory that it takes in bytes, approximately.
     pub(crate) fn weight(&self) -> usize {
         let numbers = [
             self.probes.capacity(),
@@ -100,12 +102,12 @@ impl Wanted {
             .saturating_add(filter + size_of::<Self>())
     }
 
-    /// Whether what happens at `probe` can be wanted.
+    /// Whether events of `probe` can be wanted.
     pub(crate) fn has_probe(&self, probe: u32) -> bool {
         self.probes.is_empty() || self.probes.contains(&probe)
     }
 
-    /// Whether an event of these `facts` is wanted.
+    /// Whether an event with these `facts` is wanted.
     pub(crate) fn has(&self, facts: &Facts) -> bool {
         self.lists(facts)
             && self
@@ -114,7 +116,7 @@ impl Wanted {
                 .is_none_or(|filter| passes_by_task(filter, facts.task.as_ref(), facts.vcpu))
     }
 
-    /// Whether no list leaves out an event of these `facts`.
+    /// Whether the lists let an event with these `facts` pass.
     pub(crate) fn lists(&self, facts: &Facts) -> bool {
         let of_task = |wanted: fn(&Self, &Task) -> bool| {
             let task = facts.task.as_ref();

@@ -1,4 +1,4 @@
-//! What becomes of a name. Needs no KVM: no machine is booted.
+//! Reservations of names. Needs no KVM: no machine is booted.
 
 use std::path::Path;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::status::tests::{detail, info};
 
 const NAME: &str = "web";
 
-/// What a request of this id asks for.
+/// Returns a request with this id.
 fn made_by(request_id: &str) -> Asked {
     Asked {
         request_id: request_id.to_owned(),
@@ -26,12 +26,12 @@ fn made_by(request_id: &str) -> Asked {
     }
 }
 
-/// Adds a machine that has ended, with a console of that.
+/// Adds an ended machine with this console output.
 pub(crate) fn add_ended(fleet: &Fleet, name: &str, request_id: &str, console: &[u8]) -> Handle {
     add_ended_with(fleet, name, request_id, console, Vec::new())
 }
 
-/// The same, with these probes.
+/// Like [`add_ended`], with these probes.
 pub(crate) fn add_ended_with(
     fleet: &Fleet,
     name: &str,
@@ -62,7 +62,7 @@ pub(crate) fn add_ended_with(
     handle
 }
 
-/// A fleet in which a machine has ended.
+/// Returns a fleet with one ended machine.
 fn fleet() -> Fleet {
     fleet_with(Limits::default())
 }
@@ -73,7 +73,7 @@ fn fleet_with(limits: Limits) -> Fleet {
     fleet
 }
 
-/// Takes `name` for a boot.
+/// Reserves `name` for a boot.
 fn reserve(fleet: &Fleet, name: &str, request_id: &str) -> Result<Reservation, Status> {
     let mut config = config(Path::new("/nowhere"));
     name.clone_into(&mut config.name);
@@ -127,7 +127,7 @@ async fn a_boot_that_fails_leaves_what_had_ended_under_its_name() {
         (folder.path().join("vmlinux"), "No such file"),
         (fifo, "not a regular file"),
     ] {
-        // As long as it takes to open a file, and to run the checks of the host beside that.
+        // Long enough to open a file, and to run the checks of the host at the same time.
         let booting = tokio::time::timeout(
             Duration::from_mins(1),
             fleet.boot(config(&kernel), Asked::default()),
@@ -146,7 +146,7 @@ async fn a_name_whose_machine_boots_is_taken_but_not_there_yet() {
     assert_eq!(fleet.get(NAME).unwrap_err().code(), Code::Unavailable);
     let error = reserve(&fleet, NAME, "").unwrap_err();
     assert_eq!(error.code(), Code::AlreadyExists);
-    // What had ended is there for whoever lists all.
+    // The ended machine is still in the list.
     assert_eq!(fleet.all().len(), 1);
     assert!(fleet.live().is_empty());
     drop(reserved);
@@ -166,7 +166,8 @@ async fn a_request_that_is_repeated_makes_no_other_machine() {
     let mut again = std::pin::pin!(fleet.boot(config(kernel), made_by("second")));
     let soon = Duration::from_millis(20);
     tokio::time::timeout(soon, &mut again).await.unwrap_err();
-    // One that says anything else is another, whether the first has made its machine or still does.
+    // A request that differs in anything is another request, whether the first one has created its machine or
+    // is still under way.
     for request_id in ["first", "second"] {
         let relabelled = Asked {
             labels: [("a".to_owned(), "b".to_owned())].into(),
@@ -182,17 +183,17 @@ async fn a_request_that_is_repeated_makes_no_other_machine() {
             assert_eq!(detail(&error).kind(), ErrorKind::RequestIdReused);
         }
     }
-    // When it comes to nothing, the next one is the first.
+    // If the request under way fails, the next one is the first.
     drop(booting);
     assert_eq!(again.await.unwrap_err().code(), Code::InvalidArgument);
-    // Requests without a number are all their own.
+    // Requests without an id are never the same.
     let error = fleet.boot(config(kernel), made_by("")).await.unwrap_err();
     assert_eq!(error.code(), Code::InvalidArgument);
 }
 
 #[tokio::test]
 async fn a_boot_that_stands_in_the_host_keeps_nobody_from_anything_else() {
-    /// What each call may take, on a machine that has other things to do.
+    /// Time limit for each call, on a busy machine.
     const SOON: Duration = Duration::from_secs(30);
     let fleet = fleet();
     let (began, has_begun) = tokio::sync::oneshot::channel();
@@ -204,7 +205,7 @@ async fn a_boot_that_stands_in_the_host_keeps_nobody_from_anything_else() {
         async move {
             let boot = move |config| {
                 began.send(()).unwrap();
-                // As a disk would that does not answer, until the test ends.
+                // Blocks like a disk that does not answer, until the test ends.
                 let _gone = may_go.recv();
                 Machine::boot(config)
             };
@@ -259,7 +260,7 @@ async fn what_all_guests_may_have_is_taken_before_a_boot_and_given_back_if_it_fa
         assert_eq!(error.code(), Code::ResourceExhausted);
         assert_eq!(detail(&error).kind(), kind);
     };
-    // However often it fails, the next has as much.
+    // However often a boot fails, the next one has the same resources.
     for _ in 0..5 {
         let error = fleet.boot(config(Path::new("/nowhere")), Asked::default());
         assert_eq!(error.await.unwrap_err().code(), Code::InvalidArgument);
@@ -357,7 +358,7 @@ fn event() -> Event {
 #[tokio::test]
 async fn machines_are_stopped_all_at_once() {
     const MACHINES: usize = 64;
-    // None is done before all have begun: one after another they would never be.
+    // No call ends before all have begun: one after another they would never end.
     let together = Arc::new(tokio::sync::Barrier::new(MACHINES));
     let stopping = at_once(0..MACHINES, |_| {
         let together = Arc::clone(&together);
@@ -393,7 +394,7 @@ async fn a_server_that_stops_boots_nothing_and_waits_for_a_boot_no_longer_than_i
     let error = reserve(&fleet, "new", "").unwrap_err();
     assert_eq!(error.code(), Code::Unavailable);
     assert_eq!(detail(&error).kind(), ErrorKind::ServerStopping);
-    // It is not waited for again.
+    // The hanging boot is not waited for again.
     let began = Instant::now();
     fleet.close().await;
     assert!(began.elapsed() < ENDS);

@@ -1,14 +1,14 @@
-//! Makes the name of a unix socket one that the HTTP/2 library takes.
+//! Rewrites the names of unix sockets so that the HTTP/2 library accepts them.
 //!
-//! A client names the server it wants in `:authority`. gRPC's own libraries (C++, Python, Ruby, Java)
-//! put the path of a unix socket there, as it is or percent-encoded, which is no authority by RFC
-//! 3986, and `h2` ends each such request. Nobody here needs the name, so on its way in each `/` and `%`
-//! of it becomes a `-`.
+//! A client names the server it wants in `:authority`. gRPC's own libraries (C++, Python, Ruby, Java) put the
+//! path of a unix socket there, as it is or percent-encoded. By RFC 3986 that is no authority, and `h2` ends
+//! each such request. This server does not use the name, so each `/` and `%` in it is replaced by `-` as it
+//! arrives.
 //!
-//! What is kept true: nothing else is changed, and no length is. Frames (RFC 9113, 4.1) and fields
-//! (RFC 7541, 6) are followed only as far as it takes to find the name; from the first thing that makes
-//! no sense on all is passed as it is, for the library to refuse. Names that are compressed (RFC 7541,
-//! 5.2) are left alone: those libraries send short texts as they are.
+//! Invariants: nothing else is changed, and no length is. Frames (RFC 9113, 4.1) and fields (RFC 7541, 6) are
+//! parsed only as far as necessary to find the name. From the first byte that cannot be parsed, everything is
+//! passed on unchanged, for the library to refuse. Compressed names (RFC 7541, 5.2) are left alone: those
+//! libraries send short strings uncompressed.
 
 use std::io;
 use std::pin::Pin;
@@ -16,21 +16,21 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// What a client begins with (RFC 9113, 3.4), bytes.
+/// Length of the connection preface (RFC 9113, 3.4), in bytes.
 const PREFACE: usize = 24;
-/// Bytes before the payload of a frame.
+/// Length of a frame header, in bytes.
 const HEAD: usize = 9;
 const HEADERS: u8 = 1;
 const CONTINUATION: u8 = 9;
 const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
-/// What a frame with that flag has before its fields, bytes.
+/// Bytes that a frame with the flag PRIORITY has before its fields.
 const PRIORITY_BYTES: usize = 5;
-/// The field, and its index in HPACK's static table (RFC 7541, appendix A).
+/// Name of the field, and its index in HPACK's static table (RFC 7541, appendix A).
 const NAME: &[u8] = b":authority";
 const AUTHORITY: u32 = 1;
 
-/// A connection, of which the names are made such.
+/// A connection on which names are rewritten as they arrive.
 #[derive(Debug)]
 pub(crate) struct Named<S> {
     stream: S,
@@ -91,60 +91,61 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Named<S> {
     }
 }
 
-/// Where the bytes of a connection are.
+/// State of the parser of frames.
 #[derive(Clone, Copy, Debug)]
 enum Frame {
-    /// So many that are passed as they are.
+    /// Before this many bytes that are passed on unchanged.
     Other(usize),
-    /// In the head of a frame, of which so many bytes are here.
+    /// In a frame header, of which this many bytes have arrived.
     Head([u8; HEAD], usize),
-    /// Before the byte that says how much padding there is, in a frame of so many.
+    /// Before the byte with the length of the padding; `left` bytes of the frame are left.
     Padding { left: usize, flags: u8 },
-    /// In the fields of a frame: so many bytes of them are left, with others before and after them.
+    /// In the fields of a frame: `before` other bytes come first, then `left` bytes of fields, then `padding`
+    /// bytes.
     Fields {
         before: usize,
         left: usize,
         padding: usize,
     },
-    /// Lost.
+    /// After bytes that cannot be parsed.
     Lost,
 }
 
-/// Where the bytes of fields are. A field may go on in the next frame.
+/// State of the parser of fields. A field may continue in the next frame.
 #[derive(Clone, Copy, Debug)]
 enum Field {
     Start,
-    /// In a number that takes several bytes.
+    /// In a number of several bytes.
     Number {
         value: u32,
         shift: u32,
         of: Number,
     },
-    /// Before the length of a text.
+    /// Before the length of a string.
     Length(Text),
     Text(Text, u32),
 }
 
-/// What a number is.
+/// Meaning of a number.
 #[derive(Clone, Copy, Debug)]
 enum Number {
-    /// A whole field.
+    /// The number is the whole field.
     Field,
-    /// The index of a field's name, or zero.
+    /// Index of a field's name, or zero.
     Name,
     Length(Text),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Text {
-    /// A name that is [`NAME`] so far, of which so many bytes are still to come.
+    /// A name that equals [`NAME`] so far, of which this many bytes are still to come.
     Name(usize),
     OtherName,
     Value,
     Authority,
 }
 
-/// Follows what a client sends.
+/// Parser of the bytes that a client sends, which rewrites names.
 #[derive(Debug)]
 struct Names {
     frame: Frame,
@@ -161,7 +162,7 @@ impl Default for Names {
 }
 
 impl Names {
-    /// The next bytes.
+    /// Parses and rewrites the next bytes.
     fn pass(&mut self, mut bytes: &mut [u8]) {
         while !bytes.is_empty() {
             let Some((done, next)) = self.step(bytes) else {
@@ -173,8 +174,8 @@ impl Names {
         }
     }
 
-    /// Goes on as far as one kind of bytes goes: how many there were, and what follows. `None` if they
-    /// make no sense.
+    /// Parses bytes of one kind; returns how many there were, and the next state. `None` if they cannot be
+    /// parsed.
     fn step(&mut self, bytes: &mut [u8]) -> Option<(usize, Frame)> {
         let here = bytes.len();
         Some(match self.frame {
@@ -243,7 +244,7 @@ impl Names {
                 Field::Number { value, shift, of } => {
                     let more = u32::from(first & 0x7f).checked_shl(shift)?;
                     let value = value.checked_add(more)?;
-                    // More than four such bytes are no number that means anything here.
+                    // A number of more than four such bytes has no meaning here.
                     let shift = Some(shift + 7).filter(|shift| *shift <= 28)?;
                     match first & 0x80 {
                         0 => of.is(value),
@@ -289,7 +290,7 @@ impl Frame {
         }
     }
 
-    /// What follows a head.
+    /// Returns the state after a frame header.
     fn after(head: [u8; HEAD]) -> Option<Self> {
         let [high, middle, low, kind, flags, ..] = head;
         let left = usize::from(high) << 16 | usize::from(middle) << 8 | usize::from(low);
@@ -301,7 +302,7 @@ impl Frame {
         }
     }
 
-    /// The fields in what is `left` of a frame.
+    /// Returns the state before the fields in the `left` bytes of a frame.
     fn fields(left: usize, flags: u8, padding: usize) -> Option<Self> {
         let before = if flags & PRIORITY == 0 {
             0
@@ -316,7 +317,7 @@ impl Frame {
     }
 }
 
-/// A number whose first byte is `first`, with so many bits of it (RFC 7541, 5.1).
+/// Parses a number whose first byte is `first`, of which `bits` bits belong to the number (RFC 7541, 5.1).
 fn number(first: u8, bits: u32, of: Number) -> Field {
     let most = (1 << bits) - 1;
     match u32::from(first) & most {
@@ -330,7 +331,7 @@ fn number(first: u8, bits: u32, of: Number) -> Field {
 }
 
 impl Number {
-    /// What follows if it is `value`.
+    /// Returns the state after a number of this meaning that is `value`.
     fn is(self, value: u32) -> Field {
         match (self, value) {
             (Self::Field, _) => Field::Start,
@@ -343,7 +344,7 @@ impl Number {
 }
 
 impl Text {
-    /// What it is if it is compressed, so that it is passed as it is.
+    /// Returns the kind of a compressed string, which is passed on unchanged.
     fn compressed(self) -> Self {
         match self {
             Self::Name(_) | Self::OtherName => Self::OtherName,
@@ -351,7 +352,7 @@ impl Text {
         }
     }
 
-    /// Where it is with so much of it `left`.
+    /// Returns the state with `left` bytes of the string to come.
     fn left(self, left: u32) -> Field {
         match (left, self) {
             (0, Self::Name(0)) => Field::Length(Self::Authority),

@@ -1,9 +1,9 @@
 //! Deadlines of calls.
 //!
-//! A client tells how long it waits for a call (`grpc-timeout`, "PROTOCOL-HTTP2" of gRPC). Invariant: when that
-//! is over, the call ends with DEADLINE_EXCEEDED, whether its answer has begun or not, and whoever works on
-//! it has nobody to answer to. The library looks at a deadline only until an answer begins, and says
-//! CANCELLED; here it is looked at sooner. What cannot be read is no deadline, as for the library.
+//! A client says how long it waits for a call (`grpc-timeout`, "PROTOCOL-HTTP2" of gRPC). Invariant: after that
+//! time the call ends with DEADLINE_EXCEEDED, whether its answer has begun or not, and its handler or its
+//! answer is dropped. The library checks a deadline only until an answer begins, and reports CANCELLED; this
+//! layer checks it first. A timeout that cannot be parsed counts as none, as in the library.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -19,7 +19,7 @@ use tower::Layer;
 
 use crate::status::over_deadline;
 
-/// Ends calls with their deadlines.
+/// Layer that ends calls at their deadlines.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DeadlineLayer;
 
@@ -31,7 +31,7 @@ impl<S> Layer<S> for DeadlineLayer {
     }
 }
 
-/// Calls that end with their deadlines.
+/// Service whose calls end at their deadlines.
 #[derive(Clone, Debug)]
 pub(crate) struct Deadlines<S>(S);
 
@@ -68,7 +68,7 @@ where
     }
 }
 
-/// The moment at which a call is over.
+/// Timer for the deadline of a call.
 struct Over(Pin<Box<Sleep>>);
 
 impl Over {
@@ -82,7 +82,7 @@ impl Future for Over {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let polled = self.0.as_mut().poll(cx);
-        // The library's own timer may wake the call before this one does: then it is over, too.
+        // The library's own timer may wake the call before this timer does: then the deadline has passed, too.
         if self.0.deadline() <= Instant::now() {
             return Poll::Ready(());
         }
@@ -90,9 +90,9 @@ impl Future for Over {
     }
 }
 
-/// An answer until its call is over.
+/// Body of an answer, which ends at the deadline of its call.
 struct Until {
-    /// Nothing when it is: whoever makes the answer is to see that.
+    /// `None` after the deadline: the producer of the answer notices that the body is dropped.
     body: Option<Body>,
     over: Over,
 }
@@ -123,7 +123,7 @@ impl HttpBody for Until {
     }
 }
 
-/// How long a call may take, if its client says so in a way that can be read: at most eight digits, and a
+/// Returns the timeout of a call, if its client states one that can be parsed: at most eight digits, and a
 /// unit.
 fn timeout(headers: &http::HeaderMap) -> Option<Duration> {
     let text = headers.get("grpc-timeout")?.to_str().ok()?;

@@ -1,4 +1,4 @@
-//! Where clients come in.
+//! Connections of clients: listening sockets, access, limits and deadlines.
 
 pub(crate) mod authority;
 pub(crate) mod connection;

@@ -1,11 +1,12 @@
-//! Connections on which nothing has come yet.
+//! Connections whose client has not sent anything yet.
 //!
 //! ```text
-//!   silent ──its client's preface──► begun, which keeps its place
-//!     └──too long, or another needs the place──► ended
+//!   silent ──its client's preface──► begun: keeps its permit
+//!     └──too long, or another connection needs the permit──► ended
 //! ```
-//! Invariant: who connects and says nothing keeps a place for a while at most, and keeps nobody out for long: the
-//! one that has been silent longest, if that is [`LEAST`], loses its place to whoever comes when all are taken.
+//! Invariant: a connection whose client sends nothing keeps its permit for a limited time, and does not keep others
+//! out for long. When all permits are taken and another client connects, the connection that has been silent longest
+//! loses its permit, if it has been silent for [`LEAST`].
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,17 +18,17 @@ use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep, sleep};
 
-/// How long a client has, whoever waits, and may take at most to begin.
+/// Time that a client has to begin even if others wait, and at most.
 pub(crate) const LEAST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(10);
-/// Bytes that each begins with (RFC 9113, section 3.4).
+/// Length of the connection preface (RFC 9113, section 3.4), in bytes.
 const PREFACE: usize = 24;
 
-/// Those of one kind, in the order in which they came.
+/// Silent connections of one kind, in the order in which they were accepted.
 #[derive(Debug, Default)]
 pub(crate) struct Silent(Mutex<VecDeque<Weak<Mutex<Lent>>>>);
 
-/// A place that its connection may lose.
+/// A permit that its connection may lose.
 #[derive(Debug)]
 struct Lent {
     place: Option<OwnedSemaphorePermit>,
@@ -35,17 +36,17 @@ struct Lent {
     waker: Option<Waker>,
 }
 
-/// The beginning of a connection.
+/// A connection whose preface is not complete.
 #[derive(Debug)]
 pub(crate) struct Beginning {
     lent: Arc<Mutex<Lent>>,
-    /// Bytes of the preface that have not come.
+    /// Bytes of the preface that have not arrived.
     left: usize,
     over: Pin<Box<Sleep>>,
 }
 
 impl Silent {
-    /// The beginning of a connection that has this place.
+    /// Adds a connection that has this permit.
     pub(crate) fn lend(&self, place: OwnedSemaphorePermit) -> Beginning {
         let lent = Arc::new(Mutex::new(Lent {
             place: Some(place),
@@ -62,7 +63,7 @@ impl Silent {
         }
     }
 
-    /// The place of the one that has been silent longest, if there is one.
+    /// Takes the permit of the connection that has been silent longest, if it has been silent for [`LEAST`].
     pub(crate) fn take(&self) -> Option<OwnedSemaphorePermit> {
         let mut silent = lock(&self.0);
         while let Some(first) = silent.pop_front() {
@@ -88,10 +89,10 @@ impl Silent {
 }
 
 impl Beginning {
-    /// That the connection goes on.
+    /// Checks that the connection may continue.
     ///
     /// # Errors
-    /// When its client has been silent for too long, or another has its place.
+    /// When its client has been silent for too long, or another connection has its permit.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         let mut lent = lock(&self.lent);
         if lent.place.is_none() {
@@ -106,8 +107,8 @@ impl Beginning {
         Ok(())
     }
 
-    /// So many bytes have come: the place, which the connection keeps, once those are all that each begins with, or
-    /// that another has it.
+    /// Notes that `bytes` bytes have arrived. Returns the permit, which the connection keeps, once the preface
+    /// is complete; or an error if another connection has the permit.
     pub(crate) fn came(&mut self, bytes: usize) -> Poll<io::Result<OwnedSemaphorePermit>> {
         self.left = self.left.saturating_sub(bytes);
         match self.left {
@@ -117,14 +118,14 @@ impl Beginning {
     }
 }
 
-/// That another has the place.
+/// Returns the error that another connection has the permit.
 fn lost() -> io::Error {
     let why = "the client was silent while others had no place";
     io::Error::new(io::ErrorKind::TimedOut, why)
 }
 
 fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What is in it is whole between any two statements.
+    // The value is consistent between any two statements.
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -153,12 +154,12 @@ mod tests {
         let Poll::Ready(Ok(kept)) = beginnings[0].came(1) else {
             panic!("it has begun");
         };
-        // They may just not have been heard yet.
+        // Their bytes may just not have arrived yet.
         assert!(silent.take().is_none());
         tokio::time::advance(LEAST).await;
         let others = silent.take().expect("the second's");
         assert!(!go_on(&mut beginnings[1]) && go_on(&mut beginnings[2]));
-        // What its client says now is too late.
+        // What its client sends now is too late.
         assert!(matches!(beginnings[1].came(PREFACE), Poll::Ready(Err(_))));
         drop(beginnings);
         assert!(silent.take().is_none());

@@ -1,14 +1,14 @@
 //! The unix socket the server listens on.
 //!
-//! What is kept true, from before the path exists until after it is gone:
+//! Invariants, from before the path exists until after it is gone:
 //!
-//! - One server per path. A lock file beside the socket is held while the socket exists, so two
-//!   servers that start at the same time cannot both find it stale.
-//! - What others have put there, where they may, is neither waited for nor believed.
-//! - Only the owner reaches it. The socket is given mode 0600 before it is bound, so there is no
-//!   moment at which the path has another; who connects is asked for his credentials besides.
+//! - One server per path. A lock file beside the socket is held while the socket exists, so two servers that
+//!   start at the same time cannot both find it stale.
+//! - A file that another user has put in the place of the lock is neither waited for nor trusted.
+//! - Only the owner reaches it. The socket is given mode 0600 before it is bound, so there is no moment at
+//!   which the path has another mode; in addition the credentials of each client are checked.
 //! - Only a dead socket is replaced, never a live one and never a file that is not a socket.
-//! - The socket is removed when the listener goes, unless the path has become something else.
+//! - The socket is removed when the listener is dropped, unless the path has become something else.
 
 use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io;
@@ -21,27 +21,27 @@ use std::path::{Path, PathBuf};
 
 use tokio::net::{UnixListener, UnixSocket, UnixStream};
 
-/// Longest path a unix socket can have, in bytes, its closing zero not counted (`unix(7)`).
+/// Longest path of a unix socket, in bytes, without its closing zero (`unix(7)`).
 const LONGEST_PATH: usize = 107;
-/// Connections the kernel keeps for us until we accept them.
+/// Connections that the kernel queues until they are accepted.
 const BACKLOG: u32 = 128;
 
 /// Why a socket cannot be listened on.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// Another server is there.
+    /// Another server listens there.
     #[error("a server already listens on {}", .0.display())]
     InUse(PathBuf),
     /// The path is taken by something that must not be replaced.
     #[error("{} exists and is not a socket; remove it or choose another path", .0.display())]
     NotASocket(PathBuf),
-    /// What would be the socket's lock is not one of ours.
+    /// The file in the place of the socket's lock is not one of ours.
     #[error(
         "{} is no lock of this user's; remove it, or choose another path, in a folder that only you write to",
         .0.display()
     )]
     NotALock(PathBuf),
-    /// The kernel takes no such path.
+    /// The path is too long for the kernel.
     #[error("{} is too long for a socket: at most {LONGEST_PATH} bytes", .0.display())]
     TooLong(PathBuf),
     /// The file system or the network layer refused.
@@ -49,9 +49,9 @@ pub enum ListenError {
     Io {
         /// What was tried.
         what: &'static str,
-        /// On what.
+        /// Path that was used.
         path: PathBuf,
-        /// The system's answer.
+        /// Error of the system.
         source: io::Error,
     },
 }
@@ -71,7 +71,7 @@ impl ListenError {
 pub struct Listener {
     socket: UnixListener,
     path: PathBuf,
-    /// Device and inode of the socket, to recognise it when it is to be removed.
+    /// Device and inode of the socket, to recognise it before it is removed.
     identity: (u64, u64),
     lock: PathLock,
 }
@@ -111,16 +111,16 @@ impl Listener {
         })
     }
 
-    /// Where it listens.
+    /// Returns the path that it listens on.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The next connection of someone who may have one. Others are hung up on.
+    /// Accepts the next connection of a user who may connect, and closes all others.
     ///
     /// # Errors
-    /// When the process has run out of what a connection needs.
+    /// When the process has run out of resources for a connection.
     pub async fn accept(&self) -> io::Result<UnixStream> {
         loop {
             let (stream, _) = self.socket.accept().await?;
@@ -142,7 +142,7 @@ impl Drop for Listener {
         if ours && let Err(error) = fs::remove_file(&self.path) {
             tracing::warn!(path = %self.path.display(), %error, "cannot remove the socket");
         }
-        // The lock goes last: whoever gets it next finds the path free.
+        // The lock is released last: its next holder finds the path free.
         self.lock.release();
     }
 }
@@ -191,7 +191,7 @@ impl PathLock {
                 .create(true)
                 .truncate(false)
                 .mode(0o600)
-                // A FIFO would be waited for.
+                // Opening a FIFO would block.
                 .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
                 .open(&path)
                 .map_err(ListenError::io("create", &path))?;
@@ -208,8 +208,8 @@ impl PathLock {
                     return Err(ListenError::io("lock", &path)(error));
                 }
             }
-            // Its last holder may have removed the file between the opening and the locking; then
-            // the lock is on a file that no one else will find.
+            // The last holder may have removed the file between the opening and the locking. Then the lock is
+            // on a file that no other process finds.
             let locked = file.metadata().map_err(ListenError::io("inspect", &path))?;
             if fs::symlink_metadata(&path)
                 .is_ok_and(|found| (found.dev(), found.ino()) == (locked.dev(), locked.ino()))
@@ -293,7 +293,7 @@ mod tests {
             0,
         )
         .unwrap();
-        // Nobody reads it, or somebody does.
+        // Without a reader of the FIFO, then with one.
         let reader = || {
             OpenOptions::new()
                 .read(true)
@@ -307,7 +307,7 @@ mod tests {
             Err(ListenError::NotALock(_))
         ));
         fs::remove_file(&lock).unwrap();
-        // Another user's, which only root can make.
+        // A file of another user, which only root can create.
         if rustix::process::geteuid().is_root() {
             File::create(&lock).unwrap();
             std::os::unix::fs::chown(&lock, Some(12345), None).unwrap();

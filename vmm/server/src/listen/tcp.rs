@@ -1,8 +1,8 @@
 //! The TCP port the server listens on, for clients that cannot use a unix socket.
 //!
-//! What is kept true: it is one of this machine's own addresses, as nothing is encrypted; every local
-//! user reaches it, so calls over it show a token; and however many connections they make, those on
-//! the unix socket are accepted as ever.
+//! Invariants: the address is one of this machine's own, because nothing is encrypted; every local user can
+//! reach it, so calls over it have to show a token; however many connections it has, those on the unix socket
+//! are still accepted.
 
 use std::io;
 use std::net::SocketAddr;
@@ -15,7 +15,7 @@ use super::token::Token;
 /// Why a port cannot be listened on.
 #[derive(Debug, thiserror::Error)]
 pub enum LoopbackError {
-    /// Others than this machine's users could reach it.
+    /// The address can be reached from other machines.
     #[error(
         "{} is not an address of this machine alone: listen on 127.0.0.1 or [::1], as there is no \
          TLS yet",
@@ -25,14 +25,14 @@ pub enum LoopbackError {
     /// The network layer refused.
     #[error("cannot listen on {address}")]
     Io {
-        /// Where.
+        /// Address that was used.
         address: SocketAddr,
-        /// The system's answer.
+        /// Error of the system.
         source: io::Error,
     },
 }
 
-/// A TCP port of this machine that takes calls with a token.
+/// A TCP port of this machine whose calls need a token.
 #[derive(Debug)]
 pub struct Loopback {
     listener: TcpListener,
@@ -41,10 +41,11 @@ pub struct Loopback {
 }
 
 impl Loopback {
-    /// Listens on `address`, or on a port of the system's choice if that is 0, for who has `token`.
+    /// Listens on `address`, or on a port that the system chooses if the port is 0, for clients that have
+    /// `token`.
     ///
     /// # Errors
-    /// When the address is reached from elsewhere, or when the system refuses.
+    /// When the address can be reached from other machines, or when the system refuses.
     pub async fn bind(address: SocketAddr, token: Token) -> Result<Self, LoopbackError> {
         if !address.ip().is_loopback() {
             return Err(LoopbackError::NotLoopback(address));
@@ -58,21 +59,21 @@ impl Loopback {
         })
     }
 
-    /// Where it listens.
+    /// Returns the address that it listens on.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// What its clients have to show.
+    /// Returns the token that its clients have to show.
     pub(crate) fn token(&self) -> Arc<Token> {
         Arc::clone(&self.token)
     }
 
-    /// The next connection.
+    /// Accepts the next connection.
     pub(crate) async fn accept(&self) -> io::Result<TcpStream> {
         let (stream, _) = self.listener.accept().await?;
-        // Answers are small, and waited for. A client that has gone is found out soon enough.
+        // Answers are small, and clients wait for them. A client that has disconnected is detected later.
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "a connection ended before it was accepted");
         }

@@ -1,8 +1,8 @@
-//! The file with the secret that a client shows where the system does not say who he is.
+//! The file with the secret that clients show where the system does not identify them.
 //!
-//! What is kept true: a token is taken only from a file that nobody but its owner and root can read
-//! or change; it is too long to be guessed; and nothing prints it, or tells by the time that it takes
-//! how much of a guess was right.
+//! Invariants: a token is read only from a file that nobody but its owner and root can read or change; it is
+//! too long to be guessed; it is never printed, and the time of a comparison does not depend on how much of a
+//! guess was right.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -14,16 +14,16 @@ use hvprobe_spec::language::text::hex;
 use rustix::rand::{GetRandomFlags, getrandom};
 use subtle::ConstantTimeEq as _;
 
-/// Bytes of chance in a token that is made here.
+/// Random bytes in a token that is created here.
 const CHANCE: usize = 32;
-/// Characters of a token.
+/// Length limits of a token, in characters.
 const SHORTEST: usize = 16;
 const LONGEST: usize = 4096;
 
 /// Why there is no token.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
-    /// Others may know it, or choose it.
+    /// Other users may know or choose the token.
     #[error(
         "{} can be read or changed by other users (mode {mode:04o}): make a new one, or `chmod 600` it if none has",
         path.display()
@@ -34,16 +34,16 @@ pub enum TokenError {
         /// Its permissions.
         mode: u32,
     },
-    /// Its owner knows it.
+    /// Another user owns the file, and knows the token.
     #[error("{} belongs to another user", .0.display())]
     Foreign(PathBuf),
-    /// A pipe or a device, or a folder.
+    /// The path is a pipe, a device or a folder.
     #[error("{} is not a regular file", .0.display())]
     NotAFile(PathBuf),
-    /// There is nothing in it.
+    /// The file is empty.
     #[error("{} is empty: `hvprobe serve` makes a token if there is no file", .0.display())]
     Empty(PathBuf),
-    /// There is something else in it.
+    /// The file contains something else.
     #[error(
         "{} holds no token: one line of {SHORTEST} to {LONGEST} ASCII characters without spaces",
         .0.display()
@@ -54,9 +54,9 @@ pub enum TokenError {
     Io {
         /// What was tried.
         what: &'static str,
-        /// On what.
+        /// Path that was used.
         path: PathBuf,
-        /// The system's answer.
+        /// Error of the system.
         source: io::Error,
     },
 }
@@ -72,13 +72,13 @@ impl fmt::Debug for Token {
 }
 
 impl Token {
-    /// The token in the file at `path`.
+    /// Reads the token in the file at `path`.
     ///
     /// # Errors
     /// When there is no such file, others can read or change it, or it holds no token.
     pub fn read(path: &Path) -> Result<Self, TokenError> {
         let io = |what| io_error(what, path);
-        // One that waits for a writer, as a pipe does, would hold us up.
+        // Opening a pipe would wait for a writer.
         let file = OpenOptions::new()
             .read(true)
             .custom_flags(libc::O_NONBLOCK)
@@ -117,10 +117,10 @@ impl Token {
         }
     }
 
-    /// The token in the file at `path`, which is made with a new one if it is not there.
+    /// Reads the token in the file at `path`, which is created with a new token if it does not exist.
     ///
     /// # Errors
-    /// As [`Token::read`], and when the file cannot be made.
+    /// As [`Token::read`], and when the file cannot be created.
     pub fn read_or_create(path: &Path) -> Result<Self, TokenError> {
         let created = OpenOptions::new()
             .write(true)
@@ -130,7 +130,7 @@ impl Token {
         match created {
             Ok(file) => {
                 fill(file).map_err(|error| {
-                    // An empty file would be in the way of the next attempt.
+                    // An empty file would make the next attempt fail.
                     let _kept = std::fs::remove_file(path);
                     io_error("write", path)(error)
                 })?;
@@ -142,13 +142,13 @@ impl Token {
         Self::read(path)
     }
 
-    /// What a client puts into a call's `authorization`.
+    /// Returns the value of a call's `authorization` header.
     #[must_use]
     pub fn bearer(&self) -> String {
         format!("Bearer {}", self.0)
     }
 
-    /// Whether an `authorization` is for this token. How long that takes depends on the lengths only.
+    /// Whether `authorization` has this token. The time of the comparison depends on the lengths only.
     pub(super) fn admits(&self, authorization: &[u8]) -> bool {
         // The scheme's case does not matter (RFC 9110, 11.1).
         authorization
@@ -167,10 +167,10 @@ fn io_error<'a>(what: &'static str, path: &'a Path) -> impl FnOnce(io::Error) ->
     }
 }
 
-/// Writes a new token.
+/// Writes a new random token.
 fn fill(mut file: File) -> io::Result<()> {
     let mut chance = [0; CHANCE];
-    // Of so few bytes the kernel gives all or none (getrandom(2)).
+    // The kernel returns so few bytes completely or not at all (getrandom(2)).
     if getrandom(&mut chance, GetRandomFlags::empty())? != CHANCE {
         return Err(io::Error::other("the system gave too few random bytes"));
     }
@@ -185,7 +185,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// A token of this text.
+    /// Returns a token with this text.
     pub(in crate::listen) fn token(text: &str) -> Token {
         Token(text.to_owned())
     }

@@ -1,8 +1,8 @@
-//! Lines of source files that a text is in, as `perf probe` looks for it: blanks do not count, and `*`, `?` and
-//! `[...]` mean what they mean to a shell.
+//! Searches source files for lines that match a pattern, as `perf probe` does: white space does not count, and
+//! `*`, `?` and `[...]` mean the same as in a shell.
 //!
-//! What is kept true: no file outside the folder of the sources is opened, whatever debug information calls it, and
-//! nothing that is no file or longer than any source is read.
+//! Invariants: no file outside the folder of the sources is opened, whatever path the debug information gives;
+//! only regular files up to a maximum length are read.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -10,10 +10,10 @@ use std::path::{Component, Path};
 
 use globset::{Glob, GlobMatcher};
 
-/// The longest source file: headers that tools make of registers come near it.
+/// Maximum length of a source file, in bytes: generated headers with register definitions come near it.
 const LONGEST: u64 = 64 << 20;
 
-/// Why nothing can be looked for.
+/// Why the sources cannot be searched.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum TextError {
     #[error("bad pattern: {}", .0.kind())]
@@ -24,7 +24,7 @@ pub(super) enum TextError {
     Read { file: String, why: io::Error },
 }
 
-/// What is looked for.
+/// Pattern for whole lines.
 #[derive(Debug)]
 pub(super) struct Pattern(GlobMatcher);
 
@@ -33,7 +33,7 @@ impl Pattern {
         let mut glob = String::new();
         for c in text.chars() {
             match c {
-                // Not one of several words, as it would be.
+                // Escaped: braces would mean alternatives.
                 '{' | '}' => glob.extend(['[', c, ']']),
                 _ => glob.push(c),
             }
@@ -49,12 +49,12 @@ impl Pattern {
     }
 }
 
-/// The lines of a source file.
+/// Text of a source file.
 #[derive(Debug)]
 pub(super) struct Source(Vec<u8>);
 
 impl Source {
-    /// Reads `file`, as debug information calls it, from `folder`.
+    /// Reads `file`, as the debug information names it, from `folder`.
     pub(super) fn read(folder: &Path, file: &str) -> Result<Self, TextError> {
         let is_inside = |part| matches!(part, Component::Normal(_) | Component::CurDir);
         if !Path::new(file).components().all(is_inside) {
@@ -62,7 +62,7 @@ impl Source {
         }
         let path = folder.join(file);
         let read = || {
-            // Opening what is no file may wait for ever.
+            // Opening something else than a regular file may block for ever.
             if !path.metadata()?.is_file() {
                 return Err(io::Error::other("it is no file"));
             }
@@ -81,7 +81,7 @@ impl Source {
         })
     }
 
-    /// The numbers of the lines that `pattern` is in, from 1.
+    /// Returns the numbers of the lines that match `pattern`, from 1.
     pub(super) fn lines(&self, pattern: &Pattern) -> impl Iterator<Item = u64> {
         let lines = (1_u64..).zip(self.0.split(|byte| *byte == b'\n'));
         let found = lines.filter(|(_, line)| pattern.is_in(line));

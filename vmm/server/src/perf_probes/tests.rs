@@ -1,4 +1,4 @@
-//! On a kernel that is made up.
+//! Tests with a synthetic kernel.
 
 use std::fs;
 use std::path::Path;
@@ -10,11 +10,12 @@ use hvprobe_spec::definition;
 
 use super::*;
 
-/// The file that the functions are said to be in.
+/// Content of the source file that the functions belong to.
 const SOURCE: &str = "/* 1 */\n\nint helper()\n{ ret = 1;\n\n\n\n\n\nint vfs_test()\n\tret = a + b;\n12\n13\n\
     \tif (ret)\n\tret = 2;\n";
 
-/// What a probe comes to, each definition and what was left out on a line; or where and why it is refused.
+/// Renders the definitions of a probe and what was left out, one per line; or the column and the reason of a
+/// refusal.
 fn told(sources: &Sources, text: &str, source: &Path) -> String {
     let made = match PerfProbe::parse(text).map(|probe| sources.definitions(&probe, Some(source))) {
         Ok(Ok(made)) => made,
@@ -25,7 +26,7 @@ fn told(sources: &Sources, text: &str, source: &Path) -> String {
     };
     let mut lines = format!("{text}\n");
     for line in &made.lines {
-        // Whoever gets it can read it.
+        // Every definition has to parse.
         definition::parse(line).unwrap_or_else(|error| panic!("{line}: {error}"));
         lines.push_str(&format!("  {line}\n"));
     }

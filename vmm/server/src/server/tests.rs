@@ -1,5 +1,5 @@
-//! Every call with the longest lists that it takes, and what another client notices of that. No machine runs: the one
-//! that is asked about has ended, with as many probes as one may have.
+//! Makes every call with the longest lists that it accepts, and measures how long another client waits. No
+//! machine runs: the calls are about an ended machine with the maximum number of probes.
 
 use std::path::Path;
 use std::time::Instant;
@@ -26,14 +26,14 @@ use super::*;
 use crate::fleet::tests::add_ended_with;
 use crate::limits::{BATCH, CONSOLE_WRITE, DEFINITION, MESSAGE, SHOWN, STATES, TYPES};
 
-/// As many probes as a machine may have.
+/// Maximum number of probes of a machine.
 const PROBES: u32 = 65_536;
 const ENDED: &str = "ended";
 const SYNTHETIC: &str = "synthetic";
-/// How long another client may wait for its answer. A list for each entry of another takes far longer; what takes a
-/// tenth of it here, takes it on a machine that has other things to do.
+/// How long another client may wait for its answer. A search of one list for each entry of another takes far
+/// longer. What takes a tenth of this on an idle machine takes all of it on a busy one.
 const ANSWERED: Duration = Duration::from_secs(1);
-/// How long a call may take.
+/// Time limit for a call.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn probe(id: u32) -> Probe {
@@ -47,7 +47,7 @@ fn probe(id: u32) -> Probe {
     }
 }
 
-/// Ids in a list of the greatest length: all the same, none that there is, each another.
+/// Returns lists of ids of the maximum length: all the same, all unknown, all different.
 fn lists() -> [Vec<u32>; 3] {
     let length = u32::try_from(BATCH).unwrap();
     [
@@ -57,7 +57,7 @@ fn lists() -> [Vec<u32>; 3] {
     ]
 }
 
-/// The longest messages that begin a call of what is at `path`, with these ids where it takes some.
+/// Returns the longest messages that begin a call of the method at `path`, with these ids if it takes ids.
 fn longest(path: &str, ids: &[u32]) -> Vec<Vec<u8>> {
     fn one(message: impl Message) -> Vec<Vec<u8>> {
         vec![message.encode_to_vec()]
@@ -66,7 +66,7 @@ fn longest(path: &str, ids: &[u32]) -> Vec<Vec<u8>> {
     let numbers = || ids.iter().map(|id| id.cast_signed());
     let names = |count: usize| (0..count).map(|number| format!("{:x<60}", ids[number]));
     let specs = || {
-        // As long as fits a message.
+        // As long as fits into a message.
         let definition = format!("p {}", "x".repeat(MESSAGE / BATCH - 24));
         let spec = ProbeSpec {
             definition,
@@ -134,7 +134,7 @@ fn longest(path: &str, ids: &[u32]) -> Vec<Vec<u8>> {
             ..Default::default()
         }),
         "/hvprobe.v1.Machines/Stop" => one(StopRequest { machine: machine() }),
-        // It is still needed.
+        // Names no existing machine: the ended one is still needed.
         "/hvprobe.v1.Machines/DeleteMachine" => one(DeleteMachineRequest {
             machine: "x".repeat(MESSAGE / 2),
         }),
@@ -222,7 +222,7 @@ async fn connect(socket: &Path) -> Channel {
     endpoint.unwrap().connect().await.unwrap()
 }
 
-/// The longest that a client waited for a list of machines while `call` was made.
+/// Returns the longest time that a client waited for a list of machines while `call` was made.
 async fn waited(others: &Channel, call: impl Future<Output = ()> + Send + 'static) -> Duration {
     let mut machines = MachinesClient::new(others.clone());
     let calling = tokio::spawn(call);
@@ -241,13 +241,13 @@ async fn waited(others: &Channel, call: impl Future<Output = ()> + Send + 'stati
     }
 }
 
-// On one thread: whatever is worked out on it keeps the other client waiting.
+// On one thread: any long computation on it keeps the other client waiting.
 #[tokio::test]
 async fn no_call_with_the_longest_lists_keeps_another_client_waiting() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("socket");
     let mut server = Server::new().with_limits(Limits {
-        // The one that ended last is kept in any case.
+        // The machine that ended last is kept in any case.
         ended_bytes: usize::MAX,
         ..Limits::of_host()
     });

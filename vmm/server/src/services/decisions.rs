@@ -4,9 +4,9 @@
 //!   opened ──(DecideFor)──► deciding ──(either stream, the session or the machine ends, a bad answer,
 //!                                       or too many deadlines missed)──► over
 //! ```
-//! What is kept true: while a client decides, what the machine asks is either with that client or
-//! answered; when it is over, for whatever reason, the asker is dropped, and with it what is open
-//! falls to the default.
+//! Invariants: while a client decides, every question of the machine is either with that client or answered.
+//! When the stream ends, for whatever reason, the asker is dropped, and open questions get the default
+//! decision.
 
 use std::collections::{HashMap, HashSet};
 
@@ -29,10 +29,9 @@ use crate::sessions::keeper::{Sessions, ended};
 use crate::status::{Failure, chain, out_of_order};
 use crate::wire::{actions, anchor, convert};
 
-/// Messages that wait for one client.
+/// Capacity of the queue of messages to one client.
 const MESSAGES: usize = 16;
 
-/// The service.
 #[derive(Debug)]
 pub(crate) struct Service {
     fleet: Fleet,
@@ -40,7 +39,7 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    /// The service, as it is served.
+    /// Returns the service for the gRPC server.
     pub(crate) fn server(fleet: Fleet, sessions: Sessions<Handle>) -> DecisionsServer<Self> {
         DecisionsServer::new(Self { fleet, sessions }).max_decoding_message_size(limits::MESSAGE)
     }
@@ -92,7 +91,7 @@ impl decisions_server::Decisions for Service {
     }
 }
 
-/// Those of `known` that `ids` names, if all of them ask.
+/// Returns the probes of `known` that `ids` names, if all of them ask.
 fn choose(ids: &[u32], known: Vec<v1::Probe>) -> Result<Vec<v1::Probe>, Status> {
     if ids.is_empty() {
         let message = "name the probes to decide for";
@@ -123,17 +122,17 @@ struct Desk {
     asker: Asker,
     answers: Streaming<DecideRequest>,
     to_client: mpsc::Sender<Result<DecideResponse, Status>>,
-    /// Tells of the end of the session that it goes with.
+    /// Reports the end of the client's session, if it has one.
     over: Option<watch::Receiver<Option<SessionEnd>>>,
-    /// What it was told of the wall clock.
+    /// Last anchor that the client was sent.
     anchor: anchor::Told,
 }
 
-/// Nobody decides here any more.
+/// Why the client decides no more.
 enum Over {
     /// The client is gone, or done.
     Gone,
-    /// For a reason the client is to know.
+    /// With an error that the client is sent.
     Because(Status),
 }
 
@@ -152,7 +151,7 @@ impl Desk {
                 question = self.asker.next() => match question {
                     Some(question) => self.put(&question).await?,
                     None if self.asker.was_dropped() => return Err(Over::Because(unresponsive())),
-                    // The machine has ended; so does the stream.
+                    // The machine has ended, and so does the stream.
                     None => return Ok(()),
                 },
                 answer = self.answers.message() => match answer {
@@ -165,7 +164,7 @@ impl Desk {
         }
     }
 
-    /// Puts a question to the client.
+    /// Sends a question to the client.
     async fn put(&mut self, question: &Question) -> Result<(), Over> {
         let question = v1::Question {
             token: question.token.0,
@@ -176,7 +175,7 @@ impl Desk {
         self.send(Some(what), Vec::new()).await
     }
 
-    /// Takes an answer to the machine.
+    /// Passes an answer to the machine.
     async fn take(&mut self, request: DecideRequest) -> Result<(), Over> {
         let Some(decide_request::What::Answer(Answer { token, decision })) = request.what else {
             let message = "only answers can follow the first message";
@@ -212,7 +211,7 @@ impl Desk {
     }
 }
 
-/// Returns when the session has ended that the client decides in; never, if there is none.
+/// Returns when the client's session has ended; never, if it has none.
 async fn end_of(over: &mut Option<watch::Receiver<Option<SessionEnd>>>) {
     match over {
         Some(over) => {

@@ -4,8 +4,8 @@
 //!   collector ──► Broadcast: encodes ──► a queue for each client, ──► Feed ──► its connection
 //!    (thread)      a batch once           bounded in bytes           (task)
 //! ```
-//! What each of them keeps true is said in its module. The service is as the generator would write it,
-//! but for one thing: a response is a [`Message`], whose events were encoded once for all clients.
+//! The invariants are in the modules of these parts. The service is written as the generator would write it,
+//! except that a response is a [`Message`], whose events are encoded once for all clients.
 
 use std::collections::HashSet;
 use std::convert::Infallible;
@@ -33,15 +33,14 @@ use crate::limits;
 use crate::panics;
 use crate::status::Failure;
 
-/// Messages between the machines and one client's connection.
+/// Capacity of the queue of messages between the machines and one client's connection.
 const MESSAGES: usize = 2;
-/// Machines whose events go into one stream at a time: as many as can run, and as many that have ended and
-/// whose last messages wait. Those that come later are waited with.
+/// Maximum number of machines whose events go into one stream at a time: as many as can run, and as many that
+/// have ended and whose last messages wait. Machines that come later wait.
 const MACHINES: usize = 128;
 
 type Responses = ReceiverStream<Result<Message, Status>>;
 
-/// The service.
 #[derive(Debug)]
 pub(crate) struct Service {
     fleet: Fleet,
@@ -56,7 +55,7 @@ impl Service {
     fn subscribe(&self, mut request: SubscribeRequest) -> Result<Responses, Status> {
         let wanted = Arc::new(self.counted(wanted(&mut request)?)?);
         let SubscribeRequest { machine, after, .. } = request;
-        // One for all machines' streams of this client.
+        // One permit for all machines' streams of this client.
         let place = Arc::new(self.fleet.totals().subscribers.take()?);
         let (origin, events, is_live) = if let Some((name, events)) = self.published.get(&machine) {
             (Origin::Published(Arc::clone(name)), events.clone(), true)
@@ -91,7 +90,8 @@ impl Service {
             Some(after) => Some(Position::from(after)),
             None => None,
         };
-        // Of one that has ended there is its last message, and what is held if that is asked for.
+        // The stream of an ended machine has its last message, and the held events if the client asks for a
+        // position.
         let events = match is_live || after.is_some() {
             true => Some(events.subscribe(wanted, after).map_err(beyond)?),
             false => None,
@@ -100,7 +100,7 @@ impl Service {
         Ok(panics::stream(MESSAGES, feed))
     }
 
-    /// `wanted` with room for it, which is a part of that of what waits for all subscribers.
+    /// Takes room for `wanted` from the pool of the lists, and from that of all waiting events.
     fn counted(&self, mut wanted: Wanted) -> Result<Wanted, Status> {
         if wanted.is_all() {
             return Ok(wanted);
@@ -133,7 +133,7 @@ impl Service {
     }
 }
 
-/// Runs `feed`, and keeps `place` as long.
+/// Runs `feed`, and keeps `place` until it is done.
 async fn holding<P>(place: Arc<P>, feed: impl Future<Output = ()>) {
     feed.await;
     drop(place);
@@ -144,11 +144,11 @@ fn beyond(_: Beyond) -> Status {
     Failure::invalid(ErrorKind::BadPosition, message).into()
 }
 
-/// Feeds a client the events of all machines, and of those that come later.
+/// Sends a client the events of all machines, including those that come later.
 #[derive(Debug)]
 struct All {
     fleet: Fleet,
-    /// The same for all.
+    /// Shared by the subscriptions to all machines.
     wanted: Arc<Wanted>,
     to_client: mpsc::Sender<Result<Message, Status>>,
     places: Arc<Semaphore>,
@@ -172,7 +172,7 @@ impl All {
     async fn run(self) {
         let mut arrivals = self.fleet.arrivals();
         let live = self.fleet.live();
-        // One that comes just now is told twice.
+        // A machine that is booted at this moment is in `live` and announced as well.
         let known: HashSet<_> = live.iter().map(|handle| handle.uid().to_owned()).collect();
         for handle in live {
             self.feed(handle).await;
@@ -189,7 +189,7 @@ impl All {
                 Err(Behind) => {
                     let why = "machines come and go faster than this stream is read";
                     let end = Failure::new(Code::ResourceExhausted, ErrorKind::TooSlow, why);
-                    // If the client is gone, nobody misses it.
+                    // The client may be gone.
                     let _ = self.to_client.send(Err(end.into())).await;
                     return;
                 }
@@ -197,7 +197,7 @@ impl All {
         }
     }
 
-    /// Has the events of a machine go into the stream, as soon as there is a place.
+    /// Adds the events of a machine to the stream, as soon as there is a permit.
     async fn feed(&self, handle: Handle) {
         let Ok(place) = Arc::clone(&self.places).acquire_owned().await else {
             return;
@@ -212,7 +212,7 @@ impl All {
     }
 }
 
-/// The service as a connection calls it.
+/// The service, in the form that a connection calls.
 #[derive(Clone, Debug)]
 pub(crate) struct EventsServer(Arc<Service>);
 
@@ -248,7 +248,7 @@ impl tonic::codegen::Service<http::Request<Body>> for EventsServer {
     }
 }
 
-/// The method.
+/// The method `Subscribe`.
 struct Subscribe(Arc<Service>);
 
 impl ServerStreamingService<SubscribeRequest> for Subscribe {
@@ -290,7 +290,7 @@ mod tests {
         let taken = totals.events.taken();
         assert!(quarter - weight < taken && taken <= quarter, "{taken}");
         assert!(totals.events.take(quarter * 3).is_some());
-        // What is wanted of all takes none.
+        // A selection of all events takes no room.
         assert!(service.counted(Wanted::default()).is_ok());
         drop(held);
         assert_eq!((totals.events.taken(), totals.lists.taken()), (0, 0));

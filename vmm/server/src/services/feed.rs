@@ -1,9 +1,11 @@
-//! One machine's events on their way to one client.
+//! Sends one machine's events to one client.
 //!
-//! Invariant: a probe is described in the message its first event is in, or before; what was lost
-//! is told with the message that follows the loss, all of whose events follow it, too, so that a client that
-//! deals with a part of a message counts nothing twice; which wall-clock times events have is told first; all
-//! that is before the position in a message has been sent or told as lost by then.
+//! Invariants:
+//! - a probe is described in the message with its first event, or before;
+//! - a loss is reported with the next message, and all events of that message follow the loss, too, so that a
+//!   client that processes a part of a message counts nothing twice;
+//! - the anchor of the events' times is sent first;
+//! - everything before the position in a message has been sent or reported as lost by then.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -19,17 +21,18 @@ use crate::events::{Encoded, Lost, Position};
 use crate::fleet::Handle;
 use crate::wire::{anchor, budget};
 
-/// Batches are put together to messages of so many bytes. With the last batch added, of at most 1024
-/// events, and all the probes it can describe, a message stays below the 4 MiB that clients accept.
+/// Bytes after which no further batch is added to a message. With the last batch added, of at most 1024 events,
+/// and all probes that it can describe, a message stays below the 4 MiB that clients accept.
 const MESSAGE: usize = 256 << 10;
-/// Probes in one message, for the same reason: what one is to write can take 17 KiB.
+/// Maximum number of probes in one message, for the same reason: the data that one probe writes can take 17
+/// KiB.
 const PROBES_PER_MESSAGE: usize = 64;
 
-/// Where events come from.
+/// Source of events.
 #[derive(Clone, Debug)]
 pub(crate) enum Origin {
     Machine(Handle),
-    /// A name that no machine stands behind.
+    /// A stream without a machine.
     Published(Arc<str>),
 }
 
@@ -41,7 +44,7 @@ impl Origin {
         }
     }
 
-    /// What tells it from others of the name, if it is a machine.
+    /// Returns the UUID of the machine; empty if there is no machine.
     pub(crate) fn uid(&self) -> &str {
         match self {
             Self::Machine(handle) => handle.uid(),
@@ -49,7 +52,7 @@ impl Origin {
         }
     }
 
-    /// Those of its probes that `ids` names.
+    /// Returns those of its probes that `ids` names.
     async fn probes(&self, ids: HashSet<u32>) -> Vec<v1::Probe> {
         let Self::Machine(handle) = self else {
             return Vec::new();
@@ -64,7 +67,7 @@ impl Origin {
         })
     }
 
-    /// How it ended; returns when it has.
+    /// Returns how it ended, once it has.
     async fn ended(&self) -> Option<v1::Ending> {
         match self {
             Self::Machine(handle) => handle.ended().await.machine.ending.clone(),
@@ -73,14 +76,14 @@ impl Origin {
     }
 }
 
-/// Carries one machine's events to one client.
+/// Sends one machine's events to one client.
 #[derive(Debug)]
 pub(crate) struct Feed {
     origin: Origin,
-    /// Probes the client has been told about.
+    /// Probes that have been described to the client.
     described: HashSet<u32>,
     anchor: anchor::Told,
-    /// Where the stream is.
+    /// Position of the stream.
     position: Position,
     to_client: mpsc::Sender<Result<Message, Status>>,
 }
@@ -99,10 +102,10 @@ impl Feed {
         }
     }
 
-    /// Runs until the machine has ended or the client is gone. Of a machine without `events` only
-    /// its end is told.
+    /// Runs until the machine has ended or the client is gone. Without `events` only the end of the machine is
+    /// sent.
     pub(crate) async fn run(mut self, events: Option<Subscription>) {
-        // That the client is gone is no error, and there is nobody to tell it to.
+        // A client that is gone is no error, and nobody is left to report it to.
         let _gone = self.feed(events).await;
     }
 
@@ -142,8 +145,8 @@ impl Feed {
         self.send(message).await
     }
 
-    /// Sends `first` and what else waits in `rest`, as much as fits in a message. Returns what was taken and
-    /// belongs into the next one.
+    /// Sends `first` and further batches that wait in `rest`, as many as fit into a message. Returns a batch
+    /// that was taken but belongs into the next message.
     async fn pass_on(
         &mut self,
         first: Taken<Encoded, Lost>,
@@ -154,7 +157,8 @@ impl Feed {
         let mut bytes = 0;
         let mut next = Some(first);
         while let Some(taken) = next.take() {
-            // What was dropped in the machine has no place among the events, but a count of its own in positions.
+            // Events that the machine dropped have no place among the others, but a count of their own in
+            // positions. So only a loss of numbered events needs a new message.
             if !message.events.is_empty() && taken.lost.until.seq > self.position.seq {
                 next = Some(taken);
                 break;
@@ -191,11 +195,11 @@ impl Feed {
         Ok(next)
     }
 
-    /// Tells the client about the probes `unknown`; returns the last of them, for the message that
-    /// has their events.
+    /// Describes the probes `unknown` to the client; returns the last descriptions, for the message that has
+    /// the events.
     async fn describe(&mut self, unknown: HashSet<u32>) -> Result<Vec<v1::Probe>, Gone> {
         let mut probes = self.origin.probes(unknown.clone()).await;
-        // A probe that was removed since its hit stays undescribed; it is not asked for again.
+        // A probe that was removed since its hit stays undescribed; it is not looked up again.
         self.described.extend(unknown);
         while probes.len() > PROBES_PER_MESSAGE {
             let rest = probes.split_off(PROBES_PER_MESSAGE);

@@ -3,8 +3,8 @@
 //! ```text
 //!   opened ──(AggregateFor)──► counting ──(the client ends the stream, or sends what is no command)──► over
 //! ```
-//! What is kept true: a histogram counts for as long as its stream lives, and goes with it; what was counted
-//! comes behind the schema by which it is to be read.
+//! Invariants: a histogram counts as long as its stream exists, and is dropped with it; what was counted is
+//! sent after the schema that describes it.
 
 use hvprobe_machine::{AGGREGATION_BYTES, AGGREGATIONS_MAX, AggregateError, Aggregation};
 use hvprobe_proto::v1::{
@@ -24,17 +24,16 @@ use crate::panics;
 use crate::status::{Failure, chain, out_of_order};
 use crate::wire::histogram;
 
-/// Messages that wait for one client.
+/// Capacity of the queue of messages to one client.
 const MESSAGES: usize = 4;
 
-/// The service.
 #[derive(Debug)]
 pub(crate) struct Service {
     fleet: Fleet,
 }
 
 impl Service {
-    /// The service, as it is served.
+    /// Returns the service for the gRPC server.
     pub(crate) fn server(fleet: Fleet) -> HistogramsServer<Self> {
         HistogramsServer::new(Self { fleet }).max_decoding_message_size(limits::MESSAGE)
     }
@@ -71,7 +70,7 @@ impl histograms_server::Histograms for Service {
     }
 }
 
-/// Begins to count what is `wanted`.
+/// Creates the histogram that is `wanted`.
 async fn begin(handle: &Handle, wanted: AggregateFor) -> Result<Aggregation, Status> {
     let AggregateFor {
         probes, histogram, ..
@@ -125,21 +124,21 @@ fn refused(error: &AggregateError) -> Status {
     }
 }
 
-/// A histogram that a client has.
+/// A client's histogram.
 struct Counting {
     handle: Handle,
     aggregation: Aggregation,
     commands: Streaming<AggregateRequest>,
     to_client: mpsc::Sender<Result<AggregateResponse, Status>>,
-    /// The last one that was sent.
+    /// Schema that was sent last.
     schema: HistogramSchema,
 }
 
-/// The client has it no more.
+/// Why the stream ends.
 enum Over {
-    /// It is gone, or done.
+    /// The client is gone, or done.
     Gone,
-    /// For a reason it is to know.
+    /// With an error that the client is sent.
     Because(Status),
 }
 
@@ -165,7 +164,7 @@ impl Counting {
         }
     }
 
-    /// Tells how to read what follows, if the client does not know that.
+    /// Sends the schema, unless the client has it already.
     async fn send_schema(&mut self) -> Result<(), Over> {
         let what = self.aggregation.what();
         let what = what.map_err(|error| Over::Because(refused(&error)))?;
@@ -198,7 +197,7 @@ impl Counting {
 
     async fn read(&mut self) -> Result<(), Over> {
         let flushed = self.handle.blocking(|machine| machine.flush_events());
-        // One that has ended has handed everything on.
+        // A machine that has ended has passed on all its events.
         let is_whole = flushed.await;
         let is_whole = is_whole.unwrap_or_else(|_| self.handle.remains().is_some());
         let aggregation = self.aggregation.clone();
@@ -209,7 +208,7 @@ impl Counting {
         });
         let parts = read.await.map_err(Over::Because)?;
         let parts = parts.map_err(|error| Over::Because(refused(&error)))?;
-        // Whatever was counted, it is known by now how that is to be read.
+        // The schema of everything that was counted is known by now.
         self.send_schema().await?;
         for part in parts {
             self.send(aggregate_response::What::Part(part)).await?;

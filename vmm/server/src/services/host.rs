@@ -12,15 +12,14 @@ use crate::status::chain;
 use crate::threads::Lane;
 use crate::wire::convert;
 
-/// The service.
 #[derive(Debug)]
 pub(crate) struct Service {
-    /// One look at the host at a time: each runs a guest.
+    /// One self-check at a time: each runs a guest.
     looks: Lane,
 }
 
 impl Service {
-    /// The service, as it is served.
+    /// Returns the service for the gRPC server.
     pub(crate) fn server() -> HostServer<Self> {
         let looks = Lane::new("the self-check", 1);
         HostServer::new(Self { looks }).max_decoding_message_size(limits::MESSAGE)

@@ -30,33 +30,32 @@ use crate::wire::mask::Mask;
 use crate::wire::page::Page;
 use crate::wire::registration;
 
-/// Virtual CPUs of a machine for which none are asked.
+/// Number of virtual CPUs if none is requested.
 const DEFAULT_CPUS: u32 = 1;
-/// Memory of a machine for which none is asked, in bytes.
+/// Memory if none is requested, in bytes.
 const DEFAULT_MEMORY: u64 = 256 << 20;
-/// Bytes of a kernel command line. The kernel takes 2047 (`COMMAND_LINE_SIZE`); whether its image
-/// does is for the loader to say.
+/// Maximum bytes of a kernel command line. The kernel takes 2047 (`COMMAND_LINE_SIZE`); the loader checks how
+/// many its image takes.
 const CMDLINE: usize = 64 << 10;
 /// Words of a guest's command.
 const COMMAND_WORDS: usize = 4096;
 /// Bytes of a guest's command.
 const COMMAND_BYTES: usize = 128 << 10;
-/// Requests for machines that are read at a time.
+/// Maximum number of boot requests that are parsed at a time.
 const READS: usize = 4;
 /// Bytes of the console in one message.
 const CONSOLE_PIECE: usize = 64 << 10;
 
-/// The service.
 #[derive(Debug)]
 pub(crate) struct Service {
     fleet: Fleet,
     sessions: Sessions<Handle>,
-    /// Requests for machines that are read at a time: each may have many definitions.
+    /// Limits the number of boot requests that are parsed at a time: each may have many definitions.
     reads: Lane,
 }
 
 impl Service {
-    /// The service, as it is served.
+    /// Returns the service for the gRPC server.
     pub(crate) fn server(fleet: Fleet, sessions: Sessions<Handle>) -> MachinesServer<Self> {
         let service = Self {
             fleet,
@@ -81,7 +80,8 @@ impl machines_server::Machines for Service {
         let mut request = request.into_inner();
         let request_id = std::mem::take(&mut request.request_id);
         let labels = std::mem::take(&mut request.labels);
-        // Before it waits for its turn: what is too long takes no time of those behind it.
+        // Checked before the request waits for its turn: an oversized request takes no time of those that wait
+        // after it.
         identity::bounded(&request_id, labels.len())?;
         bounded(&request)?;
         let read = self.reads.run(move || {
@@ -91,7 +91,7 @@ impl machines_server::Machines for Service {
         let (asked, config) = read.await??;
         let handle = self.fleet.boot(config, asked).await?;
         let mut machine = handle.describe();
-        // If it has ended already, its probes do not matter any more.
+        // If the machine has ended already, its probes do not matter any more.
         if let Ok(booted) = handle.machine() {
             machine.skipped = registration::skipped(booted.skipped());
         }
@@ -262,13 +262,13 @@ impl machines_server::Machines for Service {
         let accepted = handle
             .blocking(move |machine| machine.console_input(&data))
             .await?;
-        // No more than was sent, which is far less than this can count.
+        // At most the number of bytes in the request, which is far less than this can count.
         let accepted = u32::try_from(accepted).unwrap_or(u32::MAX);
         Ok(Response::new(ConsoleWriteResponse { accepted }))
     }
 }
 
-/// Sends what is kept of a console's output.
+/// Sends the kept output of a console.
 async fn show(kept: Vec<u8>, to_client: mpsc::Sender<Result<ConsoleOutput, Status>>) {
     for piece in kept.chunks(CONSOLE_PIECE) {
         let data = piece.to_vec();
@@ -299,7 +299,7 @@ async fn follow(mut console: Console, to_client: mpsc::Sender<Result<ConsoleOutp
     }
 }
 
-/// Sends the machine whenever it has changed, until it has ended or the client is gone.
+/// Sends the machine whenever it changes, until it has ended or the client is gone.
 async fn watch(handle: Handle, to_client: mpsc::Sender<Result<v1::Machine, Status>>) {
     let mut changes = handle.follow();
     let mut last = None;
@@ -323,7 +323,7 @@ async fn watch(handle: Handle, to_client: mpsc::Sender<Result<v1::Machine, Statu
     }
 }
 
-/// Why a machine was not paused or resumed, for clients.
+/// Converts the error of a pause or a resume for clients.
 fn pause_error(machine: &str, error: &PauseError) -> Status {
     match error.source().and_then(|source| source.downcast_ref()) {
         Some(stop) => stop_error(machine, stop),
@@ -331,7 +331,7 @@ fn pause_error(machine: &str, error: &PauseError) -> Status {
     }
 }
 
-/// Why no NMI was sent, for clients.
+/// Converts the error of an NMI for clients.
 fn nmi_error(machine: &str, error: &NmiError) -> Status {
     match error {
         NmiError::NoSuchVcpu { .. } => Failure::invalid(ErrorKind::NoSuchCpu, chain(error)).into(),
@@ -339,7 +339,7 @@ fn nmi_error(machine: &str, error: &NmiError) -> Status {
     }
 }
 
-/// Why memory was not read, for clients.
+/// Converts the error of reading memory for clients.
 fn read_error(error: &ReadError) -> Status {
     let code = match error {
         ReadError::Booting => Code::FailedPrecondition,
@@ -348,7 +348,7 @@ fn read_error(error: &ReadError) -> Status {
     Failure::new(code, ErrorKind::Unreadable, chain(error)).into()
 }
 
-/// That nothing of `request` is longer than may be, as far as that is told without reading its definitions.
+/// Checks that nothing in `request` is too long, as far as possible without parsing its definitions.
 fn bounded(request: &BootRequest) -> Result<(), Status> {
     if !request.name.is_empty() {
         limits::machine_name(&request.name).map_err(|bad| bad.on("name"))?;
@@ -360,7 +360,7 @@ fn bounded(request: &BootRequest) -> Result<(), Status> {
     registration::bounded(&request.probes)
 }
 
-/// The machine asked for, as far as it can be told without the host.
+/// Converts the request to a configuration. Checks everything that does not depend on the host.
 fn config(request: BootRequest) -> Result<MachineConfig, Status> {
     bounded(&request)?;
     let initrd = match request.initrd {

@@ -1,4 +1,4 @@
-//! The services of `hvprobe.v1`: validate, convert, hand over.
+//! The services of `hvprobe.v1`: they validate, convert and pass on requests.
 
 pub(crate) mod decisions;
 pub(crate) mod events;

@@ -21,7 +21,6 @@ use crate::status::{change_error, register_error};
 use crate::wire::page;
 use crate::wire::registration::{self, refusals, response, specs};
 
-/// The service.
 #[derive(Debug)]
 pub(crate) struct Service {
     fleet: Fleet,
@@ -29,12 +28,12 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    /// The service, as it is served.
+    /// Returns the service for the gRPC server.
     pub(crate) fn server(fleet: Fleet, sessions: Sessions<Handle>) -> ProbesServer<Self> {
         ProbesServer::new(Self { fleet, sessions }).max_decoding_message_size(limits::MESSAGE)
     }
 
-    /// Has `change` made to these probes of a machine.
+    /// Calls `change` for these probes of a machine.
     async fn change(
         &self,
         machine: &str,
@@ -50,7 +49,7 @@ impl Service {
         changed.map_err(|error| change_error(machine, &error))
     }
 
-    /// Turns a switch of a machine.
+    /// Sets a switch of a machine.
     async fn switch(
         &self,
         machine: &str,
@@ -65,7 +64,7 @@ impl Service {
     }
 }
 
-/// Registers what is asked for, in the name of the session that `ticket` is for.
+/// Registers the requested probes, in the name of the session of `ticket`.
 async fn register(
     handle: Handle,
     request: RegisterRequest,
@@ -74,9 +73,9 @@ async fn register(
     let refusals = refusals(request.skip_refused);
     let registered = handle
         .blocking(move |machine| {
-            // Reading as many definitions as there may be takes a while, too.
+            // Parsing the maximum number of definitions takes a while, too.
             let specs = specs(request.probes)?;
-            // The session cannot end before its probes are known to be its own.
+            // The ticket keeps the session from ending before its probes are known to belong to it.
             let owner = ticket.as_ref().map(|ticket| ticket.owner);
             let registered = machine.register_for(owner, &specs, refusals);
             registered.map_err(|error| register_error(&request.machine, &error))
@@ -96,7 +95,7 @@ impl probes_server::Probes for Service {
         let handle = self.fleet.get(&request.machine)?;
         let requests = Arc::clone(&handle.requests);
         let sessions = self.sessions.clone();
-        // What has been answered is answered again, whether or not its session is still there.
+        // A repeated request is answered as before, whether or not its session still exists.
         let answer = requests.once(request, move |request| async move {
             let ticket = sessions.begin(&request.session, &handle)?;
             register(handle, request, ticket).await

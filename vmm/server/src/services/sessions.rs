@@ -5,8 +5,8 @@
 //!                       │ ▲
 //!                       └─┘ renew
 //! ```
-//! What is kept true: the session is open exactly while its task holds it; the last message comes when all
-//! that the session had is let go of.
+//! Invariants: the session is open exactly while its task holds it; the last message is sent after everything
+//! that the session owned has been cleaned up.
 
 use std::time::Duration;
 
@@ -27,24 +27,22 @@ use crate::sessions::keeper::{Asked, Open, Place, Sessions, ended};
 use crate::status::{Failure, out_of_order};
 use crate::wire::{anchor, page};
 
-/// Messages that wait for one client: all there are of one session.
+/// Capacity of the queue of messages to one client: all messages of one session.
 const MESSAGES: usize = 2;
-/// How long a session may outlive the last message of its client, and how long it does if nothing is
-/// asked for.
+/// Limits and default of the time that a session outlives the last message of its client.
 const SHORTEST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_hours(1);
 const DEFAULT: Duration = Duration::from_secs(30);
-/// Sessions taken over at once.
+/// Maximum number of sessions to take over at once.
 const TAKE_OVER: usize = 64;
 
-/// The service.
 #[derive(Debug)]
 pub(crate) struct Service {
     sessions: Sessions<Handle>,
 }
 
 impl Service {
-    /// The service, as it is served.
+    /// Returns the service for the gRPC server.
     pub(crate) fn server(sessions: Sessions<Handle>) -> SessionsServer<Self> {
         SessionsServer::new(Self { sessions }).max_decoding_message_size(limits::MESSAGE)
     }
@@ -74,7 +72,7 @@ impl sessions_server::Sessions for Service {
     }
 }
 
-/// The page of sessions that is asked for.
+/// Returns the requested page of sessions.
 fn list<P: Place>(
     sessions: &Sessions<P>,
     request: ListSessionsRequest,
@@ -94,7 +92,8 @@ fn list<P: Place>(
     })
 }
 
-/// Opens the session that the first of `messages` asks for, and has it held for as long as they say.
+/// Opens the session that the first of `messages` asks for, and spawns a task that holds it as long as the
+/// messages keep it open.
 async fn hold<P: Place>(
     sessions: &Sessions<P>,
     mut messages: impl Stream<Item = Result<HoldRequest, Status>> + Unpin + Send + 'static,
@@ -117,7 +116,7 @@ async fn hold<P: Place>(
     Ok(answers)
 }
 
-/// The session that a client asks for, if it can be.
+/// Checks the session that a client asks for.
 fn asked(open: OpenSession) -> Result<Asked, Status> {
     let OpenSession {
         owner,
@@ -178,18 +177,18 @@ where
             })),
             anchor: None,
         });
-        // A client that is gone needs no word.
+        // The client may be gone.
         let _gone = self.to_client.send(last).await;
     }
 
-    /// Holds the session until it is to end; why it is, or what was wrong with the client.
+    /// Holds the session until it has to end. Returns why it ends, or what the client did wrong.
     async fn hold(&mut self) -> Result<SessionEnd, Status> {
         let mut over = self.open.over.clone();
         loop {
             tokio::select! {
                 biased;
                 why = ended(&mut over) => return Ok(why),
-                // What has come in time counts, whenever it is looked at.
+                // A message that arrived in time counts, whenever it is read.
                 message = self.messages.next() => match message {
                     Some(Ok(HoldRequest { what: Some(hold_request::What::Renew(_)) })) => {}
                     Some(Ok(_)) => return Err(out_of_order("the session is open: renew it")),

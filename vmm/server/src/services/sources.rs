@@ -1,8 +1,9 @@
 //! `hvprobe.v1.Sources`.
 //!
-//! What is kept true: of the questions about one machine one is answered at a time, and of all [`LOOKS`], so no more
-//! files with debug information are in memory than that, and none when nobody asks: a look ends when its client has
-//! gone, but an index that it has begun is completed and kept, so that whoever asks again finds it. What is uploaded goes to a file as it comes.
+//! Invariants: one request about each machine is answered at a time, and [`LOOKS`] in all. So no more files
+//! with debug information than that are in memory, and none when there are no requests. A request ends when its
+//! client is gone, but an index that it has begun is completed and kept, so that the next request finds it. An
+//! upload is written to a file as it arrives.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -37,18 +38,17 @@ use crate::uploads::{Upload, Uploads};
 /// The longest release of a kernel (`__NEW_UTS_LEN`).
 const RELEASE_MAX: usize = 64;
 
-/// Machines whose sources are looked at at a time.
+/// Maximum number of machines whose sources are looked at at a time.
 const LOOKS: usize = 4;
 
-/// How long a client may send nothing of a file that it uploads, and take for all of it.
+/// How long a client may send nothing of a file that it uploads, and how long the whole upload may take.
 const SILENCE: Duration = Duration::from_secs(60);
 const LONGEST: Duration = Duration::from_secs(3600);
 
-/// The service.
 #[derive(Debug)]
 pub(crate) struct Service {
     fleet: Fleet,
-    /// Where debug information is.
+    /// Folder of debug information.
     folder: Arc<Path>,
     indexes: Option<Indexes>,
     uploads: Arc<Uploads>,
@@ -57,7 +57,7 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    /// The service, as it is served.
+    /// Returns the service for the gRPC server.
     pub(crate) fn server(
         fleet: Fleet,
         folder: PathBuf,
@@ -74,7 +74,7 @@ impl Service {
         SourcesServer::new(service).max_decoding_message_size(limits::MESSAGE)
     }
 
-    /// What `ask` is answered of the sources of `machine`'s kernel.
+    /// Returns the answer of `ask` about the sources of `machine`'s kernel.
     async fn of<T: Message + 'static>(
         &self,
         machine: &str,
@@ -167,7 +167,8 @@ impl sources_server::Sources for Service {
     }
 }
 
-/// Has `work` done once it is its turn among `looks`. It is told when nobody waits for it any more.
+/// Runs `work` once there is a permit of `looks`. The flag that `work` gets is set when nobody waits for it any
+/// more.
 async fn look<T: Send + 'static>(
     looks: &Lane,
     work: impl FnOnce(&Arc<AtomicBool>) -> T + Send + 'static,
@@ -177,7 +178,7 @@ async fn look<T: Send + 'static>(
     looks.run(move || work(&abandoned)).await
 }
 
-/// Somebody waits for an answer, until it goes: with the call that has it.
+/// Belongs to a call that waits for an answer. Dropping it sets the flag.
 #[derive(Debug, Default)]
 struct Waiting(Arc<AtomicBool>);
 
@@ -187,10 +188,10 @@ impl Drop for Waiting {
     }
 }
 
-/// The parts of a file as they come.
+/// Parts of a file as they arrive.
 struct Parts<S> {
     stream: S,
-    /// When the next one has to be there, and all.
+    /// Deadlines of the next part, and of the whole file.
     next: Instant,
     all: Instant,
 }
@@ -208,13 +209,14 @@ where
         }
     }
 
-    /// The next part, and the machine if it names one; `None` after the last. Without either it is none.
+    /// Returns the next part, and the machine if the part names one; `None` after the last part. Skips parts
+    /// with neither data nor a machine.
     async fn next(&mut self) -> Result<Option<(String, Vec<u8>)>, Status> {
-        // What was done with the last one is not the client's time.
+        // The time for processing the previous part does not count.
         self.next = Instant::now() + SILENCE;
         loop {
             let until = self.next.min(self.all);
-            // What is there at once is taken, however late it is.
+            // `timeout_at` would return a part that is available at once, however late it is.
             let next = match until > Instant::now() {
                 true => timeout_at(until, self.stream.next()).await.ok(),
                 false => None,
@@ -241,7 +243,7 @@ where
     }
 }
 
-/// What a client is told whose upload does not answer.
+/// Converts the error of an upload that cannot be used.
 fn unusable(why: &DebugError) -> Failure {
     let message = format!("cannot use what was uploaded: {}", chain(why));
     Failure::new(Code::FailedPrecondition, ErrorKind::NoDebugInfo, message)
@@ -261,7 +263,7 @@ fn wrong(message: impl Into<String>) -> Failure {
     Failure::invalid(ErrorKind::Definition, message)
 }
 
-/// The debug information in `folder` of the kernel whose image that is.
+/// Opens the debug information in `folder` of the kernel with this image.
 fn open(
     image: &Arc<KernelImage>,
     folder: &Path,
@@ -296,9 +298,9 @@ fn open(
     )))
 }
 
-/// Where the debug information may be of the kernel with this build id and release, which it says itself: by the
-/// build id (GDB manual, "Debugging Information in Separate Files"), or where distributions put a vmlinux
-/// (tools/perf/util/symbol.c, `vmlinux_paths`).
+/// Returns the paths that may have the debug information of a kernel, from the build id and the release that
+/// the kernel itself states: the path of the build id (GDB manual, "Debugging Information in Separate Files"),
+/// and the paths where distributions put a vmlinux (tools/perf/util/symbol.c, `vmlinux_paths`).
 fn places_of(build_id: Option<&[u8]>, release: Option<&str>, folder: &Path) -> Vec<PathBuf> {
     let mut places = Vec::new();
     if let Some((first, rest)) = build_id.and_then(<[u8]>::split_first)
@@ -307,7 +309,7 @@ fn places_of(build_id: Option<&[u8]>, release: Option<&str>, folder: &Path) -> V
         let folder = folder.join(".build-id").join(format!("{first:02x}"));
         places.push(folder.join(format!("{}.debug", hex(rest))));
     }
-    // A name that leads nowhere else.
+    // A release that does not lead out of the folder.
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.+~".contains(c);
     if let Some(release) = release
         && release.len() <= RELEASE_MAX
@@ -320,7 +322,7 @@ fn places_of(build_id: Option<&[u8]>, release: Option<&str>, folder: &Path) -> V
     places
 }
 
-/// What a client is told that asked for what there is not, or where something is wrong with the file.
+/// Converts an error: something that was asked for does not exist, or something is wrong with the file.
 fn failed(error: &SourcesError) -> Failure {
     let message = chain(error);
     let debug = match error {
@@ -351,7 +353,7 @@ fn failed(error: &SourcesError) -> Failure {
         | DebugError::OtherKernel { .. }
         | DebugError::Damaged { .. }
         | DebugError::TooMuch
-        // Nobody is told.
+        // Nobody waits for it.
         | DebugError::Abandoned => {
             Failure::new(Code::FailedPrecondition, ErrorKind::NoDebugInfo, message)
         }

@@ -25,13 +25,12 @@ use crate::wire::{convert, types};
 
 /// Symbols in one message.
 const SYMBOLS_PER_MESSAGE: usize = 1024;
-/// Messages between the look-up and the client's connection.
+/// Capacity of the queue of messages between the look-up and the client's connection.
 const MESSAGES: usize = 1;
 
-/// Look-ups at a time, of all clients; more wait.
+/// Maximum number of look-ups at a time, of all clients; more wait.
 const LOOKUPS: usize = 8;
 
-/// The service.
 #[derive(Debug)]
 pub(crate) struct Service {
     fleet: Fleet,
@@ -39,7 +38,7 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    /// The service, as it is served.
+    /// Returns the service for the gRPC server.
     pub(crate) fn server(fleet: Fleet) -> SymbolsServer<Self> {
         let lookups = Arc::new(Lane::new("a look-up", LOOKUPS));
         SymbolsServer::new(Self { fleet, lookups }).max_decoding_message_size(limits::MESSAGE)
@@ -63,7 +62,7 @@ impl symbols_server::Symbols for Service {
             address,
         } = request.into_inner();
         limits::at_most("the pattern", pattern.len(), limits::DEFINITION)?;
-        // The machine itself is not kept by a stream that nobody reads.
+        // A stream that nobody reads does not keep the machine itself.
         let handle = self.fleet.get(&machine)?;
         let image = Arc::clone(handle.machine()?.image());
         if let Some(address) = address.map(Gva) {
@@ -129,12 +128,12 @@ impl symbols_server::Symbols for Service {
     }
 }
 
-/// `found` with what probes of it would meet.
+/// Converts `found`, with the reason why no probe can be planted in it.
 fn symbol(image: &KernelImage, found: &Symbol<'_>) -> v1::Symbol {
     convert::symbol(found, |at| image.forbidden(at))
 }
 
-/// The symbol of `module` that `address` lies in, as `MODULE:SYMBOL`.
+/// Returns the symbol of `module` that contains `address`, as `MODULE:SYMBOL`.
 fn symbol_of(module: &Module, address: Gva) -> Option<v1::Symbol> {
     let (found, _) = module.symbols().containing(address)?;
     let mut symbol = convert::symbol(&found, |at| module.forbidden(at));
@@ -142,7 +141,8 @@ fn symbol_of(module: &Module, address: Gva) -> Option<v1::Symbol> {
     Some(symbol)
 }
 
-/// The symbol that `address` lies in. `pattern` has to be empty: it would say something else.
+/// Returns the symbol that contains `address`. `pattern` has to be empty, because it would contradict the
+/// address.
 fn containing<'a>(
     symbols: &'a Symbols,
     address: Gva,
@@ -153,23 +153,24 @@ fn containing<'a>(
         return Err(Failure::invalid(ErrorKind::BadPattern, why));
     }
     let found = symbols.containing(address).map(|(symbol, _)| symbol);
-    // Nothing lies in a number that is no address.
+    // A number that is not an address contains nothing.
     Ok(found.filter(|symbol| symbol.kind != SymbolKind::Absolute))
 }
 
-/// A stream of at most one symbol.
+/// Returns a stream of at most one symbol.
 fn one(symbol: Option<v1::Symbol>) -> Responses {
     let (to_client, messages) = mpsc::channel(MESSAGES);
     if let Some(symbol) = symbol {
         let symbols = vec![symbol];
-        // There is room for one.
+        // There is room for one message.
         let _room = to_client.try_send(Ok(ListSymbolsResponse { symbols }));
     }
     ReceiverStream::new(messages)
 }
 
-/// What `find` finds from a position on, at most so many at a time and `limit` in all. A client that
-/// does not read takes no thread: the next ones are looked for when there is room for them.
+/// Streams the symbols that `find` returns from a position on, `limit` in all and at most
+/// [`SYMBOLS_PER_MESSAGE`] at a time. A client that does not read takes no thread: further symbols are looked
+/// up when there is room for them.
 fn stream<F>(lookups: &Arc<Lane>, limit: usize, find: F) -> Responses
 where
     F: Fn(usize, usize) -> Result<Vec<(usize, v1::Symbol)>, PatternError> + Send + Sync + 'static,
@@ -178,7 +179,7 @@ where
     panics::stream(MESSAGES, |to_client| async move {
         let (mut first, mut left) = (0, limit);
         while left > 0
-            // A client that is gone needs no more.
+            // A client that is gone needs no more symbols.
             && let Ok(room) = to_client.reserve().await
         {
             let most = left.min(SYMBOLS_PER_MESSAGE);
@@ -251,7 +252,7 @@ mod tests {
         }
     }
 
-    /// Every third of `all` numbers, as names.
+    /// Returns a function that finds every third of `all` numbers, with the numbers as names.
     fn thirds(
         all: usize,
     ) -> impl Fn(usize, usize) -> Result<Vec<(usize, v1::Symbol)>, PatternError> + Send + Sync {

@@ -1,4 +1,4 @@
-//! What a client says about the events it wants.
+//! Reads which events a client wants.
 
 use hvprobe_engine::on_any_event;
 use hvprobe_proto::v1::{ErrorKind, EventKind, SubscribeRequest};
@@ -10,7 +10,7 @@ use crate::events::wanted::Wanted;
 use crate::limits;
 use crate::status::Failure;
 
-/// The events that `request` asks for, if that can be read.
+/// Reads the selection of events in `request`.
 pub(crate) fn wanted(request: &mut SubscribeRequest) -> Result<Wanted, Status> {
     let lengths = [
         ("the number of probes", request.probes.len()),
@@ -92,7 +92,8 @@ mod tests {
         }
     }
 
-    /// Which of some events `request` wants, told as they were made and as they are read again.
+    /// Returns which of some events `request` selects. Checks that the facts of an event are the same after
+    /// decoding.
     fn chosen(mut request: SubscribeRequest) -> Vec<usize> {
         let wanted = wanted(&mut request).expect("a good request");
         let events = [

@@ -1,7 +1,7 @@
 //! A client that follows all machines.
 //!
-//! Invariant: what waits for it is one message, and what it is told next is looked up when there is room
-//! for that; so a slow client is told the latest of each machine, in the order of their last changes.
+//! Invariant: at most one message waits for the client, and the next one is looked up when there is room for
+//! it. So a slow client gets the latest state of each machine, in the order of their last changes.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -23,18 +23,18 @@ struct Gone;
 #[derive(Debug)]
 struct Known {
     name: String,
-    /// The number of the last change it was told.
+    /// Number of the last change that the client was sent.
     changed: u64,
 }
 
-/// Tells one client of all machines.
+/// Reports all machines to one client.
 #[derive(Debug)]
 pub(crate) struct Watcher {
     fleet: Fleet,
     labels: BTreeMap<String, String>,
     mask: Mask,
     to_client: ToClient,
-    /// By uid.
+    /// By UUID.
     known: HashMap<String, Known>,
 }
 
@@ -54,9 +54,9 @@ impl Watcher {
         }
     }
 
-    /// Runs until the client is gone, or the last machine of a server that stops.
+    /// Runs until the client is gone, or until the last machine of a stopping server has ended.
     pub(crate) async fn run(mut self) {
-        // That the client is gone is no error, and there is nobody to tell it to.
+        // A client that is gone is no error, and nobody is left to report it to.
         let _gone = self.watch().await;
     }
 
@@ -67,18 +67,18 @@ impl Watcher {
         self.send(What::AllTold(AllTold {})).await?;
         while !self.fleet.is_over() {
             tokio::select! {
-                // The fleet is here, so its news are.
+                // Cannot fail: `self.fleet` has the sender.
                 _ = news.changed() => {}
                 () = self.to_client.closed() => return Err(Gone),
             }
             while self.tell_next().await? {}
         }
-        // What came with the end.
+        // Changes that came with the end.
         while self.tell_next().await? {}
         Ok(())
     }
 
-    /// Tells what comes next of what is new; whether there was something.
+    /// Sends the next change that the client does not know; returns whether there was one.
     async fn tell_next(&mut self) -> Result<bool, Gone> {
         let to_client = self.to_client.clone();
         let room = to_client.reserve().await.map_err(|_| Gone)?;
@@ -89,7 +89,7 @@ impl Watcher {
         Ok(true)
     }
 
-    /// What comes next: a machine that is gone, or else the one whose last change is the oldest.
+    /// Returns the next change: a machine that is gone, or else the machine whose last change is the oldest.
     fn next(&mut self) -> Option<What> {
         let mut all = self.fleet.all();
         all.retain(|handle| handle.has(&self.labels));
@@ -107,7 +107,7 @@ impl Watcher {
             .iter()
             .filter(is_new)
             .min_by_key(|handle| handle.changed())?;
-        // Sooner than what it is: what changes in between is told again.
+        // Read before the state: a change in between is sent again.
         let changed = handle.changed();
         let name = handle.name().to_owned();
         let known = Known { name, changed };
@@ -149,7 +149,7 @@ mod tests {
         response.unwrap().what.unwrap()
     }
 
-    /// What is told in a word: `+name` of a machine, `-name` of one that is gone.
+    /// Returns the next message as a word: `+name` for a machine, `-name` for one that is gone.
     async fn word(told: &mut Told) -> String {
         match next(told).await {
             What::Machine(Machine { name, uid, .. }) => {
@@ -176,7 +176,7 @@ mod tests {
         assert_eq!(word(&mut told).await, "+a");
         fleet.forget("b").unwrap();
         assert_eq!(word(&mut told).await, "-b");
-        // A name that is taken again is another machine's.
+        // A name that is used again belongs to another machine.
         let uid = first.identity.uid().to_owned();
         add_ended(&fleet, "a", "", b"");
         match next(&mut told).await {
@@ -193,7 +193,7 @@ mod tests {
         let mut told = watch(&fleet);
         assert_eq!(word(&mut told).await, "+a");
         assert_eq!(word(&mut told).await, "all");
-        // Far more than may wait for it.
+        // Far more changes than messages that may wait for the client.
         for _ in 0..10_000 {
             machine.touch();
         }

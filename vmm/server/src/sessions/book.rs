@@ -1,4 +1,5 @@
-//! Which sessions there are, and what has to be let go of: decided, without clocks, machines or waiting.
+//! Bookkeeping of sessions: which exist, and what has to be cleaned up. Needs no clocks, no machines and no
+//! waiting.
 //!
 //! ```text
 //!             end                    nothing under way on a machine: it is due ──► let go, everywhere
@@ -8,83 +9,83 @@
 //!    │ taken over        │ taken over
 //!    └───────────────────┴──► (gone: what it had is another's)
 //! ```
-//! Machines know whose things are by [`Owner`] alone. A session has a number of its own, and those of the
-//! sessions that it took over, so that taking over changes nothing in a machine, and whatever is under way
-//! for one arrives at the other.
+//! Machines identify owners by [`Owner`] alone. A session has an owner number of its own, and those of the
+//! sessions that it took over. So taking over changes nothing in a machine, and requests under way for the old
+//! session arrive at the new one.
 //!
 //! Invariants, whatever the order of calls:
-//! - nothing begins for a session that is not held, and what has begun is over before its machine is due:
-//!   when a session that is not kept is gone, nothing of it is left anywhere;
+//! - no request begins for a session that is not held, and the clean-up of a machine waits for the requests
+//!   that have begun there: when a session that is not kept is gone, nothing of it is left anywhere;
 //! - nothing is due that belongs to a session that is held or kept;
-//! - of one machine, one thing at a time is being let go.
+//! - each machine has one clean-up at a time.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use hvprobe_machine::Owner;
 
-/// What becomes of a session.
+/// State of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// Its client is there.
+    /// Its client holds it.
     Held,
-    /// It has ended, and what it has stays.
+    /// It has ended, and its probes and pauses stay.
     Kept,
-    /// It has ended, and what it has is being let go of.
+    /// It has ended and is being cleaned up.
     Ending,
 }
 
 /// A session.
 #[derive(Debug)]
 pub(crate) struct Session<A> {
-    /// What its client said, and whatever else is told of it.
+    /// The caller's data about the session.
     pub(crate) about: A,
     pub(crate) stage: Stage,
     pub(crate) keep: bool,
-    /// Of what it asks for now; also tells which session was opened first.
+    /// Owner of its new probes and pauses. Sessions are ordered by it as they were opened.
     pub(crate) own: Owner,
     pub(crate) owners: BTreeSet<Owner>,
-    /// Where it may have something.
+    /// Machines on which it may own something.
     machines: BTreeSet<u64>,
 }
 
 /// Why a session was not opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unopened {
-    /// There are as many as may be.
+    /// The maximum number of sessions exists.
     TooMany,
-    /// The one at this position of those to be taken over is not there, or is ending.
+    /// The session at this index of those to be taken over does not exist, or is ending.
     NoSuch(usize),
 }
 
-/// A session that is not there any more.
+/// A session that no longer exists.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Gone {
     pub(crate) id: String,
     pub(crate) owners: BTreeSet<Owner>,
 }
 
-/// What a client has asked for and is not done.
+/// A client's request that is not done yet.
 #[derive(Clone, Copy, Debug)]
 struct UnderWay {
     owner: Owner,
     machine: u64,
 }
 
-/// All sessions of a server; `A` is what else is known of each.
+/// All sessions of a server; `A` is the caller's data about each.
 #[derive(Debug)]
 pub(crate) struct Book<A> {
-    /// How many there may be.
+    /// Maximum number of sessions.
     most: usize,
     sessions: BTreeMap<String, Session<A>>,
     next_owner: u64,
     next_ticket: u64,
     under_way: BTreeMap<u64, UnderWay>,
-    /// Machines that are letting go of something.
+    /// Machines that are being cleaned up.
     busy: BTreeSet<u64>,
 }
 
 impl<A> Book<A> {
-    /// None yet, of so many that there may be.
+    /// Creates an empty book for at most `most` sessions.
     pub(crate) fn new(most: usize) -> Self {
         Self {
             most,
@@ -96,8 +97,8 @@ impl<A> Book<A> {
         }
     }
 
-    /// Opens the session `id`, which takes over those that `take_over` names; `has` says whether a machine
-    /// has something of an owner. Returns all that stands for the session from now on.
+    /// Opens the session `id`, which takes over the sessions that `take_over` names. `has` returns whether a
+    /// machine has something of an owner. Returns all owners of the session.
     pub(crate) fn open(
         &mut self,
         id: &str,
@@ -126,7 +127,8 @@ impl<A> Book<A> {
                 machines.extend(other.machines);
             }
         }
-        // A client that comes back again and again is not to become longer each time.
+        // Owners that have nothing are dropped, so that a session does not grow each time its client
+        // reconnects.
         let here = |owner| {
             let mut under_way = self.under_way.values();
             machines.iter().any(|machine| has(*machine, owner))
@@ -147,20 +149,20 @@ impl<A> Book<A> {
         Ok(all)
     }
 
-    /// The session `id`.
+    /// Returns the session `id`.
     pub(crate) fn get(&self, id: &str) -> Option<&Session<A>> {
         self.sessions.get(id)
     }
 
-    /// All sessions, in the order they were opened.
+    /// Returns all sessions, in the order in which they were opened.
     pub(crate) fn all(&self) -> Vec<(&String, &Session<A>)> {
         let mut all: Vec<_> = self.sessions.iter().collect();
         all.sort_unstable_by_key(|(_, session)| session.own);
         all
     }
 
-    /// Something is asked of `machine` for the session `id`, unless it is not held; for whom, and the
-    /// ticket to [finish](Book::finish) it with.
+    /// Begins a request on `machine` for the session `id`, unless the session is not held. Returns the ticket
+    /// to [finish](Book::finish) it with, and the owner.
     pub(crate) fn begin(&mut self, id: &str, machine: u64) -> Option<(u64, Owner)> {
         let held = |session: &&mut Session<A>| session.stage == Stage::Held;
         let session = self.sessions.get_mut(id).filter(held)?;
@@ -171,12 +173,12 @@ impl<A> Book<A> {
         Some((ticket, owner))
     }
 
-    /// What was begun is done, or has failed.
+    /// Ends a request, which is done or has failed.
     pub(crate) fn finish(&mut self, ticket: u64) {
         self.under_way.remove(&ticket);
     }
 
-    /// The client of the session `id` is gone; what becomes of the session, if it was held.
+    /// Ends the session `id`, whose client is gone. Returns the new state, if the session was held.
     pub(crate) fn end(&mut self, id: &str) -> Option<Stage> {
         let held = |session: &&mut Session<A>| session.stage == Stage::Held;
         let session = self.sessions.get_mut(id).filter(held)?;
@@ -187,8 +189,8 @@ impl<A> Book<A> {
         Some(session.stage)
     }
 
-    /// The machines that have to let go of something now, each with the owners of it. Each is told once,
-    /// until it has [let go](Book::released).
+    /// Returns the machines that have to be cleaned up now, each with the owners. Each machine is returned
+    /// once, until it [has been cleaned up](Book::released).
     pub(crate) fn due(&mut self) -> Vec<(u64, Vec<Owner>)> {
         let ending = self
             .sessions
@@ -205,7 +207,7 @@ impl<A> Book<A> {
         due
     }
 
-    /// Those of whom `machine` has to let go now.
+    /// Returns the owners that `machine` has to be cleaned up for now.
     pub(crate) fn due_on(&self, machine: u64) -> Vec<Owner> {
         let due = |session: &&Session<A>| {
             session.stage == Stage::Ending
@@ -217,8 +219,8 @@ impl<A> Book<A> {
             .collect()
     }
 
-    /// `machine` has let go of `owners`; the sessions that have nothing there any more, each with what
-    /// stands for it.
+    /// Notes that `machine` has been cleaned up for `owners`. Returns the sessions that own nothing there any
+    /// more, each with its owners.
     pub(crate) fn released(&mut self, machine: u64, owners: &[Owner]) -> Vec<Gone> {
         self.busy.remove(&machine);
         let mut settled = Vec::new();
@@ -235,8 +237,8 @@ impl<A> Book<A> {
         settled
     }
 
-    /// Forgets the machines that are not there any more, and the sessions that have nothing and are not
-    /// held, and returns those. `has` says whether a machine has something of an owner.
+    /// Removes the machines that no longer exist, and the sessions that own nothing and are not held. Returns
+    /// those sessions. `has` returns whether a machine has something of an owner.
     pub(crate) fn sweep(
         &mut self,
         is_there: impl Fn(u64) -> bool,
@@ -265,7 +267,7 @@ impl<A> Book<A> {
         gone
     }
 
-    /// Whether a session may have something on `machine`.
+    /// Whether a session may own something on `machine`.
     pub(crate) fn knows(&self, machine: u64) -> bool {
         let mut sessions = self.sessions.values();
         sessions.any(|session| session.machines.contains(&machine))

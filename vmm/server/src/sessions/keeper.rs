@@ -1,10 +1,10 @@
-//! Keeps the sessions of a server: what is asked for in their names is theirs, and is let go of when they
-//! end.
+//! Keeps the sessions of a server: probes and pauses that are requested in a session belong to it, and are
+//! cleaned up when it ends.
 //!
-//! What happens is decided by a [`Book`]; here are the lock around it, the machines, and the time. The
-//! lock is never held while a machine is called, but for what a machine answers at once. Invariants: of one
-//! machine, one thread at a time lets go of things, however many sessions end; what cannot be let go of is
-//! told and tried again for as long as the machine is there.
+//! A [`Book`] makes the decisions; this module adds the lock around it, the machines, and the time. The lock is
+//! never held while a machine is called, except for questions that a machine answers at once. Invariants: each
+//! machine has one clean-up at a time, however many sessions end; a clean-up that fails is logged, and tried
+//! again for as long as the machine exists.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -23,30 +23,31 @@ use crate::identity::uuid;
 use crate::status::{Failure, stopping};
 use crate::wire::anchor;
 
-/// How long what could not be let go of is left alone, at first and at most.
+/// Delay before a failed clean-up is tried again, at first and at most.
 const PATIENCE: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// A machine, as sessions see it. Copies are the same machine.
+/// A machine, as sessions see it. Clones are the same machine.
 pub(crate) trait Place: Clone + Send + Sync + 'static {
-    /// Which one it is; of no other.
+    /// Returns the number of the machine, which no other machine has.
     fn number(&self) -> u64;
-    /// What it is called.
+    /// Returns the name of the machine.
     fn name(&self) -> &str;
-    /// Whether it has not ended.
+    /// Whether the machine has not ended.
     fn is_there(&self) -> bool;
-    /// Whether anything of it belongs to `owner`; told at once.
+    /// Whether anything on the machine belongs to `owner`; answers at once.
     fn has(&self, owner: Owner) -> bool;
-    /// Has it let go of all that belongs to `owners`. Of one that has ended nothing is left to let go.
+    /// Unregisters the probes and ends the pauses of `owners`. On a machine that has ended there is nothing to
+    /// clean up.
     fn let_go(&self, owners: Vec<Owner>) -> impl Future<Output = Result<LetGo, Status>> + Send;
 }
 
-/// What a client asks for with a session.
+/// A client's request for a session.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Asked {
-    /// Who it says it is.
+    /// Owner, as the client states it.
     pub(crate) owner: String,
-    /// How long the session outlives its last message.
+    /// How long the session outlives the last message of its client.
     pub(crate) ttl: Duration,
     pub(crate) keep: bool,
     pub(crate) take_over: Vec<String>,
@@ -57,27 +58,27 @@ struct About {
     owner: String,
     ttl: Duration,
     open_ns: u64,
-    /// Tells whoever holds the session, or does something in its name, that it has ended.
+    /// Reports the end of the session to its holder, and to everything that is done in its name.
     over: watch::Sender<Option<SessionEnd>>,
 }
 
 #[derive(Debug)]
 struct State<P> {
     book: Book<About>,
-    /// The machines that sessions may have something of.
+    /// Machines on which sessions may own something.
     places: BTreeMap<u64, P>,
-    /// Who waits for the end of a session that is ending, and what was let go of until now.
+    /// For each session that is ending: who waits for the end, and what has been cleaned up until now.
     waiting: BTreeMap<String, (oneshot::Sender<Vec<v1::LetGo>>, Vec<v1::LetGo>)>,
     closed: bool,
 }
 
-/// The sessions of a server. Copies are the same.
+/// The sessions of a server. Clones share them.
 #[derive(Debug)]
 pub(crate) struct Sessions<P> {
     state: Arc<Mutex<State<P>>>,
     most: usize,
     owners: Owners,
-    /// Where things are let go of: a session may end on any thread, also one that knows no runtime.
+    /// Runtime for clean-ups: a session may end on any thread, also outside of a runtime.
     runtime: Handle,
 }
 
@@ -92,27 +93,27 @@ impl<P> Clone for Sessions<P> {
     }
 }
 
-/// A session that is open for as long as this lives.
+/// A session that is open until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Open<P: Place> {
     sessions: Sessions<P>,
     id: String,
-    /// Why it has ended, if another has seen to that.
+    /// Reports the end of the session, if its own client has not caused it.
     pub(crate) over: watch::Receiver<Option<SessionEnd>>,
 }
 
-/// Something that is being done in the name of a session, for as long as this lives.
+/// A request that is carried out in the name of a session, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Ticket<P: Place> {
     sessions: Sessions<P>,
     number: u64,
-    /// Whose it will be.
+    /// Owner of what the request creates.
     pub(crate) owner: Owner,
 }
 
 impl<P: Place> Sessions<P> {
-    /// None yet, of so many that there may be. Whoever has something is named in `owners`; machines let go
-    /// of it on `runtime`.
+    /// Creates a keeper without sessions, for at most `most` of them. Sessions that own something are entered
+    /// into `owners`; clean-ups run on `runtime`.
     pub(crate) fn new(most: usize, owners: Owners, runtime: Handle) -> Self {
         let state = State {
             book: Book::new(most),
@@ -129,7 +130,7 @@ impl<P: Place> Sessions<P> {
     }
 
     fn state(&self) -> MutexGuard<'_, State<P>> {
-        // No step leaves the state half changed, so a panic elsewhere does not spoil it.
+        // Every step leaves the state consistent, so a panic elsewhere does not spoil it.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -181,7 +182,7 @@ impl<P: Place> Sessions<P> {
         Ok((open, session))
     }
 
-    /// Something is asked of `place` in the name of the session `id`; nothing to do if that is empty.
+    /// Begins a request on `place` in the name of the session `id`; `None` if `id` is empty.
     pub(crate) fn begin(&self, id: &str, place: &P) -> Result<Option<Ticket<P>>, Status> {
         if id.is_empty() {
             return Ok(None);
@@ -199,8 +200,8 @@ impl<P: Place> Sessions<P> {
         }))
     }
 
-    /// Tells of the end of the session `id`; nothing to do if that is empty. What a session keeps goes on
-    /// without it, and is never told.
+    /// Follows the end of the session `id`; `None` if `id` is empty. The end of a session that is kept is never
+    /// reported, because what it owns continues.
     pub(crate) fn follow(
         &self,
         id: &str,
@@ -214,7 +215,7 @@ impl<P: Place> Sessions<P> {
         Ok(Some(session.about.over.subscribe()))
     }
 
-    /// All sessions, in the order they were opened, each with its place in that.
+    /// Returns all sessions in the order in which they were opened, each with its number in that order.
     pub(crate) fn all(&self) -> Vec<(u64, v1::Session)> {
         let mut state = self.state();
         self.sweep(&mut state);
@@ -223,7 +224,7 @@ impl<P: Place> Sessions<P> {
             .collect()
     }
 
-    /// Ends all that are held, and lets none be opened any more.
+    /// Ends all held sessions, and refuses new ones.
     pub(crate) fn close(&self) {
         let mut state = self.state();
         state.closed = true;
@@ -235,8 +236,8 @@ impl<P: Place> Sessions<P> {
         }
     }
 
-    /// The client of the session `id` is gone. What is told when all that it had is let go of; at once, if
-    /// it has been ended before, or is kept.
+    /// Ends the session `id`, whose client is gone. The receiver gets what was cleaned up, when that is
+    /// complete; it is closed at once if the session has ended before, or is kept.
     fn end(&self, id: &str, why: SessionEnd) -> oneshot::Receiver<Vec<v1::LetGo>> {
         let (done, is_done) = oneshot::channel();
         let mut state = self.state();
@@ -247,7 +248,7 @@ impl<P: Place> Sessions<P> {
                 }
                 state.waiting.insert(id.to_owned(), (done, Vec::new()));
             }
-            // Dropped, it tells that nothing is let go.
+            // Dropping `done` reports that nothing is cleaned up.
             Some(Stage::Kept | Stage::Held) | None => {}
         }
         drop(state);
@@ -255,7 +256,7 @@ impl<P: Place> Sessions<P> {
         is_done
     }
 
-    /// Has machines let go of what is due.
+    /// Starts the clean-ups that are due.
     fn see_to(&self) {
         let mut state = self.state();
         self.sweep(&mut state);
@@ -267,7 +268,7 @@ impl<P: Place> Sessions<P> {
         }
     }
 
-    /// Has `place` let go of all that is of `owners`, however often that takes.
+    /// Cleans up `place` for `owners`, however many attempts that takes.
     async fn release(self, place: P, mut owners: Vec<Owner>) {
         let mut patience = PATIENCE;
         let let_go = loop {
@@ -280,7 +281,7 @@ impl<P: Place> Sessions<P> {
             }
             tokio::time::sleep(patience).await;
             patience = LONGEST.min(patience * 2);
-            // Those that have ended meanwhile come along.
+            // Sessions that have ended meanwhile are included.
             owners = self.state().book.due_on(place.number());
         };
         let mut state = self.state();
@@ -303,7 +304,7 @@ impl<P: Place> Sessions<P> {
         self.see_to();
     }
 
-    /// Forgets what is not there any more, and tells those who wait for that.
+    /// Removes machines and sessions that no longer exist, and notifies those that wait for that.
     fn sweep(&self, state: &mut State<P>) {
         let State {
             book,
@@ -316,7 +317,7 @@ impl<P: Place> Sessions<P> {
         for Gone { id, owners } in book.sweep(is_there, has) {
             self.owners.forget(owners);
             if let Some((done, all)) = waiting.remove(&id) {
-                // Whoever waited may have gone.
+                // The receiver may be gone.
                 let _gone = done.send(all);
             }
         }
@@ -344,7 +345,7 @@ impl<P> State<P> {
 }
 
 impl<P: Place> Open<P> {
-    /// Ends it, and waits until all that it had is let go of.
+    /// Ends the session, and waits until everything that it owned is cleaned up.
     pub(crate) async fn end(self, why: SessionEnd) -> Vec<v1::LetGo> {
         let done = self.sessions.end(&self.id, why);
         done.await.unwrap_or_default()
@@ -353,7 +354,7 @@ impl<P: Place> Open<P> {
 
 impl<P: Place> Drop for Open<P> {
     fn drop(&mut self) {
-        // Nothing to do if it has ended.
+        // Does nothing if it has ended.
         let _nobody_waits = self.sessions.end(&self.id, SessionEnd::Disconnected);
     }
 }
@@ -365,11 +366,11 @@ impl<P: Place> Drop for Ticket<P> {
     }
 }
 
-/// Returns when a session has ended that is followed by `over`, and why it has.
+/// Returns when the session that `over` follows has ended, with the reason.
 pub(crate) async fn ended(over: &mut watch::Receiver<Option<SessionEnd>>) -> SessionEnd {
     match over.wait_for(Option::is_some).await.map(|why| *why) {
         Ok(Some(why)) => why,
-        // It is gone without a word, as one that kept what it had.
+        // The session is gone without a reason, because what it owned is kept.
         Ok(None) | Err(_) => std::future::pending().await,
     }
 }

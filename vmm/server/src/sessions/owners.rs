@@ -1,20 +1,20 @@
-//! Who the owners are that machines know by number.
+//! Sessions of the owners that machines know by number.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hvprobe_machine::Owner;
 
-/// A session, as it is shown with what it has.
+/// A session, as it is shown with its probes and pauses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Named {
-    /// Who its client said to be.
+    /// Owner, as the client stated it.
     pub(crate) owner: Arc<str>,
-    /// Its id.
+    /// Id of the session.
     pub(crate) session: Arc<str>,
 }
 
-/// The sessions of a server that have anything, by the numbers that machines know. Copies are the same.
+/// Sessions of a server that own something, by owner number. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Owners(Arc<Mutex<BTreeMap<Owner, Named>>>);
 
@@ -28,18 +28,18 @@ impl Owners {
         self.lock().is_empty()
     }
 
-    /// The session that `owner` stands for, if it is still there.
+    /// Returns the session of `owner`, if it still exists.
     pub(crate) fn get(&self, owner: Owner) -> Option<Named> {
         self.lock().get(&owner).cloned()
     }
 
-    /// `owners` stand for `session` from now on.
+    /// Assigns `owners` to `session`.
     pub(crate) fn name(&self, owners: impl IntoIterator<Item = Owner>, session: &Named) {
         let named = owners.into_iter().map(|owner| (owner, session.clone()));
         self.lock().extend(named);
     }
 
-    /// `owners` stand for nobody any more.
+    /// Removes `owners`.
     pub(crate) fn forget(&self, owners: impl IntoIterator<Item = Owner>) {
         let mut all = self.lock();
         for owner in owners {

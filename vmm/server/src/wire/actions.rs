@@ -1,8 +1,8 @@
-//! What a probe is to do at its hits, from the terms of the wire to those of the engine and back.
+//! Actions of a probe at its hits: conversion between the wire and the engine.
 //!
-//! Invariants: whatever of the engine goes out comes back the same; what a client left out where
-//! something has to be said, or said with a number that means nothing, is refused by name. Limits
-//! are the engine's own ([`ProbeSpec::check`](hvprobe_spec::ProbeSpec::check)).
+//! Invariants: actions of the engine survive a round trip over the wire; a required field that is missing, or a
+//! number that means nothing, is refused by name. Limits are the engine's own
+//! ([`ProbeSpec::check`](hvprobe_spec::ProbeSpec::check)).
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ pub(super) const MECHANISMS: [(Mechanism, v1::Mechanism); 4] = [
     (Mechanism::Stepped, v1::Mechanism::Stepped),
 ];
 
-/// The mechanism wished for.
+/// Converts the requested mechanism; `None` for any.
 pub(crate) fn mechanism(number: i32) -> Result<Option<Mechanism>, Meaningless> {
     match v1::Mechanism::try_from(number) {
         Ok(wire) => Ok(from_wire(&MECHANISMS, &wire)),
@@ -44,10 +44,10 @@ pub(crate) fn mechanism(number: i32) -> Result<Option<Mechanism>, Meaningless> {
     }
 }
 
-/// What is to happen at a hit.
+/// Converts the actions of a probe.
 ///
 /// # Errors
-/// What means nothing to the engine.
+/// When a field means nothing to the engine.
 pub fn actions(wire: v1::Actions) -> Result<Actions, Meaningless> {
     use v1::actions::{Hold as WireHold, Then as WireThen};
     Ok(Actions {
@@ -56,7 +56,7 @@ pub fn actions(wire: v1::Actions) -> Result<Actions, Meaningless> {
             None => RegisterSet::default(),
             Some(set) => all(set.registers, register)?.into_iter().collect(),
         },
-        // Part of the definition.
+        // The filter is a part of the definition.
         filter: None,
         capture: all(wire.capture, item)?,
         capture_at_return: all(wire.capture_at_return, item)?,
@@ -80,10 +80,10 @@ pub fn actions(wire: v1::Actions) -> Result<Actions, Meaningless> {
     })
 }
 
-/// What a client decided.
+/// Converts the decision of a client.
 ///
 /// # Errors
-/// What means nothing to the engine.
+/// When a field means nothing to the engine.
 pub fn decision(wire: v1::Decision) -> Result<Decision, Meaningless> {
     Ok(Decision {
         changes: all(wire.changes, change)?,
@@ -111,10 +111,10 @@ fn condition(wire: v1::Condition) -> Result<Condition, Meaningless> {
     })
 }
 
-/// What is to be read at a hit.
+/// Converts an item to read at a hit.
 ///
 /// # Errors
-/// What means nothing to the engine.
+/// When a field means nothing to the engine.
 pub fn item(wire: v1::Item) -> Result<Item, Meaningless> {
     let short =
         |what, number| u16::try_from(number).map_err(|_| Meaningless::TooLarge { what, number });
@@ -155,7 +155,7 @@ fn change(wire: v1::Change) -> Result<Change, Meaningless> {
     }
 }
 
-/// What happens at a hit, as it is sent.
+/// Converts the actions of a probe to the wire.
 #[must_use]
 pub fn to_wire(actions: &Actions) -> v1::Actions {
     use v1::actions::{Hold as WireHold, Then as WireThen};
@@ -184,7 +184,7 @@ pub fn to_wire(actions: &Actions) -> v1::Actions {
     }
 }
 
-/// What is decided, as it is sent.
+/// Converts a decision to the wire.
 #[must_use]
 pub fn decision_to_wire(decision: &Decision) -> v1::Decision {
     v1::Decision {

@@ -1,22 +1,22 @@
-//! Which wall-clock time the times of the API stand for.
+//! Anchors: the wall-clock time that the times of the API stand for.
 //!
-//! All are of `CLOCK_MONOTONIC`, which nobody sets. The wall clock may be set, and runs at another rate
-//! while it is being corrected; so a client is told again when it has moved by [`APART`].
+//! All times are of `CLOCK_MONOTONIC`, which nobody sets. The wall clock may be set, and runs at another rate
+//! while it is being corrected. So a client is sent a new anchor when the wall clock has moved by [`APART`].
 
 use hvprobe_proto::v1;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
-/// How far the wall clock may go from what was told, in nanoseconds.
+/// How far the wall clock may move from the last anchor that was sent, in nanoseconds.
 const APART: u64 = 1_000_000;
-/// How often the clocks are read for an anchor.
+/// Number of times that the clocks are read for an anchor.
 const READINGS: usize = 3;
 
-/// Both clocks at one moment.
+/// Reads both clocks at one moment.
 pub(crate) fn now() -> v1::Anchor {
     of_clocks(clock_gettime)
 }
 
-/// Both clocks as `read` reads them: of several readings the one that the least time came between.
+/// Reads both clocks with `read` several times, and returns the reading that took the least time.
 fn of_clocks(mut read: impl FnMut(ClockId) -> Timespec) -> v1::Anchor {
     let readings = (0..READINGS).map(|_| {
         let before = nanoseconds(read(ClockId::Monotonic));
@@ -33,7 +33,7 @@ fn of_clocks(mut read: impl FnMut(ClockId) -> Timespec) -> v1::Anchor {
     best.map_or_else(v1::Anchor::default, |(_, anchor)| anchor)
 }
 
-/// A wall clock before 1970 is taken for one at 1970.
+/// Converts `time` to nanoseconds. A time before 1970 is taken for 1970.
 fn nanoseconds(time: Timespec) -> u64 {
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     let nanoseconds = u64::try_from(time.tv_nsec).unwrap_or(0);
@@ -42,12 +42,12 @@ fn nanoseconds(time: Timespec) -> u64 {
         .saturating_add(nanoseconds)
 }
 
-/// What one client was told.
+/// Last anchor that one client was sent.
 #[derive(Debug, Default)]
 pub(crate) struct Told(Option<v1::Anchor>);
 
 impl Told {
-    /// What it is to be told `now`, if that is news.
+    /// Returns the anchor to send the client `now`, unless the last one still holds.
     pub(crate) fn news(&mut self, now: v1::Anchor) -> Option<v1::Anchor> {
         let apart = |anchor: v1::Anchor| anchor.realtime_ns.wrapping_sub(anchor.monotonic_ns);
         let is_known = self.0.is_some_and(|told| {
@@ -87,7 +87,7 @@ mod tests {
         ] {
             let mut anchor = || {
                 of_clocks(|clock| {
-                    // Time goes on while both are read.
+                    // Time passes while both are read.
                     monotonic += 1;
                     let (tv_sec, tv_nsec) = match clock {
                         ClockId::Realtime => (seconds, nanoseconds),
@@ -114,7 +114,7 @@ mod tests {
         assert!(!news(at(2 * SECOND, 10 * SECOND + 999_999)));
         assert!(news(at(2 * SECOND, 10 * SECOND + 1_000_000)));
         assert!(!news(at(3 * SECOND, 11 * SECOND + 1)));
-        // It was set back, to before the machine was started.
+        // The wall clock was set back, to before the machine was started.
         assert!(news(at(4 * SECOND, SECOND)));
         assert!(!news(at(5 * SECOND, 2 * SECOND)));
     }

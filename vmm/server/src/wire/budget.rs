@@ -1,4 +1,4 @@
-//! Budgets of probes, from the terms of the wire to those of the engine and back.
+//! Budgets of probes: conversion between the wire and the engine.
 
 use hvprobe_machine::ThrottleNotice;
 use hvprobe_proto::v1;
@@ -6,10 +6,10 @@ use hvprobe_spec::{Budget, Excess};
 
 use super::registers::Meaningless;
 
-/// The budget asked for. Its limits are checked by the engine.
+/// Converts a requested budget. The engine checks its limits.
 ///
 /// # Errors
-/// What means nothing to the engine.
+/// When a field means nothing to the engine.
 pub fn budget(wire: v1::Budget) -> Result<Budget, Meaningless> {
     let max_share = match u8::try_from(wire.max_cpu_percent) {
         Ok(0) => None,
@@ -37,7 +37,7 @@ pub fn budget(wire: v1::Budget) -> Result<Budget, Meaningless> {
     })
 }
 
-/// A budget, as it is sent.
+/// Converts a budget to the wire.
 #[must_use]
 pub fn to_wire(budget: &Budget) -> v1::Budget {
     v1::Budget {
@@ -51,7 +51,7 @@ pub fn to_wire(budget: &Budget) -> v1::Budget {
     }
 }
 
-/// What was throttled, for clients.
+/// Converts a notice of throttled hits for clients.
 pub(crate) fn notice(notice: &ThrottleNotice) -> v1::Throttled {
     let ThrottleNotice { throttled, window } = notice;
     v1::Throttled {

@@ -1,4 +1,4 @@
-//! From the terms of the engine and the machine to those of the wire.
+//! Converts types of the engine and the machine to those of the wire.
 
 use hvprobe_arch::regs::Gpr;
 use hvprobe_arch::{Gva, Regs};
@@ -43,7 +43,7 @@ pub(crate) fn machine(machine: &Machine) -> v1::Machine {
         skipped: Vec::new(),
         anchor: Some(anchor::now()),
         runs: machine.ioctls().iter().map(|ioctls| ioctls.run).sum(),
-        // Which machine it is, its handle tells.
+        // The machine's handle sets its identity.
         ..v1::Machine::default()
     }
 }
@@ -80,7 +80,7 @@ pub(crate) fn probes(machine: &Machine) -> Vec<v1::Probe> {
         .collect()
 }
 
-/// `armed` is the global switch.
+/// Converts a probe; `armed` is the global switch.
 fn probe(info: ProbeInfo, armed: bool) -> v1::Probe {
     let (state, refusal) = match info.state {
         ProbeState::Pending => (v1::ProbeState::Pending, String::new()),
@@ -132,7 +132,7 @@ fn probe(info: ProbeInfo, armed: bool) -> v1::Probe {
             .map(arguments::to_wire)
             .collect(),
         call: info.shown.call,
-        // To whom it belongs, its machine's handle tells.
+        // The machine's handle sets the owner.
         ..v1::Probe::default()
     }
 }
@@ -177,9 +177,9 @@ pub(crate) fn event(event: &Event) -> v1::Event {
     }
 }
 
-/// How long `call` took that `event` is the return of.
+/// Returns the duration of `call` in nanoseconds; `event` is its return.
 pub(crate) fn duration_ns(call: &Call, event: &Event) -> u64 {
-    // Where one end cannot be told, neither can this.
+    // If one end is unknown, so is the duration.
     match call.entry_ns {
         0 => 0,
         entry => event.host_ns.saturating_sub(entry),
@@ -218,13 +218,13 @@ fn task(task: &Task) -> v1::Task {
     }
 }
 
-/// The command name up to its first zero byte.
+/// Returns the command name up to its first zero byte.
 pub(crate) fn comm(task: &Task) -> &[u8] {
     let comm = task.comm.split(|&byte| byte == 0).next();
     comm.unwrap_or_default()
 }
 
-/// `forbidden` tells why no probe can be planted at an address of the kernel's text.
+/// Converts a symbol. `forbidden` returns why no probe can be planted at an address of the kernel's text.
 pub(crate) fn symbol<W: ToString>(
     symbol: &Symbol<'_>,
     forbidden: impl FnOnce(Gva) -> Option<W>,

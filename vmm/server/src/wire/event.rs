@@ -1,8 +1,8 @@
-//! Events as they go over the wire, written without making messages of them first.
+//! Encodes events without making messages of them first.
 //!
-//! Invariant: the bytes are those that prost makes of [`convert::event`]
-//! of the same event: fields in the order of their numbers, defaults left out (protobuf's encoding
-//! guide, "Message Structure"). A test compares the two.
+//! Invariant: the bytes are the same as prost's for [`convert::event`] of the same event: fields in the order
+//! of their numbers, defaults left out (protobuf's encoding guide, "Message Structure"). A test compares the
+//! two.
 
 use hvprobe_arch::Regs;
 use hvprobe_arch::regs::Gpr;
@@ -13,10 +13,10 @@ use hvprobe_spec::RegisterSet;
 
 use super::convert;
 
-/// No event takes more bytes, with both its sets of registers and all it can have captured.
+/// Maximum bytes of an event, with both its sets of registers and all that it can capture.
 pub(crate) const EVENT_MAX: usize = 1024;
 
-/// Kinds of fields (encoding guide, "Message Structure").
+/// Wire types of fields (encoding guide, "Message Structure").
 const VARINT: u32 = 0;
 const FIXED64: u32 = 1;
 const BYTES: u32 = 2;
@@ -24,7 +24,7 @@ const BYTES: u32 = 2;
 /// `SubscribeResponse.events`.
 const EVENTS: u32 = 3;
 
-/// The registers in the order of their fields, which count from 1; RIP and RFLAGS follow.
+/// The registers in the order of their field numbers, which begin at 1; RIP and RFLAGS follow.
 const FIELDS: [Gpr; 16] = {
     use Gpr::{R8, R9, R10, R11, R12, R13, R14, R15, Rax, Rbp, Rbx, Rcx, Rdi, Rdx, Rsi, Rsp};
     [
@@ -32,8 +32,8 @@ const FIELDS: [Gpr; 16] = {
     ]
 };
 
-/// Appends `event` as one of a `SubscribeResponse`'s events. Allocates nothing if `into` has room
-/// for [`EVENT_MAX`] more.
+/// Appends `event` as one of a `SubscribeResponse`'s events. Allocates nothing if `into` has room for
+/// [`EVENT_MAX`] more bytes.
 pub(crate) fn event(event: &Event, into: &mut Vec<u8>) {
     message(into, EVENTS, |into| fields(event, into));
 }
@@ -145,12 +145,12 @@ fn bytes(into: &mut Vec<u8>, field: u32, value: &[u8]) {
     }
 }
 
-/// A message inside another one; its length, which comes first, is known last.
+/// Writes a nested message. Its length comes first, but is known last.
 #[inline]
 fn message(into: &mut Vec<u8>, field: u32, write: impl FnOnce(&mut Vec<u8>)) {
     key(into, field, BYTES);
     let start = into.len();
-    // Most are shorter than 2^7 or 2^14 bytes: one byte of length, or two.
+    // Most messages are shorter than 2^7 or 2^14 bytes, so that their length takes one or two bytes.
     into.push(0);
     write(into);
     let len = into.len() - start - 1;

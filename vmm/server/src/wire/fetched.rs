@@ -1,11 +1,11 @@
-//! What fetch arguments read, on the wire.
+//! Fetch arguments: conversion between the wire and the engine.
 
 use hvprobe_proto::v1::{self, fetched_item};
 use hvprobe_spec::{Base, Fetched, Memory, Pointer, Read};
 
 use super::registers::{self, Meaningless, named, register};
 
-/// Whose memory, with its name on the wire.
+/// Address spaces with their names on the wire.
 const MEMORY: [(Memory, v1::MemoryOf); 3] = [
     (Memory::Kernel, v1::MemoryOf::Kernel),
     (Memory::User, v1::MemoryOf::User),

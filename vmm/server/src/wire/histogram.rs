@@ -7,12 +7,12 @@ use hvprobe_spec::histogram::{Histogram, Key, KeyForm, ValueForm};
 
 use super::arguments::shape;
 
-/// The most entries of one message, each of which has some KiB at most.
+/// Maximum number of entries in one message; each has some KiB at most.
 const ENTRIES: usize = 1024;
-/// Bytes of entries beyond which a message takes no other one.
+/// Maximum bytes of the entries in one message, unless a single entry is longer.
 const BYTES: usize = 1 << 20;
 
-/// How `histogram` is to be read, whose fields are those of `what` once that is known.
+/// Describes `histogram`. The types of its fields are in `what`, once they are known.
 pub(crate) fn schema(histogram: &Histogram, what: Option<&Aggregate>) -> v1::HistogramSchema {
     let keys = histogram.keys.iter().enumerate();
     let values = histogram.values.iter().enumerate();
@@ -66,8 +66,8 @@ fn of_value(form: ValueForm) -> HistogramForm {
     }
 }
 
-/// What `snapshot` says, in as many messages as it takes; at least one. It `is_whole` if all that had happened
-/// was counted.
+/// Converts `snapshot` to as many messages as it takes, at least one. `is_whole` is whether everything that had
+/// happened was counted.
 pub(crate) fn parts(snapshot: Snapshot, is_whole: bool) -> Vec<v1::HistogramPart> {
     let totals = v1::HistogramTotals {
         hits: snapshot.hits,
@@ -130,12 +130,12 @@ fn sum(sum: &Sum) -> v1::HistogramSum {
         least: told(ValueForm::Least),
         greatest: told(ValueForm::Greatest),
         average: told(ValueForm::Average),
-        // A sum is of 64-bit numbers, and there are fewer than 2^63 of them.
+        // Fits: it is a sum of 64-bit numbers, and there are fewer than 2^63 of them.
         sum_high: i64::try_from(sum.sum >> 64).ok(),
     }
 }
 
-/// The lowest 64 bits.
+/// Returns the lowest 64 bits.
 fn low(number: i128) -> u64 {
     let bytes = number.to_le_bytes();
     let low = bytes.first_chunk().copied().unwrap_or_default();

@@ -8,20 +8,20 @@ use prost_types::FieldMask;
 use crate::limits;
 use crate::status::Failure;
 
-/// The most paths in a mask: far more than there are fields.
+/// Maximum number of paths in a mask: far more than there are fields.
 const PATHS: usize = 256;
 
-/// Takes a field over.
+/// Function that moves a field from the second machine to the first.
 type Take = fn(&mut Machine, &mut Machine);
 
-/// The fields of a message that are told under their names.
+/// Makes the table of a message's fields, by name.
 macro_rules! fields {
     ($($name:ident),+ $(,)?) => {
         [$((stringify!($name), (|to, from| to.$name = std::mem::take(&mut from.$name)) as Take)),+]
     };
 }
 
-/// Those of a machine's ending.
+/// Makes the table of the fields of a machine's ending, by name.
 macro_rules! of_ending {
     ($($name:ident),+ $(,)?) => {
         [$((concat!("ending.", stringify!($name)), (|to, from| {
@@ -58,18 +58,18 @@ const FIELDS: [(&str, Take); 20] = fields![
 
 const OF_ENDING: [(&str, Take); 3] = of_ending![reason, guest_status, report];
 
-/// What a client wants to read of each machine.
+/// Fields of each machine that a client wants to read.
 #[derive(Clone, Debug)]
 pub(crate) struct Mask {
-    /// Nothing for all.
+    /// `None` for all fields.
     fields: Option<BTreeSet<String>>,
 }
 
 impl Mask {
-    /// The one that a request has.
+    /// Reads the mask of a request.
     ///
     /// # Errors
-    /// When it names a field that there is not.
+    /// When it has too many paths, or names an unknown field.
     pub(crate) fn new(mask: Option<FieldMask>) -> Result<Self, Failure> {
         let bad = |why: String| Failure::invalid(ErrorKind::BadReadMask, why).on("read_mask");
         let Some(FieldMask { paths }) = mask.filter(|mask| !mask.paths.is_empty()) else {
@@ -87,7 +87,7 @@ impl Mask {
         for path in &paths {
             let mut known = FIELDS.iter().chain(&OF_ENDING);
             if !known.any(|(name, _)| name == path) {
-                // A name that is as long as a message is not worth repeating.
+                // A name may be as long as a message, so only its beginning is shown.
                 let shown: String = path.chars().take(limits::SHOWN).collect();
                 return Err(bad(format!("a machine has no field {shown:?}")));
             }
@@ -97,7 +97,7 @@ impl Mask {
         })
     }
 
-    /// The same, and these fields in any case.
+    /// Adds these fields.
     pub(crate) fn with<const N: usize>(mut self, names: [&str; N]) -> Self {
         if let Some(fields) = &mut self.fields {
             fields.extend(names.map(str::to_owned));
@@ -105,13 +105,13 @@ impl Mask {
         self
     }
 
-    /// What is wanted of `machine`.
+    /// Returns `machine` with only the wanted fields.
     pub(crate) fn of(&self, mut machine: Machine) -> Machine {
         let Some(wanted) = &self.fields else {
             return machine;
         };
         let mut told = Machine::default();
-        // What is wanted as a whole comes last, and in place of its parts.
+        // A field that is wanted as a whole comes last, and replaces its parts.
         for (_, take) in OF_ENDING.iter().filter(|(name, _)| wanted.contains(*name)) {
             if !wanted.contains("ending") {
                 take(&mut told, &mut machine);
@@ -197,7 +197,7 @@ mod tests {
             .of(machine());
         assert_eq!((told.name.as_str(), told.uid.as_str()), ("web", "u"));
         assert_eq!(told.ending, None);
-        // Of a machine that has not ended there is no ending to tell a part of.
+        // A machine that has not ended has no ending to return a part of.
         let told = mask(&["ending.report"]).unwrap().of(Machine::default());
         assert_eq!(told.ending, None);
     }

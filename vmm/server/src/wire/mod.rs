@@ -1,6 +1,6 @@
-//! From the terms of the wire to those of the engine and the machine, and back.
+//! Conversion between the types of the wire and those of the engine and the machine.
 //!
-//! What a user asks for has the same two forms at both ends, so clients use this as well.
+//! A request has the same two forms at both ends, so clients use this as well.
 
 pub mod actions;
 pub(crate) mod anchor;

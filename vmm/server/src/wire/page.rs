@@ -1,8 +1,8 @@
-//! Lists, a page at a time.
+//! Pages of lists.
 //!
-//! A token names the last item of the page before. Invariant: whoever follows the tokens is told each
-//! item that is there all the time exactly once, and no message is larger than every client accepts, if
-//! not one item alone is.
+//! A token names the last item of the previous page. Invariants: a client that follows the tokens gets each
+//! item that exists all the time exactly once; no message is larger than every client accepts, unless a single
+//! item is.
 
 use std::str::FromStr;
 
@@ -12,10 +12,10 @@ use prost::Message;
 use crate::limits;
 use crate::status::Failure;
 
-/// Bytes of the items in one message: half of what clients accept, so that there is room for the rest.
+/// Bytes of the items in one message: half of what clients accept, which leaves room for everything else.
 const PAGE: usize = 2 << 20;
 
-/// How many of a page's items, of so many bytes each, there is room for.
+/// Room on a page, as a number of items and as their bytes.
 #[derive(Debug)]
 struct Room {
     items: usize,
@@ -24,7 +24,7 @@ struct Room {
 }
 
 impl Room {
-    /// For at most so many; 0 for as many as fit.
+    /// Creates room for at most `most` items; 0 for as many as fit.
     fn new(most: u32) -> Self {
         let most = match most {
             0 => usize::MAX,
@@ -37,7 +37,8 @@ impl Room {
         }
     }
 
-    /// Takes room for `item`, if there is some. One that is larger than any page still has to be told.
+    /// Takes room for `item`; returns whether there was some. An item that is larger than any page gets a page
+    /// of its own.
     fn take(&mut self, item: &impl Message) -> bool {
         let bytes = self.bytes.saturating_add(item.encoded_len());
         let fits = self.items < self.most && (bytes <= PAGE || self.items == 0);
@@ -53,17 +54,17 @@ fn bad_token() -> Failure {
     Failure::invalid(ErrorKind::BadPage, why).on("page_token")
 }
 
-/// The number of the last item of the page before, if `token` names one.
+/// Returns the number of the last item of the previous page, if `token` names one.
 ///
 /// # Errors
-/// When that is no token of such a list.
+/// When `token` is no token of such a list.
 pub(crate) fn last<N: FromStr>(token: &str) -> Result<Option<N>, Failure> {
     let number = (!token.is_empty()).then(|| token.parse());
     number.transpose().map_err(|_| bad_token())
 }
 
-/// The page of `items`, which are in the order of their numbers, behind the one that ended with `token`;
-/// with the token for the next.
+/// Returns the page of `items` that follows the one that ended with `token`, and the token for the next page.
+/// The items are in the order of their numbers.
 pub(crate) fn of_numbered<N: Copy + Ord + FromStr + ToString, T: Message>(
     mut items: Vec<(N, T)>,
     most: u32,
@@ -81,7 +82,7 @@ pub(crate) fn of_numbered<N: Copy + Ord + FromStr + ToString, T: Message>(
     Ok((items.into_iter().map(|(_, item)| item).collect(), next))
 }
 
-/// The page of `probes`, which are in the order of their ids.
+/// Returns the page of `probes`, which are in the order of their ids.
 pub(crate) fn of_probes(
     probes: Vec<v1::Probe>,
     most: u32,
@@ -96,16 +97,16 @@ pub(crate) fn of_probes(
 pub(crate) struct Page {
     room: Room,
     machines: Vec<v1::Machine>,
-    /// The last of this page, or of the one before.
+    /// Name of the last machine of this page, or of the previous one.
     last: String,
     is_full: bool,
 }
 
 impl Page {
-    /// The page behind the one that ended with `token`.
+    /// Creates the page that follows the one that ended with `token`.
     ///
     /// # Errors
-    /// When that is no token.
+    /// When `token` is no token.
     pub(crate) fn behind(most: u32, token: String) -> Result<Self, Failure> {
         if !token.is_empty() {
             limits::machine_name(&token).map_err(|_| bad_token())?;
@@ -118,12 +119,12 @@ impl Page {
         })
     }
 
-    /// Whether the machine called `name` was on a page before.
+    /// Whether the machine called `name` was on an earlier page.
     pub(crate) fn is_told(&self, name: &str) -> bool {
         *name <= *self.last
     }
 
-    /// Adds what is told of the machine called `name`; whether there was room.
+    /// Adds the machine called `name`; returns whether there was room.
     pub(crate) fn add(&mut self, name: &str, machine: v1::Machine) -> bool {
         let fits = self.room.take(&machine);
         if fits {
@@ -134,7 +135,7 @@ impl Page {
         fits
     }
 
-    /// What is on it, and the token for the next.
+    /// Returns the machines of the page, and the token for the next page.
     pub(crate) fn end(self) -> (Vec<v1::Machine>, String) {
         let next = if self.is_full {
             self.last
@@ -159,7 +160,7 @@ mod tests {
         }
     }
 
-    /// All pages, as whoever follows the tokens gets them.
+    /// Returns all pages, as a client that follows the tokens gets them.
     fn all(probes: &[v1::Probe], most: u32) -> Vec<Vec<u32>> {
         let (mut pages, mut token) = (Vec::new(), String::new());
         loop {
@@ -196,7 +197,7 @@ mod tests {
         }
     }
 
-    /// All pages of machines with reports of these sizes.
+    /// Returns all pages of machines with reports of these sizes.
     fn machines(sizes: &[usize], most: u32) -> Vec<Vec<String>> {
         let (mut pages, mut token) = (Vec::new(), String::new());
         loop {

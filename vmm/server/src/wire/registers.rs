@@ -1,4 +1,4 @@
-//! Registers on the wire, and why a message means nothing.
+//! Registers on the wire, and errors of conversions from the wire.
 
 use hvprobe_arch::regs::Gpr;
 use hvprobe_proto::v1;
@@ -27,40 +27,40 @@ pub(super) const REGISTERS: [(Gpr, v1::Register); 16] = [
 /// Why a message means nothing to the engine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Meaningless {
-    /// Something has to be there.
+    /// A required field is missing.
     #[error("{0} is missing")]
     Missing(&'static str),
     /// An enumeration has no such value.
     #[error("{number} is no {what}")]
     Unknown {
-        /// Of what.
+        /// Name of the enumeration.
         what: &'static str,
         /// The value.
         number: i32,
     },
-    /// A number that the engine cannot count to.
+    /// A number is too large for the engine.
     #[error("{what} of {number} is too large")]
     TooLarge {
-        /// Of what.
+        /// What the number counts.
         what: &'static str,
         /// The number.
         number: u32,
     },
 }
 
-/// What `ours` is on the wire, by a table of both: unspecified, if it is not in there.
+/// Converts `ours` to the wire by a table of both; the default if it is not in the table.
 pub(super) fn on_wire<T: PartialEq, W: Copy + Default>(table: &[(T, W)], ours: &T) -> W {
     let row = table.iter().find(|(it, _)| it == ours);
     row.map(|(_, wire)| *wire).unwrap_or_default()
 }
 
-/// What `wire` is here, by such a table.
+/// Converts `wire` from the wire by such a table.
 pub(super) fn from_wire<T: Copy, W: PartialEq>(table: &[(T, W)], wire: &W) -> Option<T> {
     let row = table.iter().find(|(_, it)| it == wire);
     row.map(|(ours, _)| *ours)
 }
 
-/// `None` for REGISTER_UNSPECIFIED.
+/// Converts a register; `None` for REGISTER_UNSPECIFIED.
 pub(super) fn base(number: i32) -> Result<Option<Gpr>, Meaningless> {
     match v1::Register::try_from(number) {
         Ok(wire) => Ok(from_wire(&REGISTERS, &wire)),
@@ -71,15 +71,15 @@ pub(super) fn base(number: i32) -> Result<Option<Gpr>, Meaningless> {
     }
 }
 
-/// The register of that number on the wire.
+/// Converts the number of a register on the wire.
 ///
 /// # Errors
-/// When there is none.
+/// When there is no such register.
 pub fn register(number: i32) -> Result<Gpr, Meaningless> {
     base(number)?.ok_or(Meaningless::Missing("a register"))
 }
 
-/// The registers that are shown, as they are sent: nothing for all of them.
+/// Converts the registers that are shown to the wire; `None` for all of them.
 pub(super) fn set_to_wire(registers: RegisterSet) -> Option<v1::RegisterSet> {
     (registers != RegisterSet::default()).then(|| v1::RegisterSet {
         registers: REGISTERS
@@ -90,7 +90,7 @@ pub(super) fn set_to_wire(registers: RegisterSet) -> Option<v1::RegisterSet> {
     })
 }
 
-/// The name of `gpr`.
+/// Returns the name of `gpr` on the wire.
 pub(super) fn named(gpr: Gpr) -> v1::Register {
     on_wire(&REGISTERS, &gpr)
 }

@@ -1,7 +1,7 @@
-//! Probes to register, and what came of them.
+//! Requests to register probes, and their answers.
 //!
-//! Invariant: whatever a client asked for is bounded and read before any of it is registered; who is
-//! refused is told which entry of the batch, and which character of it.
+//! Invariant: a request is bounded and parsed as a whole before any of its probes is registered. A refusal
+//! names the entry of the batch, and the character of it, that are to blame.
 
 use hvprobe_engine::{Refusals, Registered, Skipped};
 use hvprobe_proto::v1::{self, ErrorKind, RegisterResponse};
@@ -15,15 +15,15 @@ use super::registers::Meaningless;
 use crate::limits;
 use crate::status::{Failure, chain, remedy};
 
-/// That `probes` are no more and no longer than may be, which is found without reading them: a request that is too
-/// long is not to wait, nor others behind it.
+/// Checks the number and the length of `probes` without parsing them: a request that is too long is not to
+/// wait, nor to make others wait.
 pub(crate) fn bounded(probes: &[v1::ProbeSpec]) -> Result<(), Status> {
     limits::at_most("the number of probes", probes.len(), limits::BATCH)?;
     let mut definitions = probes.iter().map(|probe| probe.definition.len());
     definitions.try_for_each(|length| limits::at_most("a definition", length, limits::DEFINITION))
 }
 
-/// The probes asked for, if all of them can be read.
+/// Parses the requested probes, all or none.
 pub(crate) fn specs(probes: Vec<v1::ProbeSpec>) -> Result<Vec<ProbeSpec>, Status> {
     bounded(&probes)?;
     let mut specs = Vec::with_capacity(probes.len());
@@ -71,12 +71,12 @@ pub(crate) fn specs(probes: Vec<v1::ProbeSpec>) -> Result<Vec<ProbeSpec>, Status
     Ok(specs)
 }
 
-/// What becomes of a batch when a probe of it is refused.
+/// Returns what happens to a batch when one of its probes is refused.
 pub(crate) fn refusals(skip: bool) -> Refusals {
     if skip { Refusals::Skip } else { Refusals::Fail }
 }
 
-/// What came of each entry, for clients.
+/// Converts the result of a batch for clients.
 pub(crate) fn response(registered: &Registered) -> RegisterResponse {
     RegisterResponse {
         ids: registered.probes.iter().map(|(_, id)| id.0).collect(),
@@ -90,7 +90,7 @@ pub(crate) fn response(registered: &Registered) -> RegisterResponse {
     }
 }
 
-/// What was left out, for clients.
+/// Converts the probes that were left out for clients.
 pub(crate) fn skipped(skipped: &[Skipped]) -> Vec<v1::SkippedProbe> {
     let one = |skipped: &Skipped| {
         let (remedy, when) = remedy(skipped.why.remedy());
@@ -105,7 +105,7 @@ pub(crate) fn skipped(skipped: &[Skipped]) -> Vec<v1::SkippedProbe> {
     skipped.iter().map(one).collect()
 }
 
-/// A position in a batch, which has far fewer entries than this can count.
+/// Converts the index of an entry in a batch, which has far fewer entries than this can count.
 fn entry(index: usize) -> u32 {
     u32::try_from(index).unwrap_or(u32::MAX)
 }
@@ -202,7 +202,7 @@ mod tests {
         assert_eq!(read(&many).unwrap_err().code(), Code::InvalidArgument);
         let long = format!("p {}", "a".repeat(limits::DEFINITION));
         assert_eq!(read(&[&long]).unwrap_err().code(), Code::InvalidArgument);
-        // That is found without reading any of them.
+        // These errors are found without parsing any definition.
         let spec = |definition: &str| v1::ProbeSpec {
             definition: definition.to_owned(),
             ..Default::default()

@@ -1,7 +1,7 @@
-//! Types and functions of a kernel, by their names, for clients.
+//! Describes types and functions of a kernel, by their names, for clients.
 //!
-//! Invariant: whatever the types say, an answer is bounded: by the limits of the request, and by those of
-//! a [declaration](Types::declaration).
+//! Invariant: whatever the types contain, an answer is bounded: by the limits of the request, and by those of a
+//! [declaration](Types::declaration).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,19 +13,19 @@ use tonic::Code;
 use super::registers;
 use crate::status::{Failure, chain};
 
-/// The words before the name of a type that is no typedef.
+/// The words before the name of a type that is not a typedef.
 const TAGS: [&str; 3] = ["struct", "union", "enum"];
 
-/// The types that can be told of.
+/// The types that can be described.
 #[derive(Clone, Copy)]
 pub(crate) struct Known<'a> {
-    /// The kernel's.
+    /// Types of the kernel.
     pub(crate) kernel: &'a Types,
-    /// Those of modules, by the module's name as it is written.
+    /// Types of modules, by the module's name as the request writes it.
     pub(crate) modules: &'a BTreeMap<String, Arc<Types>>,
 }
 
-/// The module that `name` is looked up in, and the name there: `MODULE:NAME`, or `NAME` for the kernel's own.
+/// Splits `name` into the module to search and the name there: `MODULE:NAME`, or `NAME` for the kernel's own.
 pub(crate) fn split(name: &str) -> (Option<&str>, &str) {
     match name.split_once(':') {
         Some((module, name)) => (Some(module.trim()), name),
@@ -41,7 +41,7 @@ impl<'a> Known<'a> {
     }
 }
 
-/// What `names` stand for. `near` tells symbols whose names are like one.
+/// Describes what `names` stand for. `near` returns symbols with similar names.
 pub(crate) fn describe(
     known: Known<'_>,
     near: impl Fn(&str) -> Vec<String>,
@@ -119,7 +119,7 @@ fn parameters(types: &Types, prototype: &Prototype) -> Vec<v1::Parameter> {
         .collect()
 }
 
-/// What could have been meant by `name`: the same name with a tag, or a function of a similar one.
+/// Returns what could have been meant by `name`: the same name with a tag, or a function with a similar name.
 fn candidates(types: &Types, near: impl Fn(&str) -> Vec<String>, name: &str) -> Vec<String> {
     let tagged = TAGS.iter().map(|tag| format!("{tag} {name}"));
     let mut candidates: Vec<_> = tagged

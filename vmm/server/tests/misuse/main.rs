@@ -1,8 +1,8 @@
-//! Clients that mean no good, all at once and one after the other, and the server none the worse: it does
-//! not panic, keeps nothing of them, tells each what was wrong, and serves the next.
+//! Malicious clients, all at once and one after the other, do not harm the server: it does not panic, keeps
+//! nothing of them, sends each a clear error, and serves the next one.
 //!
-//! Which requests there are is read from the interface's descriptors. `HVPROBE_FUZZ_RUNS` says how many
-//! are made, `HVPROBE_FUZZ_SEED` what they are made from.
+//! The requests are generated from the interface's descriptors. `HVPROBE_FUZZ_RUNS` sets how many are made,
+//! `HVPROBE_FUZZ_SEED` the seed that they are made from.
 
 #![allow(
     clippy::unwrap_used,
@@ -31,15 +31,15 @@ use tokio::time::timeout;
 use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
 
-/// Requests of a short run; of a long one `HVPROBE_FUZZ_RUNS` says.
+/// Requests of a short run; `HVPROBE_FUZZ_RUNS` sets those of a long one.
 const REQUESTS: u64 = 4000;
 /// Connections, and calls under way on each.
 const CONNECTIONS: u64 = 4;
 const AT_ONCE: usize = 24;
-/// Of so many calls that look at the host one is made: each runs a guest.
+/// One of this many calls of the [`DEAR`] methods is made, because each runs a guest.
 const SELDOM: u64 = 100;
 const DEAR: [&str; 1] = ["/hvprobe.v1.Host/Report"];
-/// What the process may have grown by, once it has seen some of everything.
+/// How much the process may have grown, once it has seen some of everything.
 const THREADS: u64 = 2;
 const DESCRIPTORS: u64 = 2;
 const MEMORY: u64 = 4 << 20;
@@ -61,7 +61,7 @@ async fn serves(socket: &Path) {
     assert!(list.into_inner().machines.is_empty());
 }
 
-/// Makes so many calls, any of all there are.
+/// Makes `count` calls of random methods.
 async fn calls(socket: &Path, messages: &mut Messages, count: u64, told: &mut Told) {
     let methods = messages.methods();
     let mut left = count;
@@ -111,7 +111,7 @@ fn nothing_that_clients_send_harms_the_server() {
     let panics = count_panics();
     let folder = tempfile::tempdir().unwrap();
     let (socket, file) = (folder.path().join("socket"), folder.path().join("token"));
-    // What a kernel's path may lead to.
+    // Files that a kernel's path may lead to.
     let (fifo, empty) = (folder.path().join("fifo"), folder.path().join("empty"));
     rustix::fs::mknodat(
         rustix::fs::CWD,
@@ -125,7 +125,7 @@ fn nothing_that_clients_send_harms_the_server() {
     let [fifo, empty, itself] =
         [&fifo, &empty, &env::current_exe().unwrap()].map(|path| path.to_str().unwrap().to_owned());
 
-    // One after the other, sets of files are one.
+    // Sets of files that are concatenated are one set.
     let descriptors = [
         FILE_DESCRIPTOR_SET,
         tonic_health::pb::FILE_DESCRIPTOR_SET,
@@ -172,7 +172,7 @@ fn nothing_that_clients_send_harms_the_server() {
         assert_eq!(panics(), 0, "panics, which are printed above");
         let unclear = told.unclear();
         assert!(unclear.is_empty(), "{unclear:#?}");
-        // Or it tests nothing.
+        // Otherwise the test would test nothing.
         for code in [Code::Ok, Code::NotFound, Code::InvalidArgument] {
             assert!(told.with(code) > count / 100, "{told:#?}");
         }

@@ -1,26 +1,26 @@
-//! This process, looked at from outside: what it takes.
+//! Resources that this process takes.
 
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// How long what is over may take to be gone.
+/// How long it may take until released resources are gone.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How long the process has to stay as it is, to be taken for settled.
+/// How long the process has to stay unchanged to count as settled.
 const QUIET: Duration = Duration::from_secs(2);
 
-/// What the process takes.
+/// Resources of the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Size {
     pub threads: u64,
     pub descriptors: u64,
-    /// Allocated, in bytes. What is resident says nothing: the allocator keeps tens of megabytes of threads
-    /// that have ended.
+    /// Allocated bytes. Resident memory says nothing: the allocator keeps tens of megabytes of threads that
+    /// have ended.
     pub memory: u64,
 }
 
-/// Bytes that were allocated and not freed, in every arena (mallinfo(3)).
+/// Returns the bytes that were allocated and not freed, in every arena (mallinfo(3)).
 fn allocated() -> u64 {
-    // SAFETY: takes nothing and returns numbers; the arenas are looked at under their locks.
+    // SAFETY: takes nothing and returns numbers; the arenas are read under their locks.
     let info = unsafe { libc::mallinfo2() };
     (info.uordblks + info.hblkhd) as u64
 }
@@ -46,8 +46,8 @@ impl Size {
             && self.memory <= bound.memory
     }
 
-    /// What it takes once it is within `bound`; without one, once its threads and descriptors stay as
-    /// they are; or at the end of all patience.
+    /// Returns the resources once they are within `bound`; without a bound, once threads and descriptors stay
+    /// the same. In any case returns after [`PATIENCE`].
     pub(crate) async fn settled(bound: Option<&Self>) -> Self {
         let begun = Instant::now();
         let (mut last, mut since) = (Self::now(), Instant::now());

@@ -1,4 +1,4 @@
-//! Bytes that are no HTTP/2, or the beginning of it, or nearly.
+//! Connections that send bytes that are no HTTP/2, or only the beginning of it, or nearly.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -9,16 +9,16 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
 
-/// What a client begins with (RFC 9113, section 3.4).
+/// Connection preface (RFC 9113, section 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// `:method: POST`, `:scheme: http`, `:path: /`, of HPACK's static table.
 const HEADERS: [u8; 3] = [0x83, 0x86, 0x84];
-/// How long what the server says is listened to.
+/// How long to listen to the server.
 const LISTEN: Duration = Duration::from_millis(5);
-/// How long it may take to read what is written.
+/// How long the server may take to read what is written.
 const WRITE: Duration = Duration::from_secs(5);
 
-/// A frame that says it has `len` bytes.
+/// Appends a frame whose header says that its payload has `len` bytes.
 fn frame(into: &mut Vec<u8>, len: usize, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
     let [_, high, middle, low] = u32::try_from(len).unwrap().to_be_bytes();
     into.extend([high, middle, low, kind, flags]);
@@ -26,7 +26,7 @@ fn frame(into: &mut Vec<u8>, len: usize, kind: u8, flags: u8, stream: u32, paylo
     into.extend(payload);
 }
 
-/// What one connection sends.
+/// Returns the bytes that one connection sends.
 fn bytes(messages: &mut Messages) -> Vec<u8> {
     let len = messages.index(400);
     if messages.one_in(5) {
@@ -39,7 +39,7 @@ fn bytes(messages: &mut Messages) -> Vec<u8> {
     }
     frame(&mut bytes, 0, 4, 0, 0, &[]);
     match messages.below(4) {
-        // A stream that is begun and reset, again and again.
+        // Streams that are opened and reset, again and again.
         0 => {
             for number in 0..1 + messages.below(300) {
                 let stream = u32::try_from(2 * number + 1).unwrap();
@@ -72,7 +72,7 @@ fn bytes(messages: &mut Messages) -> Vec<u8> {
     bytes
 }
 
-/// Sends all of it, listens for a moment, and leaves.
+/// Sends `bytes`, listens for a moment, and disconnects.
 async fn send(mut stream: impl AsyncRead + AsyncWrite + Unpin, bytes: Vec<u8>) {
     // A server that has had enough closes the connection.
     let written = timeout(WRITE, stream.write_all(&bytes)).await;
@@ -85,7 +85,7 @@ async fn send(mut stream: impl AsyncRead + AsyncWrite + Unpin, bytes: Vec<u8>) {
     }
 }
 
-/// Makes so many connections, to the socket and to the port.
+/// Makes `count` connections, to the socket and to the port.
 pub(crate) async fn connections(
     socket: &Path,
     address: SocketAddr,

@@ -1,4 +1,4 @@
-//! What clients are told when all that may be is taken, and that the rest goes on.
+//! Errors that clients get when a limit is reached, while everything else continues.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -74,7 +74,7 @@ impl Running {
     }
 }
 
-/// The kind of an error, which has to name the limit that is in the way.
+/// Returns the kind of an error, which has to name the limit that is in the way.
 fn kind(status: &Status, limit: &str) -> ErrorKind {
     assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}");
     let info = status.get_details_error_info().unwrap();
@@ -117,7 +117,7 @@ async fn connections_beyond_those_that_may_be_are_told_so_until_one_ends() {
     assert_eq!(kind(&error, "connections"), ErrorKind::TooManyConnections);
     assert!(error.message().contains("all 2 connections"), "{error}");
     assert_eq!(list(&one).await.unwrap(), 0);
-    // Those that are told nothing more wait, and get in when others are gone.
+    // Connections beyond those that are refused with an error wait, and are served when others are gone.
     drop((third, other));
     let again = async {
         while list(&running.connect().await).await.is_err() {
@@ -229,7 +229,7 @@ async fn calls_beyond_those_that_one_connection_may_have_wait_and_those_of_other
         watched.push(stream);
     }
     let third = tokio::spawn(async move { list(&channel).await });
-    // Many others are answered while it waits.
+    // Many other calls are answered while it waits.
     let other = running.connect().await;
     for _ in 0..100 {
         assert_eq!(list(&other).await.unwrap(), 0);
@@ -255,7 +255,7 @@ async fn sessions_beyond_those_that_may_be_are_refused() {
             ..Default::default()
         };
         let what = Some(hold_request::What::Open(open));
-        // It stays open: the session ends with it.
+        // The stream stays open: the session ends with it.
         let (to_server, messages) = mpsc::channel(1);
         to_server.send(HoldRequest { what }).await.unwrap();
         let answers = sessions.hold(ReceiverStream::new(messages)).await?;
@@ -301,7 +301,7 @@ async fn guests_are_refused_before_their_files_are_looked_at() {
         kind(&boot(1 << 30, 5).await, "cpus"),
         ErrorKind::TooManyCpus
     );
-    // What fails for another reason leaves as much as there was.
+    // A boot that fails for another reason leaves as much as there was.
     for _ in 0..3 {
         assert_eq!(boot(1 << 30, 4).await.code(), Code::InvalidArgument);
     }
@@ -322,8 +322,8 @@ async fn errors_about_the_longest_names_reach_their_clients() {
     assert_eq!(error.code(), Code::InvalidArgument, "{error:?}");
     assert!(error.get_details_error_info().is_some(), "{error:?}");
 
-    // What reflection says is not made here: it names what it does not know, and says nothing at all to a
-    // question that is too long.
+    // The reflection service is not ours: it repeats a name that it does not know, and does not answer at all
+    // if a question is too long.
     for (length, code) in [(900, Some(Code::NotFound)), (1 << 20, None)] {
         let asked = ServerReflectionRequest {
             host: String::new(),

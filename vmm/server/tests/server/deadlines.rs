@@ -1,4 +1,4 @@
-//! Streams whose clients' deadlines are over: each ends, says so, and leaves its place to another.
+//! Streams whose deadlines have passed: each ends with an error, and returns its permit.
 
 use hvprobe_proto::v1::machines_client::MachinesClient;
 use hvprobe_proto::v1::sessions_client::SessionsClient;
@@ -16,16 +16,17 @@ use tonic_types::StatusExt as _;
 
 use crate::bounds::{PATIENCE, Running};
 
-/// `message`, whose answers may take three seconds: enough for each to begin on a slow machine.
+/// Returns a request with `message` and a deadline of three seconds: enough for each call to begin on a slow
+/// machine.
 fn within_seconds<T>(message: T) -> Request<T> {
     let mut request = Request::new(message);
-    // As `Request::set_timeout` does. The library's client looks at it only until an answer begins.
+    // As `Request::set_timeout` does. The library's client checks it only until an answer begins.
     let metadata = request.metadata_mut();
     metadata.insert("grpc-timeout", "3S".parse().unwrap());
     request
 }
 
-/// How a stream ends, however much comes before.
+/// Returns the status that a stream ends with, however many messages come before.
 async fn end<T>(mut stream: Streaming<T>) -> Status {
     let end = async {
         loop {
@@ -41,7 +42,7 @@ async fn end<T>(mut stream: Streaming<T>) -> Status {
 
 #[tokio::test]
 async fn streams_of_all_services_end_with_their_deadlines_and_leave_their_places() {
-    // Each needs the place of the one before.
+    // Each stream needs the permit of the previous one.
     let running = Running::start(Server::new().with_limits(Limits {
         streams: 1,
         ..Limits::of_host()
@@ -79,7 +80,7 @@ async fn streams_of_all_services_end_with_their_deadlines_and_leave_their_places
     let messages = tokio_stream::wrappers::ReceiverStream::new(messages);
     let stream = sessions.hold(within_seconds(messages)).await.unwrap();
     over(&end(stream.into_inner()).await);
-    // Whoever worked on it has seen that.
+    // The task that holds the session has noticed the end.
     let is_over = async {
         let mut list = async || sessions.list_sessions(ListSessionsRequest::default()).await;
         while !list().await.unwrap().into_inner().sessions.is_empty() {

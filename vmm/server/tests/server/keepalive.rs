@@ -1,4 +1,4 @@
-//! Connections to clients that are gone without a word.
+//! Connections to clients that have disappeared silently.
 
 use std::future::pending;
 use std::time::Duration;
@@ -7,12 +7,12 @@ use hvprobe_server::Server;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
 use tokio::time::timeout;
 
-/// What a client begins with, and settings of its own choice: none (RFC 9113, 3.4 and 6.5).
+/// Connection preface and an empty SETTINGS frame (RFC 9113, 3.4 and 6.5).
 const HELLO: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
-/// The type of a frame that asks whether anybody is there (RFC 9113, 6.7).
+/// Type of a PING frame (RFC 9113, 6.7).
 const PING: u8 = 6;
 
-/// The types of the frames in `bytes`.
+/// Returns the types of the frames in `bytes`.
 fn types(mut bytes: &[u8]) -> Vec<u8> {
     let mut types = Vec::new();
     while let Some(([a, b, c, kind, ..], _)) = bytes.split_first_chunk::<9>() {
@@ -23,7 +23,7 @@ fn types(mut bytes: &[u8]) -> Vec<u8> {
     types
 }
 
-// The clock stands still, and goes on by itself when all wait for it.
+// The clock is paused, and advances by itself when everything waits.
 #[tokio::test(start_paused = true)]
 async fn a_client_that_answers_nothing_is_asked_and_then_let_go() {
     let (mut client, server) = duplex(1 << 16);

@@ -1,4 +1,4 @@
-//! Calls over a TCP port: every one shows the token, whatever it is for.
+//! Calls over a TCP port: every one needs the token, whichever method it calls.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 use tonic_prost::ProstCodec;
 
-/// Calls of the server that are not in `hvprobe.v1`, and one that nobody knows.
+/// Methods of the server that are not in `hvprobe.v1`, and paths that do not exist.
 const OTHERS: [&str; 6] = [
     "/grpc.health.v1.Health/Check",
     "/grpc.health.v1.Health/Watch",
@@ -26,7 +26,7 @@ const OTHERS: [&str; 6] = [
     "/",
 ];
 
-/// The paths of all calls.
+/// Returns the paths of all methods.
 fn all() -> Vec<String> {
     let files = FileDescriptorSet::decode(FILE_DESCRIPTOR_SET).unwrap();
     let ours = files.file.iter().flat_map(|file| {
@@ -41,7 +41,7 @@ fn all() -> Vec<String> {
     ours.chain(OTHERS.map(str::to_owned)).collect()
 }
 
-/// What `channel` answers to an empty message on `path`, or the empty stream's end.
+/// Calls `path` with an empty message, and returns the status of the answer.
 async fn call(channel: &Channel, path: &str, shown: Option<&str>) -> Result<(), Status> {
     let mut client = Grpc::new(channel.clone());
     client.ready().await.unwrap();

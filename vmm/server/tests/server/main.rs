@@ -1,4 +1,5 @@
-//! A server as its clients meet it, over real sockets: one program, as each takes half a minute to build.
+//! Tests of a server as its clients see it, over real sockets: one program, because each takes half a minute to
+//! build.
 
 #![allow(
     clippy::unwrap_used,

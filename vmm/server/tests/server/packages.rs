@@ -1,5 +1,5 @@
-//! The packages in `docs/clients`, made as their users make them: they read events, and their examples
-//! boot a guest, plant a probe and stop the guest.
+//! The packages in `docs/clients`, built as their users build them: they read events, and their examples boot a
+//! guest, plant a probe and stop the guest.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// Prints what comes of the machine that there are events of.
+/// Programs that print the events of the machine `synthetic`, and the error of planting a probe there.
 const READ_IN_PYTHON: &str = r#"
 import sys
 from hvprobe import Client, Refused
@@ -53,7 +53,7 @@ async function main(target, file) {
 }
 main(...process.argv.slice(1));
 "#;
-/// What they print then.
+/// Output of these programs.
 const READ: &str = "\
 0 0 cat 0xffff888000000000
 1 1 cat 0xffff888000000001
@@ -62,7 +62,7 @@ const READ: &str = "\
 NOT_FOUND there is no machine `synthetic`
 ";
 
-/// Serves two pages of machines, and prints what comes of them.
+/// Programs that serve two pages of machines, and print the machines that their client gets.
 const PAGES_IN_PYTHON: &str = r#"
 from concurrent.futures import ThreadPoolExecutor
 import grpc
@@ -144,7 +144,7 @@ impl Serving {
         }
     }
 
-    /// Lets `reader` read the events of the machine, over TCP, and returns what it prints of them.
+    /// Runs `reader`, which reads the events of the machine over TCP, and returns its output.
     fn read_by(&mut self, mut reader: Command) -> String {
         reader.arg(&self.address);
         reader.arg(self.folder.path().join("token"));
@@ -153,14 +153,14 @@ impl Serving {
         assert_eq!(told.next().unwrap().unwrap(), "in force");
         (self.sink)(&[event(0), event(1)], 0);
         (self.sink)(&[event(2)], 7);
-        // With the sink the events end.
+        // The events end with the sink.
         self.sink = Box::new(|_, _| ());
         let told = told.map(|line| line.unwrap() + "\n").collect();
         assert!(child.wait().unwrap().success(), "{told}");
         told
     }
 
-    /// Lets `example` boot a guest and probe it for some seconds, over the socket.
+    /// Runs `example`, which boots a guest and probes it for some seconds, over the socket.
     fn example_of(&self, mut example: Command) {
         let kernel = env::var_os("HVPROBE_TEST_VMLINUZ");
         let Some(kernel) = kernel.filter(|_| Path::new("/dev/kvm").exists()) else {
@@ -174,7 +174,7 @@ impl Serving {
         let told = String::from_utf8(output.stdout).unwrap();
         let wrong = String::from_utf8(output.stderr).unwrap();
         assert!(output.status.success(), "{told}{wrong}");
-        // On a host that can run Linux there are events before.
+        // On a host that can run Linux, events are printed before that.
         assert!(told.ends_with(" dropped\nthe guest has ended\n"), "{told}");
     }
 
@@ -213,7 +213,7 @@ fn event(number: u64) -> Event {
     }
 }
 
-/// What is run, below `timeout` should it hang.
+/// Returns a command that runs `name` under `timeout`, in case it hangs.
 fn program(name: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new("timeout");
     command.args(["--kill-after=5", "120"]).arg(name);
@@ -221,7 +221,7 @@ fn program(name: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// Runs it, and returns what it prints.
+/// Runs `command`, and returns its output.
 fn run(command: &mut Command) -> String {
     let output = command.output().unwrap();
     let wrong = String::from_utf8_lossy(&output.stderr);
@@ -229,8 +229,8 @@ fn run(command: &mut Command) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The package of a language and the `.proto` files, copied to where they may be worked on: the
-/// package's folder, of which `folder` is the repository's.
+/// Copies the package of a language and the `.proto` files to where they may be changed. Returns the package's
+/// folder; `folder` stands for the root of the repository.
 fn copied(folder: &Path, language: &str) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let package = format!("docs/clients/{language}");
@@ -284,7 +284,7 @@ fn node_package_traces() {
         .args(["pack", "--silent", "--pack-destination"])
         .arg(&folder)
         .current_dir(&package));
-    // What npm makes of it when it installs it.
+    // The files that npm creates when it installs the package.
     let own = folder.join("node_modules");
     let installed = own.join("hvprobe");
     fs::create_dir_all(&installed).unwrap();

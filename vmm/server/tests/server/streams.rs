@@ -1,4 +1,4 @@
-//! Streams of events as clients see them: filters, positions to go on from, deadlines.
+//! Streams of events as clients see them: filters, positions to continue from, deadlines.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -16,10 +16,10 @@ use tokio::task::JoinHandle;
 use tonic::transport::Endpoint;
 use tonic::{Code, Request, Status, Streaming};
 
-/// For anything that is waited for.
+/// Time limit for everything that is waited for.
 const LONG: Duration = Duration::from_secs(60);
 
-/// A server with a stream of made-up events.
+/// A server with a stream of synthetic events.
 struct Made {
     _folder: tempfile::TempDir,
     socket: PathBuf,
@@ -54,7 +54,7 @@ impl Made {
         }
     }
 
-    /// So many events; every second one is of the task 1.
+    /// Makes `count` events; every second one is of task 1.
     fn make(&mut self, count: u64) {
         let events: Vec<_> = (self.next..self.next + count).map(event).collect();
         self.next += count;
@@ -111,7 +111,7 @@ async fn next(stream: &mut Streaming<SubscribeResponse>) -> SubscribeResponse {
     message.expect("no message came").unwrap().unwrap()
 }
 
-/// The numbers of the next events, so many, and where the stream is then.
+/// Returns the numbers of the next `count` events, and the position of the stream after them.
 async fn numbers(
     stream: &mut Streaming<SubscribeResponse>,
     count: usize,
@@ -192,7 +192,7 @@ async fn positions_that_cannot_be_and_filters_that_cannot_be_read_are_refused() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn events_beyond_what_may_wait_for_all_subscribers_are_dropped_counted_and_told() {
-    /// Far more than may wait, and less than may wait for each of them.
+    /// Far more than may wait for all subscribers, and less than may wait for each of them.
     const EVENTS: u64 = 28_000;
     const BATCH: u64 = 50;
     let mut made = Made::with_limits(Limits {
@@ -208,7 +208,7 @@ async fn events_beyond_what_may_wait_for_all_subscribers_are_dropped_counted_and
     for _ in 0..EVENTS / BATCH {
         made.make(BATCH);
     }
-    // With the sink go the streams, once they have been read.
+    // The streams end with the sink, once they have been read.
     let Made {
         _folder,
         sink,
@@ -238,7 +238,7 @@ async fn events_beyond_what_may_wait_for_all_subscribers_are_dropped_counted_and
 async fn a_stream_ends_with_its_deadline() {
     let made = Made::start();
     let mut request = Request::new(request());
-    // As `Request::set_timeout` does, without the client looking at it, too.
+    // As `Request::set_timeout` does, without the client checking it as well.
     let metadata = request.metadata_mut();
     metadata.insert("grpc-timeout", "200m".parse().unwrap());
     let mut stream = subscribe(&made.socket, request).await.unwrap();

@@ -25,26 +25,26 @@ fn event(probe: u32) -> Event {
     }
 }
 
-/// A batch of one probe, numbered from `first`.
+/// Makes a batch of events of one probe, numbered from `first`.
 fn numbered(first: u64, count: u64) -> Vec<Event> {
     let event = |seq| Event { seq, ..event(1) };
     (first..first + count).map(event).collect()
 }
 
-/// Events of `probes`, or of all, from now on.
+/// Subscribes to the events of `probes`, or of all probes if empty, from now on.
 fn subscribe(broadcast: &Broadcast, probes: &[u32]) -> Subscription {
     let subscribed = broadcast.subscribe(Wanted::of_probes(probes), None);
     subscribed.expect("a position that can be")
 }
 
-/// All events, from `seq` on.
+/// Subscribes to all events, from `seq` on.
 fn resume(broadcast: &Broadcast, seq: u64) -> Subscription {
     let after = Position { seq, dropped: 0 };
     let resumed = broadcast.subscribe(Wanted::default(), Some(after));
     resumed.expect("a position that was reached")
 }
 
-/// The numbers of the events that can be taken without waiting.
+/// Returns the numbers of the events that can be taken without waiting.
 fn numbers(from: &mut Subscription) -> Vec<u64> {
     let mut numbers = Vec::new();
     while let Some(taken) = from.try_next() {
@@ -55,7 +55,7 @@ fn numbers(from: &mut Subscription) -> Vec<u64> {
     numbers
 }
 
-/// The probes whose events come next, and what was lost before them.
+/// Returns the probes of the next events, and the number of events lost before them.
 fn next(from: &mut Subscription) -> Option<(Vec<u32>, u64)> {
     let taken = from.queue.blocking_next()?;
     let events = taken.item.map(|encoded| encoded.events).unwrap_or_default();
@@ -91,7 +91,7 @@ fn filter_lets_only_its_probes_through_and_losses_of_the_machine_reach_all() {
     assert_eq!(next(&mut all), Some((vec![1, 2, 3], 0)));
     assert_eq!(next(&mut all), Some((vec![1], 7)));
     assert_eq!(next(&mut all), None);
-    // Who comes too late finds the end.
+    // A client that comes too late finds the end of the stream.
     assert_eq!(next(&mut subscribe(&broadcast, &[])), None);
 }
 
@@ -171,7 +171,7 @@ fn who_comes_back_gets_what_is_held_from_the_middle_of_a_batch_on() {
     let refused = broadcast.subscribe(Wanted::default(), Some(beyond));
     assert_eq!(refused.err(), Some(Beyond));
     drop(listener);
-    // What was held of a machine stays when it has ended.
+    // The held events stay after the machine has ended.
     assert_eq!(numbers(&mut resume(&broadcast, 5)), [5, 6]);
 }
 
@@ -227,7 +227,7 @@ async fn what_lists_pick_is_a_copy_of_what_was_encoded_for_all() {
     let taken = some.try_next().and_then(|taken| taken.item);
     let taken = taken.expect("a batch");
     assert_eq!(*taken.probes, [1, 3]);
-    // One who comes back gets the same.
+    // A client that reconnects gets the same.
     let start = Some(Position::default());
     let resumed = broadcast.subscribe(wanted, start).expect("a position");
     let again = { resumed }.next().await.and_then(|taken| taken.item);
@@ -236,7 +236,7 @@ async fn what_lists_pick_is_a_copy_of_what_was_encoded_for_all() {
     assert_eq!(again.probes, taken.probes);
 }
 
-/// What a client says that wants the hits on virtual CPU 1 alone, in as many comparisons as fit.
+/// Returns a selection of the hits on virtual CPU 1, by a filter with as many comparisons as fit.
 fn dear() -> Arc<Wanted> {
     let no = ["cpu == 9"; 63].join(" || ");
     let mut request = SubscribeRequest {
@@ -246,7 +246,7 @@ fn dear() -> Arc<Wanted> {
     Arc::new(wanted(&mut request).expect("a filter"))
 }
 
-/// A batch, of which every tenth event is of virtual CPU 1.
+/// Makes a batch in which every tenth event is of virtual CPU 1.
 fn of_two(first: u64, count: u64) -> Vec<Event> {
     let mut events = numbered(first, count);
     for event in &mut events {
@@ -267,7 +267,7 @@ async fn a_filter_is_paid_for_by_who_takes_its_events_and_not_by_the_collector()
     let begun = Instant::now();
     listener.hear(&of_two(0, 1000), 0);
     eprintln!("heard for {CLIENTS} filters in {:?}", begun.elapsed());
-    // Nobody has looked at what waits for them.
+    // No client has looked at its queue yet.
     let waiting: Vec<_> = { broadcast.state() }
         .clients
         .iter()
@@ -339,7 +339,7 @@ async fn what_a_filter_is_too_slow_for_is_lost_to_its_own_client_alone() {
         let message = SubscribeResponse::decode(events).expect("a message");
         seen += message.events.len() as u64;
     }
-    // Of what was not looked at nobody knows whether it was wanted.
+    // Whether the lost events were wanted is unknown, because they were not looked at.
     assert!(lost > 0 && seen > 0, "{seen} seen, {lost} lost");
     assert_eq!(10 * seen + lost, 1000 * BATCHES);
 }
@@ -387,7 +387,7 @@ fn lists_are_shared_by_all_machines_and_gone_with_the_subscription() {
     });
     drop(wanted);
     assert_eq!(pool.taken(), weight);
-    // Though no event comes that shows that nobody takes it.
+    // No event has to arrive to detect that the clients have left.
     drop(each);
     assert_eq!(pool.taken(), 0);
     drop(listeners);

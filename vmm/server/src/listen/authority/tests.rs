@@ -1,4 +1,4 @@
-//! Names change, nothing else does, however the bytes come.
+//! Names are rewritten and nothing else is, however the bytes are split.
 
 use proptest::prelude::*;
 use tokio::io::AsyncReadExt as _;
@@ -15,7 +15,7 @@ fn frame(kind: u8, flags: u8, payload: &[u8]) -> Vec<u8> {
     [&head, payload].concat()
 }
 
-/// A field whose name has `index`, with a value that is not compressed.
+/// Encodes a field whose name has `index`, with an uncompressed value.
 fn field(index: u8, value: &str) -> Vec<u8> {
     text(vec![0x40 | index], value)
 }
@@ -34,7 +34,7 @@ fn text(mut before: Vec<u8>, value: &str) -> Vec<u8> {
     before
 }
 
-/// What arrives of `sent`, which comes in pieces of `piece` bytes.
+/// Returns what arrives of `sent` if it comes in pieces of `piece` bytes.
 fn passed(sent: &[u8], piece: usize) -> Vec<u8> {
     let mut names = Names::default();
     let mut bytes = sent.to_vec();
@@ -85,7 +85,7 @@ fn a_path_becomes_a_name() {
             "{piece}"
         );
     }
-    // A name that is one already, and one that is compressed.
+    // A name that is valid already, and a compressed one.
     let sent = all("localhost:80");
     assert_eq!(passed(&sent, 5), sent);
     let compressed = frame(HEADERS, 4, &[0x41, 0x83, b'/', b'%', b'/']);
@@ -131,7 +131,7 @@ async fn a_connection_is_read_through_it() {
 }
 
 proptest! {
-    /// Only those two bytes are ever replaced, and how the bytes are cut makes no difference.
+    /// Only those two bytes are ever replaced, and it makes no difference how the bytes are split.
     #[test]
     fn no_other_byte_changes(
         frames in prop::collection::vec((0_u8..11, any::<u8>(), prop::collection::vec(any::<u8>(), 0..40)), 0..6),

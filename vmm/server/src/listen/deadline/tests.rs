@@ -55,7 +55,7 @@ fn timeouts_are_read_as_they_are_written_and_nonsense_is_none() {
     assert_eq!(timeout(&beyond_ascii), None);
 }
 
-/// An answer that goes on for as long as somebody has the sender.
+/// An answer that continues as long as its sender exists.
 struct Endless(mpsc::Receiver<Bytes>);
 
 impl HttpBody for Endless {
@@ -80,7 +80,7 @@ async fn next(body: &mut Body) -> Option<Frame<Bytes>> {
     next.await.transpose().unwrap()
 }
 
-/// A call with this timeout, which `answer` answers.
+/// Makes a call with this timeout, which `answer` answers.
 async fn call<F>(timeout: &str, answer: impl Fn() -> F) -> http::Response<Body>
 where
     F: Future<Output = Result<http::Response<Body>, Infallible>> + Send + 'static,
@@ -153,7 +153,7 @@ async fn calls_without_a_deadline_that_can_be_read_wait_and_those_answered_in_ti
     }
 }
 
-/// Answers never.
+/// Never answers.
 struct Patient;
 
 #[tonic::async_trait]
@@ -175,7 +175,7 @@ async fn call_that_is_not_answered_in_time_says_so_sooner_than_the_library_does(
         .layer(DeadlineLayer)
         .add_service(HostServer::new(Patient));
     tokio::spawn(server.serve_with_incoming(listener));
-    // Not the library's client, which would look at the deadline itself.
+    // Not the library's client, which would check the deadline itself.
     let stream = TokioIo::new(UnixStream::connect(&socket).await.unwrap());
     let connected = hyper::client::conn::http2::handshake(TokioExecutor::new(), stream).await;
     let (sender, connection) = connected.unwrap();
@@ -186,7 +186,7 @@ async fn call_that_is_not_answered_in_time_says_so_sooner_than_the_library_does(
     });
     let origin = http::Uri::from_static("http://localhost");
     let client = HostClient::with_origin(channel, origin);
-    // Often, as it is a race.
+    // Repeated, because it is a race.
     for number in 0..50 {
         let mut request = Request::new(ReportRequest {});
         let timeout = format!("{}m", 1 + number % 7);

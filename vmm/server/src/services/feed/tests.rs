@@ -1,4 +1,4 @@
-//! A client that comes back again and again gets each event once, or is told that it is missing.
+//! A client that reconnects repeatedly gets each event once, or the number of missing ones.
 
 use hvprobe_arch::Regs;
 use hvprobe_hit::event::{Captured, Event, EventKind};
@@ -13,19 +13,19 @@ use super::*;
 use crate::events::broadcast::{Broadcast, Listener};
 use crate::events::wanted::Wanted;
 
-/// Steps in which all that is held of a machine has been looked at.
+/// Number of yields after which the feed has looked at all held events of a machine.
 const LOOKS: usize = 4000;
 
-/// What happens to a machine's events, and to their client.
+/// A step of a test: something happens to a machine's events, or to their client.
 #[derive(Clone, Debug)]
 enum Step {
-    /// So many events, before which as many were dropped in the machine.
+    /// This many events arrive; before them, this many were dropped in the machine.
     Hear(u64, u64),
-    /// More than waits for a client that does not read.
+    /// More events arrive than can wait for a client that does not read.
     Flood,
-    /// The client reads so many messages, if there are any.
+    /// The client reads this many messages, if there are any.
     Read(usize),
-    /// Its connection breaks. Of the message that it reads last it deals with so many events.
+    /// The client's connection breaks. It processes this many events of the last message that it reads.
     Break(u64),
 }
 
@@ -38,7 +38,7 @@ fn any_step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Every third event is of the task 1.
+/// Every third event is of task 1.
 fn event(seq: u64) -> Event {
     let pid = i32::from(seq.is_multiple_of(3));
     Event {
@@ -60,7 +60,7 @@ fn event(seq: u64) -> Event {
     }
 }
 
-/// A message as a client reads it.
+/// Decodes a message as a client does.
 fn read(message: Message) -> v1::SubscribeResponse {
     let mut bytes = message.head.encode_to_vec();
     for events in message.events {
@@ -84,7 +84,7 @@ impl Machine {
     }
 }
 
-/// A client that remembers where it is.
+/// A client that remembers its position.
 struct Client {
     broadcast: Broadcast,
     wanted: Arc<Wanted>,
@@ -107,15 +107,15 @@ impl Client {
         self.from = Some(from);
     }
 
-    /// The next message, if there is one without the machine doing anything.
+    /// Returns the next message, if there is one before the machine has further events.
     fn next(&mut self) -> Option<v1::SubscribeResponse> {
         if self.from.is_none() {
             self.connect();
         }
         let from = self.from.as_mut()?;
         let message = self.runtime.block_on(async {
-            // The feed runs on this thread, and has put there what there is when it waits; what is held it looks at
-            // in many steps.
+            // The feed runs on this thread, and has sent everything available when it waits. It looks at held
+            // events in many steps.
             for _ in 0..LOOKS {
                 tokio::task::yield_now().await;
                 if let Ok(message) = from.try_recv() {
@@ -127,7 +127,7 @@ impl Client {
         Some(read(message?.expect("no error")))
     }
 
-    /// Deals with `message` and remembers where it ends.
+    /// Processes `message` and remembers its position.
     fn take(&mut self, message: &v1::SubscribeResponse) {
         self.dropped += message.dropped;
         self.missed += message.missed;
@@ -136,7 +136,7 @@ impl Client {
         self.position = message.position.clone().or(self.position.take());
     }
 
-    /// Deals with some events of `message`, and remembers what is behind them.
+    /// Processes `count` events of `message`, and remembers the position after them.
     fn take_part(&mut self, mut message: v1::SubscribeResponse, count: u64) {
         let count = usize::try_from(count).expect("a few");
         if count < message.events.len() {
@@ -151,7 +151,7 @@ impl Client {
     }
 }
 
-/// What a client got of a machine after `steps`, and what there was. Both have ended.
+/// Runs `steps`. Returns the client and the machine, both of which have ended.
 fn run(steps: &[Step], wanted: Wanted) -> (Client, Machine) {
     let broadcast = Broadcast::default();
     let mut machine = Machine {
@@ -201,7 +201,7 @@ fn run(steps: &[Step], wanted: Wanted) -> (Client, Machine) {
     (client, machine)
 }
 
-/// An eighth of what is asked for, as a case is thousands of events: 32 if nothing is.
+/// Runs an eighth of the requested number of cases, because a case has thousands of events: 32 by default.
 fn cases() -> ProptestConfig {
     let asked = ProptestConfig::default();
     ProptestConfig {
@@ -234,7 +234,7 @@ proptest! {
         let of_its_own = machine.events.div_ceil(3);
         let told = client.seen.len() as u64 + client.dropped;
         prop_assert!(told <= of_its_own + machine.dropped);
-        // Of what it missed it had wanted some at most.
+        // Of the events that it missed, the client had wanted at most some.
         prop_assert!(told + client.missed >= of_its_own + machine.dropped);
     }
 }
@@ -253,7 +253,7 @@ fn a_break_without_a_gap_loses_and_repeats_nothing() {
     assert_eq!((client.dropped, client.missed), (3, 0));
 }
 
-/// Wherever it breaks off among the events before those that it lost.
+/// It makes no difference where the client breaks off among the events before the lost ones.
 #[test]
 fn what_was_lost_is_told_once_wherever_a_client_breaks_off() {
     /// More messages than wait for a client after a flood.

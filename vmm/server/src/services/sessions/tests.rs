@@ -1,4 +1,4 @@
-//! Sessions and their clients, with machines made of sets, and time that passes when everybody waits.
+//! Sessions and their clients, with fake machines, and a clock that advances when everything waits.
 
 use hvprobe_machine::Owner;
 use hvprobe_proto::v1::{self, RenewSession, SessionState};
@@ -59,7 +59,7 @@ impl Client {
         self.to_server.send(Ok(HoldRequest { what })).await.is_ok()
     }
 
-    /// How it ended; its side of the stream is open until it has.
+    /// Returns how the session ended. The client's side of the stream is open until then.
     async fn ended(&mut self) -> Result<SessionEnded, Status> {
         let answer = timeout(LONG, self.answers.recv()).await.expect("an end");
         match answer.expect("a last message")?.what {
@@ -68,7 +68,7 @@ impl Client {
         }
     }
 
-    /// Ends its side of the stream.
+    /// Ends the client's side of the stream.
     async fn close(mut self) -> SessionEnded {
         let (nobody, _) = mpsc::channel(1);
         self.to_server = nobody;
@@ -100,7 +100,7 @@ fn pause(sessions: &Sessions<Fake>, id: &str, on: &Fake) {
     on.inside().paused_by.insert(ticket.owner);
 }
 
-/// Whether the wall clock says, as far as `anchor` tells it, that `session` was opened within an hour.
+/// Whether `session` was opened within an hour, by the wall clock that `anchor` gives.
 fn opened_just_now(session: &Session, anchor: Option<v1::Anchor>) -> bool {
     let anchor = anchor.expect("an anchor");
     let since = anchor.monotonic_ns.checked_sub(session.open_ns);
@@ -168,7 +168,7 @@ async fn a_client_that_is_frozen_for_longer_than_it_said_loses_what_it_had() {
         sleep(Duration::from_millis(1900)).await;
         assert!(client.renew().await);
     }
-    // What was sent in time counts.
+    // A message that was sent in time counts.
     sleep(Duration::from_millis(10)).await;
     assert!(!machine.has_nothing(), "it renewed the session");
     let since = Instant::now();
@@ -176,7 +176,7 @@ async fn a_client_that_is_frozen_for_longer_than_it_said_loses_what_it_had() {
     assert_eq!(ended.reason(), SessionEnd::Expired);
     assert!(since.elapsed() <= Duration::from_millis(2100), "{since:?}");
     assert!(machine.has_nothing());
-    // It wakes up, and is told.
+    // The client wakes up and is refused.
     let refused = sessions.begin(&client.id, &machine).unwrap_err();
     assert_eq!(kind(&refused), ErrorKind::NoSuchSession);
     assert!(sessions.follow(&client.id).is_err());
@@ -193,7 +193,7 @@ async fn a_connection_that_is_lost_ends_the_session_without_waiting_for_its_time
     let Client {
         to_server, answers, ..
     } = client;
-    // Of a lost connection neither side of the stream is left; here one has to do.
+    // A lost connection closes both sides of the stream; here closing one has to suffice.
     drop(answers);
     none_left(&sessions).await;
     assert!(machine.has_nothing());
@@ -210,7 +210,7 @@ async fn what_is_done_on_another_thread_when_its_client_goes_is_let_go() {
     drop(client);
     sleep(LONG).await;
     assert!(!machine.has_nothing(), "it is not done yet");
-    // A call into a machine is made, and ends, where there is no runtime.
+    // A call into a machine runs and ends on a thread without a runtime.
     std::thread::spawn(move || drop(ticket)).join().unwrap();
     none_left(&sessions).await;
     assert!(machine.has_nothing());
@@ -305,7 +305,7 @@ async fn what_cannot_be_let_go_of_is_listed_and_tried_again() {
     let closing = tokio::spawn(client.close());
     sleep(Duration::from_secs(2)).await;
     assert_eq!(listed(&sessions)[0].state(), SessionState::Ending);
-    // Another that ends meanwhile comes along.
+    // Another session that ends meanwhile is cleaned up with it.
     let other = Client::open(&sessions, wants("other", 0)).await.unwrap();
     plant(&sessions, &other.id, &machine, 5);
     let ended = other.close().await;
@@ -415,13 +415,13 @@ async fn what_no_session_can_be_is_refused() {
     assert_eq!(kind(&refused), ErrorKind::BadStream);
 }
 
-/// What a client does, and how long it waits before.
+/// An action of a client.
 #[derive(Clone, Debug)]
 enum Act {
     Renew,
     Plant(usize),
     Pause(usize),
-    /// Asks for something, and waits so long for it.
+    /// A request that takes this long, in milliseconds.
     Slow(usize, u64),
 }
 
@@ -443,7 +443,8 @@ enum Death {
     Freezes,
 }
 
-/// What a client is.
+/// Behaviour of a client: whether it keeps, whether it takes over, its actions with the delays before them, its
+/// end.
 type Script = (bool, bool, Vec<(u64, Act)>, Death);
 
 fn script() -> impl Strategy<Value = Script> {
@@ -468,7 +469,7 @@ async fn live(sessions: Sessions<Fake>, machines: [Fake; 3], script: Script) {
         take_over,
         ..wants("me", 1000)
     };
-    // The one to be taken over may have begun to end.
+    // The session to be taken over may have begun to end.
     let Ok(mut client) = Client::open(&sessions, open).await else {
         return;
     };
@@ -542,7 +543,7 @@ proptest! {
             for client in all.collect::<Vec<_>>() {
                 client.await.unwrap();
             }
-            // Those that keep what they have are taken over by one that does not.
+            // Kept sessions are taken over by one that is not kept.
             let last = async {
                 loop {
                     let states: Vec<_> = listed(&sessions);

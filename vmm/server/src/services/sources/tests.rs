@@ -1,4 +1,4 @@
-//! Of a kernel that is made up, whose file has its debug information, too.
+//! Tests with a synthetic kernel, whose file has its debug information as well.
 
 use std::fs;
 
@@ -19,7 +19,7 @@ fn by_build_id(folder: &Path) -> PathBuf {
     places_of(Some(BUILD_ID), None, folder).remove(0)
 }
 
-/// A folder of debug information in which `file` is said to be of the kernel.
+/// Creates a folder of debug information in which `file` is the kernel's file.
 fn folder(file: &[u8]) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let path = by_build_id(folder.path());
@@ -180,7 +180,7 @@ async fn a_look_ends_when_its_client_has_gone() {
         begun.send(()).unwrap();
         let file = dwarf::file();
         let since = std::time::Instant::now();
-        // As many questions as it takes until nobody waits.
+        // Repeated until nobody waits.
         loop {
             let file = DebugFile::parse(&file).unwrap().until(abandoned);
             if let Err(why) = file.index() {
@@ -198,7 +198,8 @@ async fn a_look_ends_when_its_client_has_gone() {
     assert_eq!(next.await.expect("its place is free").unwrap(), 7);
 }
 
-/// What is asked of a client that sends `part` every `every` seconds for ever.
+/// Receives from a client that sends `part` every `every` seconds for ever. Returns after how many seconds it
+/// is refused, and the message.
 async fn sending(part: &UploadDebugInfoRequest, every: u64) -> (u64, String) {
     let (to, parts) = mpsc::channel(1);
     let part = part.clone();

@@ -1,22 +1,22 @@
-//! [`Book`] against machines made of numbers, in every order of what can happen.
+//! [`Book`] against a model of machines, with steps in random order.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// What can happen. Numbers choose among what there is.
+/// A step. Numbers choose among the existing items.
 #[derive(Clone, Debug)]
 enum Step {
     Open {
         keep: bool,
         take_over: Vec<usize>,
     },
-    /// A request for something of a machine arrives.
+    /// A request on a machine arrives.
     Begin {
         session: usize,
         machine: u64,
     },
-    /// It is done, or refused.
+    /// A request is done, or refused.
     Finish {
         which: usize,
         done: bool,
@@ -25,7 +25,7 @@ enum Step {
     End {
         session: usize,
     },
-    /// A machine lets go of what it was told to, or cannot.
+    /// A machine is cleaned up, or its clean-up fails.
     Release {
         which: usize,
         done: bool,
@@ -51,7 +51,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Sessions that there may be.
+/// Maximum number of sessions.
 const SESSIONS: usize = 100;
 
 impl Default for Book<()> {
@@ -60,15 +60,15 @@ impl Default for Book<()> {
     }
 }
 
-/// What there is beside the book.
+/// The book, and a model of the rest.
 #[derive(Default)]
 struct World {
     book: Book<()>,
     opened: usize,
-    /// What machines have, of whom.
+    /// Each thing that a machine has: the machine, and the owner of the thing.
     things: BTreeSet<(u64, Owner)>,
     ended: BTreeSet<u64>,
-    /// Whose the owners are, by the answers of the book alone.
+    /// Sessions of the owners, by the answers of the book alone.
     sessions: BTreeMap<Owner, String>,
     requests: Vec<(u64, u64, Owner)>,
     releases: Vec<(u64, Vec<Owner>)>,
@@ -100,7 +100,7 @@ impl World {
         Ok(id)
     }
 
-    /// `machine` lets go of `owners`.
+    /// Cleans up `machine` for `owners`.
     fn let_go(&mut self, machine: u64, owners: &[Owner]) {
         for owner in owners {
             let id = &self.sessions[owner];
@@ -129,7 +129,7 @@ impl World {
         match step {
             Step::Open { keep, take_over } => {
                 let take_over: Vec<_> = take_over.iter().map(|it| self.id(*it)).collect();
-                // What is not there is refused.
+                // A session that takes over an unknown one is refused.
                 let _opened = self.open(keep, &take_over);
             }
             Step::Begin { session, machine } => {
@@ -181,7 +181,7 @@ impl World {
         self.book.finish(ticket);
     }
 
-    /// All clients go, and everything that is under way ends.
+    /// Ends all sessions, and everything that is under way.
     fn close(&mut self) {
         let ids = |world: &Self, stage: Stage| -> Vec<String> {
             let all = world.book.all().into_iter();

@@ -1,4 +1,4 @@
-//! A machine that is made of sets.
+//! A fake machine.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -8,20 +8,20 @@ use tokio::time::sleep;
 
 use super::*;
 
-/// What a machine is made of.
+/// State of a fake machine.
 #[derive(Debug, Default)]
 pub(super) struct Inside {
     pub(super) probes: BTreeMap<Owner, usize>,
     pub(super) paused_by: BTreeSet<Owner>,
     pub(super) has_ended: bool,
-    /// So often it fails to let go.
+    /// How often its clean-up still fails.
     pub(super) fails: u32,
-    /// Whether it is letting go of something, and how often it has.
+    /// Whether it is being cleaned up, and how often it has been.
     busy: bool,
     pub(super) stops: u32,
 }
 
-/// A machine that does at once what it is told, but takes a while to let go.
+/// A machine that does everything at once, except that its clean-up takes a while.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Fake(u64, Arc<Mutex<Inside>>);
 

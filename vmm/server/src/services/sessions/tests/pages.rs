@@ -42,7 +42,7 @@ async fn sessions_are_listed_in_the_order_they_were_opened_a_page_at_a_time() {
     let whole = list(&sessions, ListSessionsRequest::default()).unwrap();
     assert_eq!((whole.sessions.len(), &*whole.next_page_token), (3, ""));
 
-    // The last of a page may be gone when the next one is asked for.
+    // The last session of a page may be gone when the next page is requested.
     let (told, token) = page("", String::new());
     assert_eq!(told, ids[..1]);
     clients.remove(0).close().await;
