@@ -1,4 +1,4 @@
-//! What a processor needs in memory and registers to start in 64-bit mode.
+//! Contents of memory and registers that a processor needs to start in 64-bit mode.
 //!
 //! The state is the one Linux asks for at its 64-bit entry point (`Documentation/arch/x86/boot.rst`,
 //! "64-bit boot protocol"): long mode, paging on over an identity map, a flat code segment with
@@ -70,7 +70,7 @@ pub mod efer {
 /// A segment as its descriptor and the processor's hidden part state it (SDM vol. 3, 3.4.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// What the segment register holds.
+    /// Value of the segment register.
     pub selector: u16,
     /// Linear address of its first byte.
     pub base: u32,
@@ -163,13 +163,13 @@ const PAGE: u64 = 4096;
 const LARGE_PAGE: u64 = 2 << 20;
 const ENTRIES: u64 = 512;
 
-/// How many GiB [`identity_tables`] map.
+/// Number of GiB that [`identity_tables`] maps.
 const GIBIBYTES: u64 = 4;
 
 /// Size in bytes of [`identity_tables`].
 pub const IDENTITY_TABLES_SIZE: u64 = (2 + GIBIBYTES) * PAGE;
 
-/// Page tables to be placed at `base` (which must be page-aligned) that map the first 4 GiB to
+/// Builds page tables, to be placed at `base` (which must be page-aligned), that map the first 4 GiB to
 /// themselves, writable and executable, in 2 MiB pages. CR3 is then `base`.
 #[must_use]
 pub fn identity_tables(base: Gpa) -> Vec<u8> {

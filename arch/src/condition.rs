@@ -1,7 +1,7 @@
-//! Comparisons of a register with a constant: what a hit can be made to depend on.
+//! Conditions of a probe: comparisons of a register with a constant.
 //!
-//! The host evaluates them ([`Condition::holds`]), and detours contain them as code; both must say
-//! the same.
+//! The host evaluates them ([`Condition::holds`]), and detours contain them as code; both must give the same
+//! result.
 
 use crate::regs::Gpr;
 
@@ -12,7 +12,7 @@ pub struct Condition {
     pub register: Gpr,
     /// How to compare.
     pub comparison: Comparison,
-    /// What with.
+    /// The constant.
     pub value: u64,
 }
 
@@ -36,7 +36,7 @@ pub enum Comparison {
 }
 
 impl Condition {
-    /// Whether it holds for this value of its register.
+    /// Returns whether the condition holds if its register has the value `register`.
     #[must_use]
     pub fn holds(&self, register: u64) -> bool {
         match self.comparison {

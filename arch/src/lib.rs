@@ -1,5 +1,5 @@
-//! x86-64 as hvprobe needs it: addresses, registers, page tables, boot structures, and what is to
-//! be done with the instruction a breakpoint displaces.
+//! The parts of x86-64 that hvprobe needs: addresses, registers, page tables, boot structures, and how the
+//! instruction that a breakpoint displaces still takes effect.
 //!
 //! Everything here is pure: no KVM, no I/O, no global state. Guest memory is reached through
 //! [`mem::PhysMemory`], so all of it runs, and is tested, on a machine without `/dev/kvm`.

@@ -2,13 +2,13 @@
 
 use crate::Gpa;
 
-/// An access to guest physical memory that leaves what the machine has.
+/// An access to guest physical memory that is outside the machine's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no guest memory for {len} bytes at {at}")]
 pub struct OutOfRange {
-    /// Where the access began.
+    /// Start of the access.
     pub at: Gpa,
-    /// How many bytes it wanted.
+    /// Length of the access in bytes.
     pub len: usize,
 }
 
@@ -29,14 +29,14 @@ pub trait PhysMemory {
     /// When any of the bytes lies outside guest memory; then none is written.
     fn write(&self, at: Gpa, bytes: &[u8]) -> Result<(), OutOfRange>;
 
-    /// Where the guest may keep data of its own, as addresses and lengths in bytes; nothing when
-    /// that is not known.
+    /// Returns the ranges in which the guest may keep data of its own, as addresses and lengths in bytes; empty
+    /// if they are not known.
     fn ranges(&self) -> Vec<(Gpa, u64)> {
         Vec::new()
     }
 
-    /// Of [`PhysMemory::ranges`], what may be anything else than zero: without pages of which the host knows that nobody
-    /// has ever touched them.
+    /// Returns the parts of [`PhysMemory::ranges`] that may contain anything but zeros. Pages that were never
+    /// touched, as far as the host knows, are left out.
     fn touched(&self) -> Vec<(Gpa, u64)> {
         self.ranges()
     }
@@ -49,8 +49,9 @@ pub trait PhysMemory {
         self.write(at, &value.to_le_bytes())
     }
 
-    /// Stores `new` at `at`, a multiple of 8, if the word there is `old`; whether it was. The guest's
-    /// processors may change it at the same time, so memory that has any must do this in one step.
+    /// Stores `new` at `at`, a multiple of 8, if the word there is `old`. Returns whether it was stored. The
+    /// guest's processors may change the word at the same time, so an implementation for memory that they use
+    /// must compare and store in one atomic step.
     ///
     /// # Errors
     /// As [`PhysMemory::write`].
@@ -62,7 +63,7 @@ pub trait PhysMemory {
         Ok(same)
     }
 
-    /// The little-endian 64-bit word at `at`.
+    /// Reads the little-endian 64-bit word at `at`.
     ///
     /// # Errors
     /// As [`PhysMemory::read`].

@@ -29,7 +29,7 @@ pub mod entry {
     pub const GLOBAL: u64 = 1 << 8;
     /// Fetching instructions is forbidden.
     pub const NO_EXECUTE: u64 = 1 << 63;
-    /// Where the physical address is: bits 12 to 51.
+    /// Bits 12 to 51: the physical address.
     pub const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 }
 
@@ -38,7 +38,7 @@ const INDEX_BITS: u32 = 9;
 const INDEX_MASK: u64 = (1 << INDEX_BITS) - 1;
 const ENTRY_SIZE: u64 = 8;
 
-/// How many levels of tables there are (CR4.LA57).
+/// Number of levels of tables (CR4.LA57).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Levels {
     /// 48-bit addresses.
@@ -48,7 +48,7 @@ pub enum Levels {
 }
 
 impl Levels {
-    /// The level of the root table.
+    /// Returns the level of the root table.
     const fn top(self) -> u8 {
         match self {
             Self::Four => 4,
@@ -56,7 +56,7 @@ impl Levels {
         }
     }
 
-    /// Whether all bits above the translated ones repeat the highest translated one.
+    /// Returns whether all bits above the translated ones repeat the highest translated one.
     const fn is_canonical(self, at: Gva) -> bool {
         let highest = shift(self.top() + 1) - 1;
         let above = at.0 >> highest;
@@ -64,7 +64,7 @@ impl Levels {
     }
 }
 
-/// The number of address bits an entry of `level` leaves untranslated.
+/// Returns the number of address bits that an entry of `level` leaves untranslated.
 const fn shift(level: u8) -> u32 {
     PAGE_SHIFT + INDEX_BITS * (level as u32 - 1)
 }
@@ -74,14 +74,14 @@ const fn shift(level: u8) -> u32 {
 pub struct PageTables {
     /// Physical address of the root table; low and high bits that CR3 uses otherwise are ignored.
     pub root: Gpa,
-    /// How many levels it has.
+    /// Number of levels.
     pub levels: Levels,
 }
 
-/// What a virtual address translates to.
+/// Translation of a virtual address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// The physical address of the very byte.
+    /// Physical address of the byte.
     pub gpa: Gpa,
     /// Size in bytes of the page around it: 4 KiB, 2 MiB or 1 GiB.
     pub page_size: u64,
@@ -110,7 +110,7 @@ pub enum WalkError {
         /// The level of the entry: 1 for a PTE, up to 5.
         level: u8,
     },
-    /// The process may not write there; a page that is copied on write is one of these.
+    /// The process may not write there. A page that is copied on write is such a page.
     #[error("{at} may not be written by the process: its page is read-only, or the kernel's")]
     ReadOnly {
         /// The address.
@@ -128,9 +128,9 @@ pub enum WalkError {
     /// The access ends past the last address.
     #[error("{len} bytes at {at} pass the end of the address space")]
     Wraps {
-        /// Where it begins.
+        /// Start of the access.
         at: Gva,
-        /// How many bytes it wants.
+        /// Length of the access in bytes.
         len: usize,
     },
     /// A table, or the page itself, lies outside guest memory.
@@ -157,7 +157,7 @@ impl Step {
         self.value & entry::PRESENT != 0
     }
 
-    /// Whether the entry maps a page rather than pointing to the next table.
+    /// Returns whether the entry maps a page rather than pointing to the next table.
     fn is_leaf(self) -> bool {
         match self.level {
             1 => true,
@@ -166,7 +166,7 @@ impl Step {
         }
     }
 
-    /// What `at` translates to if this is the last step of the walk to it.
+    /// Returns the translation of `at`, if this is the last step of the walk to it.
     fn page(self, at: Gva) -> Result<Gpa, WalkError> {
         let level = self.level;
         if !self.is_present() {
@@ -182,7 +182,7 @@ impl Step {
 }
 
 impl PageTables {
-    /// What `at` translates to: one 8-byte read per level, no allocation.
+    /// Translates `at`: one 8-byte read per level, no allocation.
     ///
     /// # Errors
     /// When the address is not canonical or not mapped, or a table lies outside guest memory. The
@@ -195,7 +195,7 @@ impl PageTables {
         self.translate_to(mem, at).map(|(mapping, _)| mapping)
     }
 
-    /// As [`PageTables::translate`], with the page's own entry.
+    /// Like [`PageTables::translate`], but also returns the page's own entry.
     fn translate_to(
         &self,
         mem: &(impl PhysMemory + ?Sized),
@@ -263,8 +263,8 @@ impl PageTables {
         self.write_pages(mem, at, bytes, &|at| self.translate(mem, at))
     }
 
-    /// Writes `bytes` from `at` on as the process could itself: only to pages that every level lets it
-    /// write. They are marked as written, as a processor does; otherwise the kernel may drop them.
+    /// Writes `bytes` from `at` on, as the process itself could: only to pages that it may write at every level.
+    /// The pages are marked as written, as a processor does; otherwise the kernel may drop them.
     ///
     /// # Errors
     /// As [`PageTables::write`], and when the process may not write there.
@@ -281,14 +281,14 @@ impl PageTables {
         self.write_pages(mem, at, bytes, &|at| self.mark_written(mem, at))
     }
 
-    /// What `at` translates to, if the process may write there; its page is marked as written.
+    /// Translates `at`, if the process may write there, and marks its page as written.
     fn mark_written(
         &self,
         mem: &(impl PhysMemory + ?Sized),
         at: Gva,
     ) -> Result<Mapping, WalkError> {
         const WRITTEN: u64 = entry::ACCESSED | entry::DIRTY;
-        /// A guest that changes the entry each time in between has it so.
+        /// A guest that changes the entry during each try gets [`WalkError::ReadOnly`].
         const TRIES: u8 = 8;
         for _ in 0..TRIES {
             let (mapping, leaf) = self.translate_to(mem, at)?;
@@ -307,9 +307,8 @@ impl PageTables {
         Err(WalkError::ReadOnly { at })
     }
 
-    /// Writes `bytes`, of which there are some, from the last page to the first. Each call has its
-    /// page's translation at hand before anything is written: what is written may be the tables that
-    /// lead to the other pages.
+    /// Writes `bytes`, which must not be empty, from the last page to the first. All pages are translated before
+    /// anything is written, because the write may change the tables that lead to the other pages.
     fn write_pages(
         &self,
         mem: &(impl PhysMemory + ?Sized),
@@ -329,11 +328,11 @@ impl PageTables {
             let next = at.wrapping_add(offset(here.len()));
             self.write_pages(mem, next, rest, translate)?;
         }
-        // Memory is written all or not at all.
+        // `mem` writes all of the bytes or none.
         mem.write(mapping.gpa, here).map_err(failed)
     }
 
-    /// The little-endian 64-bit word at `at`, which need not be aligned.
+    /// Reads the little-endian 64-bit word at `at`, which need not be aligned.
     ///
     /// # Errors
     /// As [`PageTables::read`].
@@ -343,8 +342,8 @@ impl PageTables {
         Ok(u64::from_le_bytes(word))
     }
 
-    /// Where the entry of `level` that translates `at` is, and its value, present or not. Level 1
-    /// is the PTE, 2 the PMD, 3 the PUD, then up to the root.
+    /// Returns the location and the value of the entry of `level` that translates `at`, present or not. Level 1
+    /// is the PTE, 2 the PMD, 3 the PUD, and so on up to the root.
     ///
     /// # Errors
     /// As [`PageTables::translate`] for the levels above, and when a large page or the root's
@@ -371,8 +370,8 @@ impl PageTables {
         }
     }
 
-    /// Follows the tables down to the entry of level `until`, or to a large page or an entry that
-    /// is not present above it, and returns that last entry. `visit` sees every present one.
+    /// Follows the tables down to the entry of level `until`, or to a large page or an entry that is not present
+    /// above it, and returns that last entry. Calls `visit` for every present entry.
     fn walk(
         &self,
         mem: &(impl PhysMemory + ?Sized),
@@ -408,8 +407,8 @@ impl PageTables {
     }
 }
 
-/// How many of `wanted` bytes lie in the mapping's page, from its byte on. Never zero unless
-/// `wanted` is.
+/// Returns how many of `wanted` bytes lie in the mapping's page, from its byte on. Never zero unless `wanted`
+/// is.
 fn bytes_in_page(mapping: &Mapping, wanted: usize) -> usize {
     let left = mapping.page_size - (mapping.gpa.0 & (mapping.page_size - 1));
     usize::try_from(left).map_or(wanted, |left| left.min(wanted))

@@ -40,8 +40,8 @@ pub mod rflags {
     pub const ARITHMETIC: u64 = CF | PF | AF | ZF | SF | OF;
 }
 
-/// The sixteen general registers, RIP and RFLAGS, in the order of `struct kvm_regs` (KVM API,
-/// `KVM_GET_REGS`), so that those of a virtual CPU need not be copied to be looked at.
+/// The sixteen general registers, RIP and RFLAGS, in the order of `struct kvm_regs` (KVM API, `KVM_GET_REGS`),
+/// so that the registers of a vCPU can be read in place, without a copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 #[allow(missing_docs, reason = "each field is the register it is named after")]
@@ -67,16 +67,16 @@ pub struct Regs {
 }
 
 impl Regs {
-    /// How many there are.
+    /// Number of registers.
     pub const COUNT: usize = 18;
 
-    /// All of them, in the order of the fields.
+    /// Returns all registers, in the order of the fields.
     #[must_use]
     pub fn words(&self) -> &[u64; Self::COUNT] {
         zerocopy::transmute_ref!(self)
     }
 
-    /// The registers whose [`Regs::words`] these are.
+    /// Builds the registers from their [`Regs::words`].
     #[must_use]
     pub fn from_words(words: [u64; Self::COUNT]) -> Self {
         zerocopy::transmute!(words)
@@ -109,7 +109,7 @@ pub enum Gpr {
 }
 
 impl Gpr {
-    /// All of them, in the order of their numbers.
+    /// All registers, in the order of their numbers.
     pub const ALL: [Self; 16] = [
         Self::Rax,
         Self::Rcx,
@@ -130,12 +130,12 @@ impl Gpr {
     ];
 }
 
-/// A set of the sixteen general registers; RIP and RFLAGS are always shown.
+/// A set of general registers. RIP and RFLAGS are not part of it: they are always shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegisterSet(u16);
 
 impl Default for RegisterSet {
-    /// All of them.
+    /// Returns the set of all sixteen registers.
     fn default() -> Self {
         Self(u16::MAX)
     }
@@ -152,13 +152,13 @@ impl FromIterator<Gpr> for RegisterSet {
 }
 
 impl RegisterSet {
-    /// Whether `register` is one of them.
+    /// Returns whether `register` is in the set.
     #[must_use]
     pub fn contains(self, register: Gpr) -> bool {
         self.0 >> (register as u8) & 1 == 1
     }
 
-    /// Those that are in it, in the order of their numbers.
+    /// Iterates over the registers of the set, in the order of their numbers.
     pub fn iter(self) -> impl Iterator<Item = Gpr> {
         Gpr::ALL
             .into_iter()
@@ -167,7 +167,7 @@ impl RegisterSet {
 }
 
 impl Regs {
-    /// The value of `which`.
+    /// Returns the value of `which`.
     #[must_use]
     pub fn get(&self, which: Gpr) -> u64 {
         let mut copy = *self;

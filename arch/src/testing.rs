@@ -1,8 +1,8 @@
-//! What tests of all modules share.
+//! Helpers for the tests of all modules.
 
 use proptest::prelude::ProptestConfig;
 
-/// So many cases of a property, or as many as a long run asks for if these are more.
+/// Returns a configuration with at least `cases` cases of a property; more if a long run asks for more.
 pub(crate) fn at_least(cases: u32) -> ProptestConfig {
     let asked = ProptestConfig::default();
     ProptestConfig {

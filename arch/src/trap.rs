@@ -1,29 +1,28 @@
-//! How a guest's execution comes to us: the breakpoint instruction, the ports that only we answer, the
-//! exceptions and the gates they go through. Each number stands here once.
+//! How control passes from the guest to hvprobe: the breakpoint instruction, the I/O ports that only hvprobe
+//! answers, the exceptions and the gates they go through. Each number is defined here once.
 
 /// The breakpoint instruction.
 pub const INT3: u8 = 0xcc;
 
-/// The port the patched #BP entry writes to. Its number is the opcode of `nop`, so a virtual CPU
-/// that was interrupted between the first two bytes of `nop nop` while the entry was patched goes
-/// on as if nothing had happened. Nothing in a PC answers there.
+/// Port that the patched #BP entry writes to. Its number is the opcode of `nop`: a vCPU that was interrupted
+/// between the first two bytes of `nop nop` while the entry was patched goes on as if nothing had happened. No
+/// device of a PC answers there.
 pub const GATE_PORT: u8 = 0x90;
 
-/// The port that detours write to when the ring fills up. Nothing in a PC answers there either.
+/// Port that a detour writes to when the ring fills up. No device of a PC answers there either.
 pub const DOORBELL_PORT: u8 = 0x91;
 
-/// The port that detours write to when there is no room in the ring for a hit that is not to be lost.
-/// The host answers in AL: not zero where it is worth another look. Nothing in a PC answers there either,
-/// unlike at the port before it.
+/// Port that a detour writes to when the ring has no room for a hit that must not be lost. The host answers in
+/// AL: nonzero if the detour should try again. No device of a PC answers there either, unlike at port 0x92.
 pub const ROOM_PORT: u8 = 0x93;
 
-/// How many vectors an interrupt descriptor table has (SDM vol. 3, 6.10).
+/// Number of vectors of an interrupt descriptor table (SDM vol. 3, 6.10).
 pub const VECTORS: u64 = 256;
 
-/// Bytes of a gate in the interrupt descriptor table (SDM vol. 3, 6.14.1).
+/// Size in bytes of a gate in the interrupt descriptor table (SDM vol. 3, 6.14.1).
 pub const GATE_SIZE: usize = 16;
 
-/// Bytes of a whole interrupt descriptor table.
+/// Size in bytes of a whole interrupt descriptor table.
 pub const IDT_SIZE: usize = 4096;
 
 /// Numbers of exceptions (SDM vol. 3, table 6-1).
@@ -38,6 +37,6 @@ pub mod vector {
     pub const PAGE_FAULT: u8 = 14;
     /// #MC.
     pub const MACHINE_CHECK: u8 = 18;
-    /// The first that is an interrupt.
+    /// The first vector of interrupts.
     pub const INTERRUPTS: u8 = 32;
 }

@@ -1,4 +1,4 @@
-//! What runs on every hit allocates nothing.
+//! Checks that code that runs on every hit allocates nothing.
 
 use hvprobe_arch::insn::{Action, Displaced, Effect, GateHead, Memory, MemoryFault, classify};
 use hvprobe_arch::mem::{OutOfRange, PhysMemory};
@@ -74,7 +74,7 @@ impl Memory for Walked<'_> {
     }
 }
 
-/// At least one instruction of each kind that the host carries out.
+/// At least one instruction of each kind that the host emulates.
 const EMULATED: &[&[u8]] = &[
     &[0x90],                            // nop
     &[0x55],                            // push rbp

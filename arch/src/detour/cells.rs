@@ -1,31 +1,31 @@
-//! Cells, and the words in them.
+//! Cells of the ring, and the words in them.
 //!
-//! The first word of each cell is its mark; the words of a record are the others, numbered as if they were
-//! one behind the other.
+//! The first word of each cell is its mark. The other words belong to the record; they are numbered as if there
+//! were no marks between them.
 
-/// The size of a cell in bytes: a cache line.
+/// Size of a cell in bytes: a cache line.
 pub const CELL: usize = 64;
-/// The most cells a record has, but for a copy of the stack.
+/// Maximum number of cells of a record, without a copy of the stack.
 pub const RECORD_CELLS: u16 = 16;
-/// The most cells of a copy of the stack: those of [`STACK_MAX`](super::STACK_MAX) bytes.
+/// Maximum number of cells of a copy of the stack: those of [`STACK_MAX`](super::STACK_MAX) bytes.
 pub(super) const STACK_CELLS: u16 = 74;
-/// The most cells a record has.
+/// Maximum number of cells of a record.
 pub const MAX_RECORD_CELLS: u16 = RECORD_CELLS + STACK_CELLS;
 
-/// How words that are numbered from zero lie in memory.
+/// How the numbered words of a structure are laid out in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Spread {
-    /// One behind the other.
+    /// Words are contiguous.
     Dense,
-    /// Behind the marks of cells.
+    /// Words are in cells, after the marks.
     Cells,
 }
 
 impl Spread {
-    /// The words of a cell, without its mark.
+    /// Number of words of a cell, without its mark.
     pub(super) const CELL_WORDS: usize = CELL / 8 - 1;
 
-    /// Where the word is.
+    /// Returns the byte offset of the word number `word`.
     pub(super) fn offset(self, word: usize) -> usize {
         match self {
             Self::Dense => 8 * word,
@@ -37,31 +37,31 @@ impl Spread {
     }
 }
 
-/// Why bytes are no record.
+/// Why bytes are not a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// They end too early.
+    /// The bytes end too early.
     #[error("{have} bytes where at least {want} belong")]
     Short {
-        /// How many there are.
+        /// Number of bytes there are.
         have: usize,
-        /// How many are needed.
+        /// Number of bytes that are needed.
         want: usize,
     },
-    /// Not finished, or there is none.
+    /// The record is not finished, or there is none.
     #[error("there is no finished record at this place")]
     Unfinished,
-    /// A size that no record, or no record of this source, has.
+    /// No record, or no record of this source, has this number of cells.
     #[error("a record of {found} cells where one of {want} belongs")]
     Cells {
-        /// What the record says.
+        /// Number of cells in the record's mark.
         found: u16,
-        /// What is possible: the most, where it depends on the hit.
+        /// Possible number of cells; the maximum if it depends on the hit.
         want: u16,
     },
 }
 
-/// The `N` bytes at `at`.
+/// Returns the `N` bytes at offset `at`.
 pub(super) fn array<const N: usize>(bytes: &[u8], at: usize) -> Result<[u8; N], Malformed> {
     bytes
         .get(at..)
@@ -73,7 +73,7 @@ pub(super) fn array<const N: usize>(bytes: &[u8], at: usize) -> Result<[u8; N], 
         })
 }
 
-/// The word at `at`.
+/// Returns the word at offset `at`.
 pub(super) fn word(bytes: &[u8], at: usize) -> Result<u64, Malformed> {
     array(bytes, at).map(u64::from_le_bytes)
 }

@@ -1,41 +1,41 @@
-//! What of a read is not ordinary. Its code comes last, so that what is ordinary jumps nowhere.
+//! Uncommon cases of reads. Their code comes last, so that the common case takes no jump.
 
 use super::fetching::Room;
 use crate::Gva;
 use iced_x86::code_asm::CodeLabel;
 
-/// An item could not be read.
+/// An item that could not be read: its bit is set.
 pub(super) struct Unread {
     pub(super) label: CodeLabel,
-    /// Offset in the record of the bits.
+    /// Offset in the record of the word of bits.
     pub(super) at: usize,
     pub(super) bit: usize,
     pub(super) next: CodeLabel,
 }
 
-/// What of a text is not ordinary.
+/// Uncommon cases of a text.
 pub(super) struct Slowly {
-    /// The readers of a byte and of eight.
+    /// Readers of one byte and of eight bytes.
     pub(super) one: Gva,
     pub(super) eight: Gva,
     pub(super) fault: CodeLabel,
     pub(super) room: Room,
-    /// How many bytes of it are wanted.
+    /// Maximum number of bytes of the text.
     pub(super) most: usize,
-    /// Of each word that is read straight.
+    /// One for each word that is read straight.
     pub(super) ends: Vec<End>,
-    /// Goes on behind the words that were read.
+    /// Reads on, after the words that are read straight.
     pub(super) more: CodeLabel,
-    /// Where the text has ended.
+    /// Where the code continues when the text has ended.
     pub(super) done: CodeLabel,
 }
 
-/// What becomes of a word of a text that is not ordinary.
+/// Uncommon cases of one word of a text.
 pub(super) struct End {
-    /// Looks whether it has the end.
+    /// Checks whether the word contains the end of the text.
     pub(super) end: CodeLabel,
-    /// Where the next one is read.
+    /// Where the next word is read.
     pub(super) next: CodeLabel,
-    /// It could not be read at once.
+    /// Reads byte by byte, because the word could not be read at once.
     pub(super) nothing: CodeLabel,
 }

@@ -1,9 +1,9 @@
-//! Pieces of code that detours and return code are made of.
+//! Code fragments that detours and return code are made of.
 //!
-//! Registers: RAX and RDX are free everywhere between [`Emitter::save`] and [`Emitter::restore`].
-//! RCX holds the new head from [`Emitter::reserve`] to [`Emitter::publish`], and the register that
-//! the frame calls `cell` the record's address. What reads memory has RSI, RDI and R8, too, if it loops,
-//! and so has what copies the stack.
+//! Registers: RAX and RDX are free everywhere between [`Emitter::save`] and [`Emitter::restore`]. From
+//! [`Emitter::reserve`] to [`Emitter::publish`], RCX holds the new head, and the register that the frame calls
+//! `cell` holds the record's address. Code that reads memory in a loop, and code that copies the stack, also
+//! uses RSI, RDI and R8.
 
 use super::cold::{Slowly, Unread};
 use super::record::{CPU, END, Header, IDENTITY, Layout, SOURCE_BITS, TSC, Values};
@@ -17,31 +17,31 @@ use iced_x86::code_asm::{
 };
 use iced_x86::{BlockEncoderOptions, Code, IcedError, Instruction, MemoryOperand, Register};
 
-/// Where code is assembled that refers to itself, by its address there: beyond the small numbers that
-/// the assembler takes for labels.
+/// Address at which self-referential code is assembled. It is larger than the small numbers that the assembler
+/// takes for labels.
 pub(super) const ORIGIN: u64 = 1 << 40;
-/// The bits of an address within its page.
+/// Mask for the offset of an address in its page.
 const IN_PAGE: i32 = 0xfff;
 
-/// What the code has pushed.
+/// What the code pushes on the stack.
 #[derive(Debug)]
 pub(super) struct Frame {
-    /// The registers, the first pushed first, before the flags. The first is RAX.
+    /// The saved registers, in the order in which they are pushed, before the flags. The first is RAX.
     pub(super) saved: &'static [Gpr],
-    /// How many bytes were there already, below the stack pointer to record.
+    /// Number of bytes that were already on the stack below the stack pointer to be recorded.
     pub(super) below: i32,
-    /// The register that holds a record's address.
+    /// Register that holds a record's address.
     pub(super) cell: AsmRegister64,
 }
 
 impl Frame {
-    /// Where the stack pointer was, above RSP, where the flags are.
+    /// Returns the offset of the recorded stack pointer from RSP, which points at the flags.
     pub(super) fn rsp(&self) -> i32 {
         let saved: i32 = self.saved.iter().map(|_| 8).sum();
         8 + saved + self.below
     }
 
-    /// Where a register is, above RSP, if it was pushed.
+    /// Returns the offset of a saved register from RSP, if it was pushed.
     fn offset_of(&self, register: Gpr) -> Option<i32> {
         let behind = self
             .saved
@@ -52,47 +52,48 @@ impl Frame {
     }
 }
 
-/// A cold piece of code that comes last: increments a counter and goes on.
+/// Cold code that increments a counter and continues at `next`.
 struct Count {
     label: CodeLabel,
     counter: Gva,
     next: CodeLabel,
 }
 
-/// What becomes of a hit for which there is no room in the ring.
+/// How a hit is handled for which the ring has no room.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Full {
-    /// Counts those that are lost.
+    /// Counter of lost records.
     pub(super) lost: Gva,
-    /// Where the code goes on then.
+    /// Where the code continues then.
     pub(super) next: CodeLabel,
-    /// Whether the host is asked for room before.
+    /// Whether the host is asked for room first.
     pub(super) waits: bool,
 }
 
-/// How many cells a record takes.
+/// Number of cells that a record takes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cells {
-    /// Those that all records of the source have.
+    /// Cells that all records of the source have.
     pub(super) fixed: u16,
-    /// For more: where the record has how many (u32). [`Emitter::reserve`] takes them from R8.
+    /// For a record with more: offset in the record of their number (u32). [`Emitter::reserve`] takes it from
+    /// R8.
     pub(super) more: Option<usize>,
 }
 
-/// A cold piece of code: asks the host for room.
+/// Cold code that asks the host for room.
 struct Asking {
     label: CodeLabel,
     again: CodeLabel,
     lost: CodeLabel,
 }
 
-/// The same for the doorbell.
+/// Cold code that rings the doorbell.
 struct Ringing {
     label: CodeLabel,
     next: CodeLabel,
 }
 
-/// An assembler with what is not yet written.
+/// An assembler, with the cold code that is not written yet.
 pub(super) struct Emitter<'a> {
     pub(super) a: CodeAssembler,
     frame: &'a Frame,
@@ -102,20 +103,20 @@ pub(super) struct Emitter<'a> {
     ringing: Vec<Ringing>,
     pub(super) unread: Vec<Unread>,
     pub(super) slowly: Vec<Slowly>,
-    /// Calls, whose displacements depend on where the code will be.
+    /// Calls, whose displacements depend on the address of the code.
     calls: Vec<(CodeLabel, Gva)>,
 }
 
-/// Code, and what of it is not known before there is a place for it.
+/// Code, and the parts that are unknown until it has an address.
 pub(super) struct Assembled<const N: usize> {
     pub(super) code: Vec<u8>,
     /// Offsets of labels.
     pub(super) labels: [usize; N],
-    /// Offsets of calls, and what they call.
+    /// Offsets of calls, and their targets.
     pub(super) calls: Vec<(usize, Gva)>,
 }
 
-/// `call rel32`, and its length.
+/// Opcode of `call rel32`, and its length in bytes.
 pub(super) const CALL_REL32: u8 = 0xe8;
 pub(super) const CALL: u8 = 5;
 
@@ -160,8 +161,8 @@ impl<'a> Emitter<'a> {
         Ok(())
     }
 
-    /// Puts the arithmetic flags and the registers back; no instruction here changes another flag.
-    /// (`popfq` would take longer than all of this.)
+    /// Restores the arithmetic flags and the registers; generated code changes no other flag. (`popfq` would
+    /// take longer than all of this.)
     pub(super) fn restore(&mut self) -> Result<(), BuildError> {
         let a = &mut self.a;
         a.pop(rax)?;
@@ -176,7 +177,7 @@ impl<'a> Emitter<'a> {
         Ok(())
     }
 
-    /// Goes to `escape` unless the stack words up to number `highest` are in RSP's page.
+    /// Jumps to `escape` unless the stack words up to number `highest` are in RSP's page.
     pub(super) fn check_page(&mut self, highest: u16, escape: CodeLabel) -> Result<(), BuildError> {
         let limit = IN_PAGE + 1 - 8 * (i32::from(highest) + 1);
         if limit < 0 {
@@ -190,7 +191,7 @@ impl<'a> Emitter<'a> {
         Ok(())
     }
 
-    /// Goes to `otherwise` unless `condition` holds.
+    /// Jumps to `otherwise` unless `condition` holds.
     pub(super) fn check(
         &mut self,
         condition: &Condition,
@@ -233,7 +234,7 @@ impl<'a> Emitter<'a> {
         Ok(())
     }
 
-    /// A place, in the cold part, that increments `counter` and goes on at `next`.
+    /// Returns the label of cold code that increments `counter` and continues at `next`.
     pub(super) fn counting(
         &mut self,
         what: &'static str,
@@ -250,8 +251,7 @@ impl<'a> Emitter<'a> {
         Ok(label)
     }
 
-    /// Reserves `cells` cells and writes the time there, or does what is to be done where the ring is
-    /// full.
+    /// Reserves cells and writes the time into the first one. If the ring is full, does what `full` says.
     pub(super) fn reserve(&mut self, cells: Cells, full: Full) -> Result<(), BuildError> {
         let cell = self.frame.cell;
         let mut retry = self.a.create_label();
@@ -274,7 +274,7 @@ impl<'a> Emitter<'a> {
             None => a.lea(rcx, qword_ptr(rax + fixed))?,
             Some(_) => a.lea(rcx, qword_ptr(rax + r8 + fixed))?,
         }
-        // A head that was read too long ago may pass here; then the exchange finds out.
+        // A stale head may pass here; then the exchange fails.
         a.cmp(rcx, qword_ptr(absolute(self.ring.limit)))?;
         a.ja(full)?;
         a.lock().cmpxchg(qword_ptr(absolute(self.ring.head)), rcx)?;
@@ -291,7 +291,7 @@ impl<'a> Emitter<'a> {
         Ok(())
     }
 
-    /// A place, in the cold part, that asks the host for room and comes back here, or goes to `lost`.
+    /// Returns the label of cold code that asks the host for room and comes back here, or jumps to `lost`.
     fn asking(&mut self, lost: CodeLabel) -> Result<CodeLabel, BuildError> {
         let label = self.a.create_label();
         let mut again = self.a.create_label();
@@ -300,7 +300,7 @@ impl<'a> Emitter<'a> {
         Ok(label)
     }
 
-    /// Writes CPU and task.
+    /// Writes the CPU's number and the task.
     pub(super) fn header(&mut self, layout: &Layout, capture: &Capture) -> Result<(), BuildError> {
         let cell = self.frame.cell;
         let a = &mut self.a;
@@ -314,8 +314,8 @@ impl<'a> Emitter<'a> {
         Ok(())
     }
 
-    /// Makes `into` the time stamp counter. Best done just before a locked exchange: that waits for
-    /// the pushes meanwhile, whereas behind it the two would take turns.
+    /// Loads the time stamp counter into `into`. Best done just before a locked exchange: the exchange waits for
+    /// the pushes while the counter is read. After the exchange, the two would happen one after the other.
     pub(super) fn time(&mut self, into: AsmRegister64) -> Result<(), BuildError> {
         let a = &mut self.a;
         a.rdtsc()?;
@@ -345,8 +345,8 @@ impl<'a> Emitter<'a> {
         Ok(())
     }
 
-    /// Stores flags, registers and stack words, as they are at the probepoint, in what `base` points
-    /// at.
+    /// Stores flags, registers and stack words, as they are at the probepoint, in the structure that `base`
+    /// points at.
     pub(super) fn values(
         &mut self,
         base: AsmRegister64,
@@ -372,7 +372,7 @@ impl<'a> Emitter<'a> {
         Ok(())
     }
 
-    /// Makes `into` what `register` is at the probepoint.
+    /// Loads the value that `register` has at the probepoint into `into`.
     pub(super) fn at_probepoint(
         &mut self,
         into: AsmRegister64,
@@ -387,7 +387,7 @@ impl<'a> Emitter<'a> {
         Ok(())
     }
 
-    /// Calls `target`, wherever the code will be.
+    /// Calls `target`. The displacement is filled in when the code gets its address.
     pub(super) fn call(&mut self, target: Gva) -> Result<(), BuildError> {
         let mut label = self.a.create_label();
         self.place(&mut label)?;
@@ -397,14 +397,14 @@ impl<'a> Emitter<'a> {
         Ok(())
     }
 
-    /// Copies the word `from` bytes above RSP to `offset` of what `base` points at.
+    /// Copies the word `from` bytes above RSP to the offset `offset` from `base`.
     fn word(&mut self, base: AsmRegister64, offset: usize, from: i32) -> Result<(), BuildError> {
         self.a.mov(rax, qword_ptr(rsp + from))?;
         self.a.mov(qword_ptr(base + offset), rax)?;
         Ok(())
     }
 
-    /// Writes the mark of a record, and rings the doorbell if that passed the watermark.
+    /// Writes the mark of a record, and rings the doorbell if the record passed the watermark.
     pub(super) fn publish(&mut self, source: u32, cells: Cells) -> Result<(), BuildError> {
         let identity = Header::identity(source, cells.fixed)?;
         let label = self.a.create_label();
@@ -414,7 +414,7 @@ impl<'a> Emitter<'a> {
         let bell = qword_ptr(absolute(self.ring.bell));
         let a = &mut self.a;
         a.mov(dword_ptr(cell + END), ecx)?;
-        // Of all that fill the ring, one is the first to make it so full.
+        // Of all records that fill the ring, exactly one is the first to pass the bell.
         match cells.more {
             None => {
                 a.mov(dword_ptr(cell + IDENTITY), identity)?;
@@ -436,15 +436,15 @@ impl<'a> Emitter<'a> {
         self.place(&mut next)
     }
 
-    /// Puts `label` here.
+    /// Binds `label` to this place.
     pub(super) fn place(&mut self, label: &mut CodeLabel) -> Result<(), BuildError> {
         self.a.set_label(label)?;
-        // An instruction has but one label; this one takes no room.
+        // An instruction can have only one label; this one takes no space.
         self.a.zero_bytes()?;
         Ok(())
     }
 
-    /// Writes the cold pieces.
+    /// Writes the cold code.
     pub(super) fn cold(&mut self) -> Result<(), BuildError> {
         for mut count in std::mem::take(&mut self.counts) {
             self.a.set_label(&mut count.label)?;
@@ -466,13 +466,12 @@ impl<'a> Emitter<'a> {
         Ok(())
     }
 
-    /// What the code has pushed.
     pub(super) fn frame(&self) -> &'a Frame {
         self.frame
     }
 
-    /// The code, which begins `from` bytes after [`ORIGIN`], with the places of labels in it. Nothing
-    /// depends on where all of that will be.
+    /// Assembles the code, to begin `from` bytes after [`ORIGIN`], with the offsets of labels in it. The result
+    /// does not depend on the final address.
     pub(super) fn finish<const N: usize>(
         mut self,
         from: u32,
@@ -502,8 +501,7 @@ impl<'a> Emitter<'a> {
     }
 }
 
-/// Loads `into` from a place that its address alone names; the assembler would choose an encoding
-/// with 64 bits of it.
+/// Loads `into` from an absolute address. The assembler would choose an encoding with a 64-bit address.
 pub(super) fn load(
     a: &mut CodeAssembler,
     code: Code,
@@ -514,7 +512,7 @@ pub(super) fn load(
     a.add_instruction(Instruction::with2(code, into, at)?)
 }
 
-/// The same relative to the base of GS.
+/// Loads `into` from an address relative to the base of GS.
 pub(super) fn load_per_cpu(
     a: &mut CodeAssembler,
     code: Code,
@@ -534,19 +532,19 @@ pub(super) fn load_per_cpu(
     a.add_instruction(Instruction::with2(code, into, at)?)
 }
 
-/// Checks that code can name `at` in 32 bits.
+/// Checks that code can encode `at` in 32 bits.
 pub(super) fn reachable(what: &'static str, at: Gva) -> Result<(), BuildError> {
     i32::try_from(absolute(at))
         .map(|_| ())
         .map_err(|_| BuildError::Unreachable { what, at })
 }
 
-/// The address, as the displacement that names it without a register.
+/// Returns the address as the displacement of an operand without registers.
 pub(super) fn absolute(at: Gva) -> i64 {
     at.0.cast_signed()
 }
 
-/// The assembler's name of `register`.
+/// Returns the assembler's name of `register`.
 pub(super) fn name(register: Gpr) -> AsmRegister64 {
     match register {
         Gpr::Rax => rax,

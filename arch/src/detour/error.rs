@@ -1,18 +1,18 @@
-//! Why no code can be made.
+//! Errors in generating code.
 
 use super::capture::STACK_WORDS_MAX;
 use super::cells::{MAX_RECORD_CELLS, RECORD_CELLS};
 use crate::Gva;
 
-/// Why no code can be made.
+/// Why code cannot be generated.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum BuildError {
-    /// An address that generated code cannot name.
+    /// An address that generated code cannot encode.
     #[error("{what} at {at} is not within the upper or lower 2 GiB, where detours reach it")]
     Unreachable {
-        /// What is there.
+        /// What is at the address.
         what: &'static str,
-        /// Its address.
+        /// The address.
         at: Gva,
     },
     /// A ring of an impossible size.
@@ -21,78 +21,78 @@ pub enum BuildError {
          power of two from 32 to 2^24, and the watermark in between"
     )]
     Ring {
-        /// How many cells it has.
+        /// Number of cells of the ring.
         capacity: u32,
-        /// At how many the doorbell rings.
+        /// Number of used cells at which the doorbell rings.
         watermark: u32,
     },
-    /// More sources than records can tell apart.
+    /// A source whose number records have no room for.
     #[error("records cannot name source {number}, only those below 2^24")]
     Source {
-        /// Which one.
+        /// Number of the source.
         number: u32,
     },
     /// Too many words from the stack.
     #[error("{count} words of the stack; at most {STACK_WORDS_MAX} are possible")]
     TooManyWords {
-        /// How many were asked for.
+        /// Number of words requested.
         count: usize,
     },
     /// A word that is never in the stack pointer's page.
     #[error("word {index} above the stack pointer lies a page or more away from it")]
     FarWord {
-        /// Which one.
+        /// Number of the word.
         index: u16,
     },
-    /// Words of the stack at a return.
+    /// Stack words requested at a return.
     #[error("stack words cannot be read without exits when a function returns, only at its entry")]
     StackAtReturn,
-    /// Memory at a return.
+    /// Memory requested at a return.
     #[error("memory cannot be read without exits when a function returns")]
     FetchAtReturn,
-    /// The stack in a ring of few cells.
+    /// A copy of the stack requested in a ring with too few cells.
     #[error(
         "a stack takes up to {MAX_RECORD_CELLS} cells, which a ring of {capacity} has no room for"
     )]
     RingForStacks {
-        /// How many cells the ring has.
+        /// Number of cells of the ring.
         capacity: u32,
     },
-    /// A text that no pointer leads to.
+    /// A text without a pointer that leads to it.
     #[error("a text is behind a pointer")]
     TextOfNothing,
-    /// Too many items that are read of memory.
+    /// Too many items to read from memory.
     #[error("{count} items are read; a record has bits for 32")]
     TooManyItems {
-        /// How many were asked for.
+        /// Number of items requested.
         count: usize,
     },
-    /// A record of more cells than there are.
+    /// A record of more cells than the maximum.
     #[error("a record of {words} words is too large for {RECORD_CELLS} cells")]
     TooLarge {
-        /// How many words it would have.
+        /// Number of words the record would have.
         words: usize,
     },
-    /// Return instances in impossible number.
+    /// An impossible number of return instances.
     #[error(
         "{count} return instances whose stubs have numbers from {first} on; between 1 and 65536 \
          instances, and stub numbers below 2^23, are possible"
     )]
     Instances {
-        /// How many.
+        /// Number of instances.
         count: u32,
-        /// The number of the first one's stub.
+        /// Number of the first instance's stub.
         first: u32,
     },
-    /// A copy or a jump does not reach its target from where the code was to lie.
+    /// A copy or a jump in the detour does not reach its target.
     #[error("{target} is beyond ±2 GiB of the detour at {at}")]
     OutOfReach {
-        /// What was to be reached.
+        /// The target.
         target: Gva,
-        /// Where the detour was to be.
+        /// Address of the detour.
         at: Gva,
     },
-    /// The assembler refused something.
+    /// The assembler returned an error.
     #[error("cannot assemble the detour")]
     Assemble(#[from] iced_x86::IcedError),
 }

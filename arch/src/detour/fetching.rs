@@ -1,61 +1,61 @@
-//! What a detour reads of memory, and where a record has it.
+//! Items that a detour reads from memory, and where a record holds them.
 //!
-//! A record that reads memory has a word of bits behind its stack words, one for each item that could
-//! not be read, and then a room for each item. What an item did not read is whatever was in the ring
-//! before: nothing of it is looked at unless the item's bit is clear, nor anything behind the end of a
-//! text.
+//! A record that reads memory has, after its stack words, a word with one bit for each item that could not be
+//! read, and then a room for each item. Bytes of a room that the detour did not write are what was in the ring
+//! before. They are never looked at: neither the room of an item whose bit is set, nor the bytes after the end
+//! of a text.
 
 use super::BuildError;
 use super::cells::{Malformed, Spread, word};
 use crate::Gva;
 use crate::fetch::{Fetched, Read, TextHeader};
 
-/// The most items of one record: the bits of their word.
+/// Maximum number of items of one record; each has a bit in the record's word of bits.
 const ITEMS_MAX: usize = 32;
 
 /// Memory that is read at a hit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fetching {
-    /// What reads it.
+    /// The code that reads it.
     pub readers: Readers,
-    /// What is read.
+    /// The items that are read.
     pub items: Vec<Fetched>,
 }
 
-/// Code of the guest's kernel that loads from memory and lives through a fault.
+/// Functions of the guest's kernel that load from memory and survive a fault.
 ///
-/// Each is called with an address in RAX. It makes RDX what is there, with zeros above, and RAX zero; or
-/// RAX something else and RDX zero, when nothing is there (`bad_get_user` in arch/x86/lib/getuser.S). It
-/// leaves all other registers as they are but for the arithmetic flags and AC, which it may clear. They
-/// are in the order of their sizes: 1, 2, 4 and 8 bytes.
+/// Each is called with an address in RAX. If the memory can be read, RDX becomes its value, zero-extended, and
+/// RAX zero; otherwise RAX becomes nonzero and RDX zero (`bad_get_user` in arch/x86/lib/getuser.S). All other
+/// registers are preserved; the arithmetic flags are not, and AC may be cleared. The functions are in the order
+/// of their sizes: 1, 2, 4 and 8 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Readers {
-    /// Those for addresses of the kernel's half.
+    /// Functions for addresses of the kernel's half.
     pub kernel: [Gva; 4],
-    /// Those for addresses of a process.
+    /// Functions for addresses of a process.
     pub process: [Gva; 4],
-    /// Where the kernel's half begins.
+    /// Start of the kernel's half.
     pub kernel_half: Gva,
-    /// Where the addresses end that a process may have (`TASK_SIZE_MAX`): a page before the end of
-    /// what the processor takes for addresses.
+    /// End of the addresses that a process may have (`TASK_SIZE_MAX`): a page before the end of the lower half
+    /// of canonical addresses.
     pub process_end: Gva,
     /// Displacement, relative to the base of GS and sign-extended, of the pointer to the current task.
     pub current: u32,
-    /// Offset in the task of `pagefault_disabled` (i32): while that is not zero, a fault on a page of the
-    /// process ends at once.
+    /// Offset in the task of `pagefault_disabled` (i32). While that is not zero, a load that faults on a page of
+    /// the process fails at once.
     pub disabled: i32,
 }
 
-/// Where the items are in a record, in words.
+/// Positions of the items in a record, in words.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Rooms {
-    /// The word of bits.
+    /// Position of the word of bits.
     unread: usize,
     rooms: Vec<Room>,
     end: usize,
 }
 
-/// The room of an item: its first word, and how many there are.
+/// Room of one item: its first word, and the number of words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Room {
     pub(super) first: usize,
@@ -64,14 +64,14 @@ pub(super) struct Room {
 }
 
 impl Room {
-    /// Offset in a record of its byte `at`.
+    /// Returns the offset in a record of byte `at` of the item.
     pub(super) fn offset(self, at: usize) -> usize {
         Spread::Cells.offset(self.first + at / 8) + at % 8
     }
 }
 
 impl Rooms {
-    /// Rooms for `items`, from the word `first` on.
+    /// Lays out rooms for `items`, from the word `first` on.
     pub(super) fn new(first: usize, items: &[Fetched]) -> Result<Self, BuildError> {
         if items.len() > ITEMS_MAX {
             return Err(BuildError::TooManyItems { count: items.len() });
@@ -80,7 +80,7 @@ impl Rooms {
         let rooms = items.iter().map(|item| {
             let words = match item.read {
                 Read::Bytes(len) => usize::from(len).div_ceil(8),
-                // One byte more at least, by which a text that ends there is told from a longer one.
+                // At least one byte more, which distinguishes a text that ends there from a longer one.
                 Read::Text(most) => usize::from(most) / 8 + 1,
             };
             let first = end;
@@ -103,19 +103,19 @@ impl Rooms {
         self.rooms.iter().copied()
     }
 
-    /// The word that follows.
+    /// Returns the number of the word after the last room.
     pub(super) fn end(&self) -> usize {
         self.end
     }
 
-    /// The room of the item `index`, if the record has it and could read it.
+    /// Returns the room of the item `index`, if the record has that item and could read it.
     fn room(&self, record: &[u8], index: usize) -> Result<Option<Room>, Malformed> {
         let unread = word(record, self.unread())?;
         let room = self.rooms.get(index).copied();
         Ok(room.filter(|_| unread >> index & 1 == 0))
     }
 
-    /// Copies what the item `index` read to `into`, if it could.
+    /// Copies what the item `index` read to `into`. Returns whether it could be read.
     pub(super) fn bytes(
         &self,
         record: &[u8],
@@ -129,7 +129,8 @@ impl Rooms {
         Ok(true)
     }
 
-    /// Copies the text that the item `index` read to the front of `into`, if it could.
+    /// Copies the text that the item `index` read to the front of `into`. Returns `None` if it could not be
+    /// read.
     pub(super) fn text(
         &self,
         record: &[u8],
@@ -159,7 +160,7 @@ impl Room {
         self.copy_from(record, 0, into)
     }
 
-    /// Copies the bytes from `at` on, as far as there are words.
+    /// Copies the bytes from `at` on, until `into` is full or the room ends.
     fn copy_from(self, record: &[u8], at: usize, into: &mut [u8]) -> Result<(), Malformed> {
         let mut at = at;
         let mut into = into;

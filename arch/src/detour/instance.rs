@@ -1,22 +1,24 @@
-//! The instances of a return probe: what is kept of each call in flight, in memory that the guest's
-//! code and the host share.
+//! Instances of a return probe: the data of each call in flight, in memory that the guest's code and the host
+//! share.
 //!
 //! ```text
 //!   free ──▶ taken ──▶ in flight ──▶ free
 //!       pop       slot set     slot zero, push
 //! ```
 //!
-//! Kept true: an instance is on the free list or belongs to one call; while its *slot* is not zero,
-//! the function was entered and has not returned, and the word at the slot is the instance's stub,
-//! but for the few instructions of the detour that are about to put it there. The *generation*
-//! counts the uses, and is never reset.
+//! Invariants: an instance is on the free list or belongs to one call. While its *slot* is not zero, the
+//! function was entered and has not returned, and the stack word at the slot is the address of the instance's
+//! stub, except during the few instructions of the detour that are about to put it there. The *generation*
+//! counts the uses of the instance and is never reset.
 //!
-//! Its first word is used for both states: while it is free, the lower half is the index of the next free one; while
-//! a call is in flight, it is where the function really returns to, whatever stubs it was found behind.
+//! The first word has two uses. While the instance is free, its lower half is the index of the next free
+//! instance. While a call is in flight, it is the address to which the function really returns, whatever stubs
+//! were found in place of that address.
 //!
-//! The free list is a word, the index of the first free instance and, above, a tag that changes
-//! whenever an instance is put back. One that was taken is first again only after it was put back, so
-//! an exchange that was overtaken fails. Each free instance holds the index of the next.
+//! The free list is one word: the index of the first free instance in the lower half, and in the upper half a
+//! tag that changes whenever an instance is put back. Each free instance holds the index of the next. An
+//! instance that was taken is first again only after it was put back, which changes the tag; so an exchange that
+//! was overtaken fails.
 
 use super::capture::EntryCapture;
 use super::cells::{CELL, Malformed, Spread, word};
@@ -25,7 +27,7 @@ use super::record::{StackWords, Values};
 use crate::Gva;
 use crate::regs::Regs;
 
-/// The end of the free list.
+/// End of the free list.
 pub(super) const NIL: u32 = u32::MAX;
 /// Offsets in an instance.
 pub(super) const NEXT: u8 = 0;
@@ -35,26 +37,26 @@ pub(super) const RETURN: usize = 16;
 pub(super) const SLOT: usize = 24;
 pub(super) const TASK: usize = 32;
 pub(super) const ENTRY_TSC: u8 = 40;
-/// The word of the flags, in whose upper half the CPU is.
+/// Number of the word of the flags, whose upper half is the CPU.
 const VALUES: usize = 6;
 pub(super) const ENTRY_CPU: usize = 8 * VALUES + 4;
-/// The end of the flags and of all registers.
+/// End of the flags and of all registers, in bytes.
 const VALUES_END: usize = 8 * (VALUES + 1 + 16);
-/// The most bytes that an instance without stack words has behind its first word.
+/// Maximum number of bytes, after its first word, of an instance without stack words.
 pub const ENTERED_MAX: usize = VALUES_END - GENERATION;
 
-/// The instances of one probe, as the guest addresses them.
+/// Instances of one probe, at their guest addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instances {
-    /// The first of them.
+    /// Address of the first instance.
     pub at: Gva,
-    /// How many there are.
+    /// Number of instances.
     pub count: u32,
-    /// The free list's word.
+    /// Address of the free list's word.
     pub free: Gva,
 }
 
-/// Where everything is in an instance.
+/// Layout of an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InstanceLayout {
     values: Values,
@@ -65,20 +67,20 @@ pub struct InstanceLayout {
 /// An instance, as the host reads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instance {
-    /// Where the function really returns to, unless what was found at the slot was the stub of a probe of another
-    /// function: then that.
+    /// The address to which the function really returns. If the stub of another function's probe was found at
+    /// the slot: the address of that stub.
     pub caller: Gva,
-    /// How often it was used.
+    /// Number of times the instance was used.
     pub generation: u64,
-    /// Where the call returns to: what was found at the slot.
+    /// The return address that was found at the slot.
     pub return_address: Gva,
-    /// Where on the stack the return address belongs; zero while no call is in flight.
+    /// Address of the return address on the stack; zero while no call is in flight.
     pub slot: Gva,
     /// The pointer to the task that made the call.
     pub task: Gva,
     /// The time stamp counter at entry.
     pub tsc: u64,
-    /// The number of the CPU at entry, whose counter that is, or [`BY_HOST`](super::BY_HOST).
+    /// Number of the CPU at entry, whose counter `tsc` is, or [`BY_HOST`](super::BY_HOST).
     pub cpu: Option<u32>,
     /// Flags and captured registers at entry; the others, and RIP, are zero.
     pub regs: Regs,
@@ -87,24 +89,25 @@ pub struct Instance {
 }
 
 impl InstanceLayout {
-    /// Where the next free instance's index is: the lower half of a word.
+    /// Offset of the index of the next free instance, in the lower half of a word.
     pub const NEXT: u64 = NEXT as u64;
-    /// Where it is, in its place, whither the function of a call in flight returns.
+    /// Offset of the address to which the function of a call in flight returns. It has the same word as
+    /// [`Self::NEXT`].
     pub const CALLER: u64 = CALLER as u64;
-    /// Where the count of its uses is.
+    /// Offset of the count of uses.
     pub const GENERATION: u64 = GENERATION as u64;
-    /// Where the return address is that was found at the slot.
+    /// Offset of the return address that was found at the slot.
     pub const RETURN: u64 = RETURN as u64;
-    /// Where the slot's address is.
+    /// Offset of the slot's address.
     pub const SLOT: u64 = SLOT as u64;
-    /// Where the task is.
+    /// Offset of the task.
     pub const TASK: u64 = TASK as u64;
-    /// Where the time of the entry is, which is written before the return address.
+    /// Offset of the time of the entry, which is written before the return address.
     pub const ENTRY_TSC: u64 = ENTRY_TSC as u64;
-    /// Where the number of the CPU is, or [`BY_HOST`](super::BY_HOST): the upper half of a word.
+    /// Offset of the word whose upper half is the CPU's number, or [`BY_HOST`](super::BY_HOST).
     pub const ENTRY_CPU: u64 = 8 * VALUES as u64;
 
-    /// The layout of instances with this content.
+    /// Computes the layout of instances that hold `capture`.
     ///
     /// # Errors
     /// When more was asked for than an instance holds.
@@ -118,12 +121,12 @@ impl InstanceLayout {
         })
     }
 
-    /// How many bytes an instance has.
+    /// Returns the size of an instance in bytes.
     fn size(&self) -> usize {
         Spread::Dense.offset(self.values.end())
     }
 
-    /// The distance between instances in bytes: a power of two, at least a cache line.
+    /// Returns the distance between instances in bytes: a power of two, at least a cache line.
     #[must_use]
     pub fn stride(&self) -> usize {
         self.stride
@@ -133,8 +136,8 @@ impl InstanceLayout {
         &self.values
     }
 
-    /// What `count` instances are before the first call, which were used `generation` times, and the word of their
-    /// free list.
+    /// Returns the bytes of `count` instances before their first call, each used `generation` times before, and
+    /// the word of their free list.
     #[must_use]
     pub fn initial(&self, count: u32, generation: u64) -> (Vec<u8>, u64) {
         let mut bytes = Vec::new();
@@ -148,8 +151,9 @@ impl InstanceLayout {
         (bytes, if count == 0 { u64::from(NIL) } else { 0 })
     }
 
-    /// What an instance whose call begins holds from [`Self::GENERATION`] on, and how many bytes that
-    /// is. The caller comes before. Without stack words, and with a slot that is zero: it is set last.
+    /// Returns the content of an instance at the start of a call, from [`Self::GENERATION`] on, and its length
+    /// in bytes. The caller is not included, as it comes before; neither are stack words. The slot is zero,
+    /// because it is set last.
     #[must_use]
     pub fn entered(&self, instance: &Instance) -> ([u8; ENTERED_MAX], usize) {
         let mut bytes = [0; ENTERED_MAX];
@@ -170,10 +174,10 @@ impl InstanceLayout {
         (bytes, self.size().min(VALUES_END) - GENERATION)
     }
 
-    /// Reads an instance, which `bytes` begins with.
+    /// Reads the instance at the beginning of `bytes`.
     ///
     /// # Errors
-    /// When there are too few bytes.
+    /// When `bytes` is too short.
     pub fn read(&self, bytes: &[u8]) -> Result<Instance, Malformed> {
         let (regs, stack) = self.values.read(bytes)?;
         Ok(Instance {

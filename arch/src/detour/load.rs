@@ -10,11 +10,11 @@
 //!                          pagefault_disabled -= 1
 //! ```
 //!
-//! The loads are the guest's own, which its exception table has: a fault is the guest's to mend, as it
-//! is of the guest's own kprobes, and nothing has to be planted for it. `pagefault_disabled` counts how
-//! deep reads are in one another, too: a detour in the way of a fault, that itself reads what faults,
-//! goes to its escape then, which the host serves without a fault. A reader may clear AC, so where the
-//! guest has it set, the host serves the hit as well.
+//! The loads are the guest's own, and its exception table lists them: the guest handles a fault, as it does one
+//! of its own kprobes, and nothing has to be planted for it. `pagefault_disabled` also counts how deep reads are
+//! nested. A detour that runs while a fault is handled, and itself reads memory that faults, then goes to its
+//! escape, and the host serves the hit without a fault. A reader may clear AC, so the host also serves the hit
+//! if the guest has AC set.
 
 use super::BuildError;
 use super::cold::Unread;
@@ -25,17 +25,17 @@ use crate::fetch::{Base, Fetched, Memory, Read};
 use iced_x86::code_asm::{CodeLabel, byte_ptr, dword_ptr, qword_ptr, registers::*, word_ptr};
 use iced_x86::{Code, Register};
 
-/// How many reads a read may be in. Each that faults takes some 700 bytes of a stack that may be an NMI's,
-/// of one page.
+/// Maximum number of reads that a read may interrupt. Each one that faults takes some 700 bytes of a stack that
+/// may be an NMI's, of one page.
 const DEEPEST: i32 = 1;
-/// The bit of AC in the flags.
+/// Bit number of AC in the flags.
 const AC: i32 = 18;
-/// What is left alone at the end of the kernel's half: more than an item is long, so that no load goes
-/// beyond.
+/// Bytes at the end of the kernel's half that are never read: more than the length of an item, so that no load
+/// goes past the end.
 const MARGIN: i32 = 0x2000;
 
 impl Fetching {
-    /// Whether the code needs RSI, RDI and R8.
+    /// Returns whether the code needs RSI, RDI and R8.
     pub(super) fn loops(&self) -> bool {
         let loops = |item: &Fetched| match item.read {
             Read::Bytes(len) => !item.pointers.is_empty() && !matches!(len, 1 | 2 | 4 | 8),
@@ -46,7 +46,7 @@ impl Fetching {
 }
 
 impl Emitter<'_> {
-    /// Goes to `escape` where nothing can be read as it has to be.
+    /// Jumps to `escape` if AC is set or reads are nested too deep, so that memory cannot be read here.
     pub(super) fn check_readable(
         &mut self,
         readers: &Readers,
@@ -121,7 +121,7 @@ impl Emitter<'_> {
         })
     }
 
-    /// Stores RAX, and zeros behind it.
+    /// Stores RAX, and zeros after it.
     fn value(&mut self, read: Read, room: Room) -> Result<(), BuildError> {
         let Read::Bytes(_) = read else {
             return Err(BuildError::TextOfNothing);
@@ -149,7 +149,8 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// Lets `read` load from the address in RAX, with the readers of its half, if that is the right one.
+    /// Emits `read` for the address in RAX, with the readers of the half that the address is in. Jumps to
+    /// `fault` if the half is not the right one.
     fn guarded(
         &mut self,
         readers: &Readers,
@@ -179,9 +180,8 @@ impl Emitter<'_> {
         }
     }
 
-    /// Goes to `otherwise` unless RAX is an address of the kernel's half, well before its end: what is
-    /// taken for an error (`IS_ERR`) is there, and a load that went on at zero would be one of the
-    /// process.
+    /// Jumps to `otherwise` unless RAX is an address of the kernel's half, well before its end: error pointers
+    /// (`IS_ERR`) are at the end, and a load that wrapped to zero would read memory of the process.
     fn guard_kernel(&mut self, readers: &Readers, otherwise: CodeLabel) -> Result<(), BuildError> {
         let a = &mut self.a;
         a.mov(rdx, readers.kernel_half.0.wrapping_neg())?;
@@ -192,8 +192,8 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// Goes to `otherwise` unless RAX is an address of a process. A load that goes on behind the last of
-    /// them faults: an item is shorter than the page that nobody has there.
+    /// Jumps to `otherwise` unless RAX is an address of a process. A load that runs past the last address
+    /// faults: an item is shorter than the page there, which is never mapped.
     fn guard_process(&mut self, readers: &Readers, otherwise: CodeLabel) -> Result<(), BuildError> {
         let a = &mut self.a;
         a.mov(rdx, readers.process_end.0)?;
@@ -202,7 +202,7 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// Makes RDX what is at RAX.
+    /// Loads RDX from the address in RAX.
     pub(super) fn load(&mut self, reader: Gva, fault: CodeLabel) -> Result<(), BuildError> {
         self.call(reader)?;
         self.a.test(eax, eax)?;
@@ -210,7 +210,7 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// Copies `len` bytes from RAX.
+    /// Copies `len` bytes from the address in RAX.
     fn bytes(
         &mut self,
         [one, two, four, eight]: &[Gva; 4],
@@ -245,7 +245,7 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// Writes the cold pieces.
+    /// Writes the cold code.
     pub(super) fn cold_reads(&mut self) -> Result<(), BuildError> {
         self.cold_texts()?;
         let cell = self.frame().cell;

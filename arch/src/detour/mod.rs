@@ -20,18 +20,16 @@
 //!   end: ◀─────────── jmp
 //! ```
 //!
-//! What a detour keeps true: at `tail` every register, every flag and all of the stack at and above
-//! the stack pointer are as they were at the probepoint; x87, SSE and AVX state is never touched; no
-//! memory is read that could fault, but by the copies and by the guest's own code for it (`load.rs`,
-//! `text.rs`); no lock is taken. So it may be interrupted anywhere, by an NMI whose handler runs into
-//! the same detour too.
+//! Invariants: at `tail` every register, every flag and the stack at and above the stack pointer are as they
+//! were at the probepoint; x87, SSE and AVX state is never touched; no memory is read that could fault, except
+//! by the copies and by the guest's own code for such reads (`load.rs`, `text.rs`); no lock is taken. So a
+//! detour may be interrupted anywhere, also by an NMI whose handler runs into the same detour.
 //!
-//! The memory a detour refers to, and the detour, lie where 32 bits, sign-extended, tell the address:
-//! the upper 2 GiB of the address space, where the kernel is (or the lower 2 GiB, in tests).
+//! A detour, and the memory it refers to, have addresses that are the sign extension of their lower 32 bits:
+//! they are in the upper 2 GiB of the address space, where the kernel is (or in the lower 2 GiB, in tests).
 //!
-//! [`Span`] tells what a jump displaces and where it may lead; [`Recorder`] makes detours;
-//! [`Layout`] is what their records look like. [`ReturnCode`] and [`Instances`] are the same for
-//! return probes.
+//! [`Span`] says what a jump displaces and where it may lead; [`Recorder`] makes detours; [`Layout`] describes
+//! their records. [`ReturnCode`] and [`Instances`] do the same for return probes.
 
 mod capture;
 mod cells;

@@ -1,22 +1,21 @@
-//! What detours write and the host reads: the ring and the records in it.
+//! The ring that detours write and the host reads, and the records in it.
 //!
-//! A ring is a counter of cells, `head`, which writers move on, the reader's `limit` and `bell`, on
-//! another cache line, and `capacity` cells, a power of two, with [`MAX_RECORD_CELLS`] more past the
-//! end so that no record wraps. Counters only ever grow. The first word of each cell is its *mark*.
-//! What is kept true:
+//! A ring consists of `head`, a counter of cells that writers advance; the reader's `limit` and `bell`, on
+//! another cache line; and `capacity` cells, a power of two, with [`MAX_RECORD_CELLS`] more past the end so that
+//! no record wraps. Counters only ever grow. The first word of each cell is its *mark*. Invariants:
 //!
-//! - Writers move `head` on by one atomic exchange, and never past `limit`, so that the cells between
-//!   belong to whoever moved it. Who moves it past `bell` rings the doorbell.
-//! - A record of `n` cells at position `p` begins at cell `p % capacity`. Its mark is written last,
-//!   the half that is never zero after all else: then the record is *finished*.
-//! - The marks of its other cells are never written. So a mark that is not zero is that of a finished
-//!   record, whatever the guest's registers and stack words are, and records are found behind one
-//!   that is not finished, though nobody knows how long that one will be.
-//! - The reader takes finished records, sets their marks to zero, and moves `limit` on; the cells
-//!   between `head` and `limit` hold nothing that was not taken. So nobody is given the cells of a
-//!   record that is not finished, however long it takes.
-//! - A reader may move `head` too, as if it were a writer that never writes: past cells that are not
-//!   free, so that others can go on behind them.
+//! - Writers advance `head` by one atomic exchange, and never past `limit`, so that the cells in between belong
+//!   to the writer that advanced it. The writer that advances it past `bell` rings the doorbell.
+//! - A record of `n` cells at position `p` begins at cell `p % capacity`. Its mark is written last, and of the
+//!   mark the half that is never zero: then the record is *finished*.
+//! - The marks of its other cells are never written. So a mark that is not zero is the mark of a finished
+//!   record, whatever the guest's registers and stack words are. Records are also found after one that is not
+//!   finished, although the length of that one is not known.
+//! - The reader takes finished records, sets their marks to zero, and advances `limit`. The cells between `head`
+//!   and `limit` hold nothing that was not taken. So the cells of a record that is not finished are never given
+//!   to another writer, however long it takes.
+//! - A reader may advance `head` too, like a writer that never writes: past cells that are not free, so that
+//!   writers can go on after them.
 //!
 //! ```text
 //!   each cell:  u64 mark, 7 words of the record
@@ -50,20 +49,20 @@ use crate::Gva;
 use crate::fetch::TextHeader;
 use crate::regs::{Gpr, RegisterSet, Regs};
 
-/// Where the halves of a record's mark are: the position, and what tells a finished record.
+/// Offsets of the halves of a record's mark: the position, and the half that shows that the record is finished.
 pub(super) const END: u8 = 0;
 pub(super) const IDENTITY: usize = 4;
-/// Where the words are that every record begins with, and the task.
+/// Offsets of the words that every record begins with, and of the task.
 pub(super) const TSC: u8 = 8;
 pub(super) const CPU: usize = 16;
 const FLAGS: usize = 20;
 const TASK: usize = 24;
-/// How many words those are, without and with the task.
+/// Number of words that every record begins with, and of the task.
 const FIXED_WORDS: usize = 2;
 const TASK_WORDS: usize = 3;
-/// How many words a call has before its flags.
+/// Number of words of a call before its flags.
 const CALL_WORDS: usize = 3;
-/// How many bits of a record's identity tell the source; the others tell the number of cells.
+/// Number of bits of a record's identity that hold the source; the others hold the number of cells.
 pub(super) const SOURCE_BITS: u32 = 24;
 /// The length of a task's name (`TASK_COMM_LEN`).
 const COMM: usize = 16;
@@ -71,23 +70,23 @@ const COMM: usize = 16;
 /// A ring, as the guest addresses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ring {
-    /// The counter of cells reserved (u64).
+    /// Address of the counter of reserved cells (u64).
     pub head: Gva,
-    /// What the counter must not pass (u64).
+    /// Address of the value that the counter must not pass (u64).
     pub limit: Gva,
-    /// What the counter passes when the doorbell rings (u64).
+    /// Address of the value past which the counter makes the doorbell ring (u64).
     pub bell: Gva,
-    /// The first cell.
+    /// Address of the first cell.
     pub cells: Gva,
-    /// How many cells there are, without the spare ones: a power of two.
+    /// Number of cells, without the spare ones: a power of two.
     pub capacity: u32,
-    /// How many cells are in use when the doorbell rings.
+    /// Number of used cells at which the doorbell rings.
     pub watermark: u32,
-    /// The port that is written to when a record passes the watermark.
+    /// Port that a detour writes to when a record passes the watermark.
     pub doorbell_port: u8,
 }
 
-/// What a record holds beside source, time and flags.
+/// Content of a record, besides source, time and flags.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Capture {
     /// Registers, as they are at the probepoint.
@@ -98,13 +97,13 @@ pub struct Capture {
     pub task: Option<TaskFields>,
     /// Displacement, relative to the base of GS and sign-extended, of the CPU's number (i32).
     pub cpu: Option<u32>,
-    /// What is read of memory.
+    /// Items that are read from memory.
     pub fetching: Option<Fetching>,
-    /// All of the stack, up to its end.
+    /// The whole stack, up to its end.
     pub stack_copy: Option<StackFields>,
 }
 
-/// Where the current task and what is recorded of it are.
+/// Location of the current task, and of the fields that are recorded of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskFields {
     /// Displacement, relative to the base of GS and sign-extended, of the pointer to the current
@@ -118,20 +117,20 @@ pub struct TaskFields {
     pub comm: i32,
 }
 
-/// Where flags, registers and stack words are: in a record, or in an instance of a return probe.
+/// Positions of flags, registers and stack words in a record, or in an instance of a return probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Values {
     spread: Spread,
-    /// The flags' offset.
+    /// Offset of the flags.
     flags: usize,
-    /// The word of the first register. Behind the registers are the stack words.
+    /// Number of the word of the first register. The stack words come after the registers.
     first: usize,
     registers: RegisterSet,
     words: usize,
 }
 
 impl Values {
-    /// Values whose flags are at the offset `flags`, and all else from the word `first` on.
+    /// Values with the flags at the offset `flags`, and everything else from the word `first` on.
     fn at(
         spread: Spread,
         flags: usize,
@@ -162,35 +161,36 @@ impl Values {
         Self::at(spread, spread.offset(flags), flags + 1, registers, stack)
     }
 
-    /// Offset of the flags, of which the upper half is always zero and may belong to something else.
+    /// Returns the offset of the flags. Their upper half is always zero and may hold something else.
     pub(super) fn flags(&self) -> usize {
         self.flags
     }
 
-    /// The CPU that is there in the upper half, if it `was_captured` or stands for the host.
+    /// Returns the CPU's number, which is in the upper half of the flags, if it `was_captured` or is
+    /// [`BY_HOST`].
     pub(super) fn cpu(&self, bytes: &[u8], was_captured: bool) -> Result<Option<u32>, Malformed> {
         let cpu = array(bytes, self.flags() + 4).map(u32::from_le_bytes)?;
         Ok((was_captured || cpu == BY_HOST).then_some(cpu))
     }
 
-    /// The registers with the offset of each.
+    /// Iterates over the registers and their offsets.
     pub(super) fn registers(&self) -> impl Iterator<Item = (Gpr, usize)> {
         let offsets = (self.first..).map(|word| self.spread.offset(word));
         self.registers.iter().zip(offsets)
     }
 
-    /// Offsets of the stack words.
+    /// Iterates over the offsets of the stack words.
     pub(super) fn words(&self) -> impl Iterator<Item = usize> {
         let end = self.end();
         (end - self.words..end).map(|word| self.spread.offset(word))
     }
 
-    /// The word that follows.
+    /// Returns the number of the word after the values.
     pub(super) fn end(&self) -> usize {
         self.first + self.registers.iter().count() + self.words
     }
 
-    /// Gives `put` the place and the value of the flags and of each register.
+    /// Calls `put` with the offset and the value of the flags and of each register.
     pub(super) fn write(&self, regs: &Regs, mut put: impl FnMut(usize, u64)) {
         put(self.flags(), regs.rflags);
         for (register, at) in self.registers() {
@@ -215,12 +215,12 @@ impl Values {
     }
 }
 
-/// What follows the values of a return's record.
+/// Layout of the words after the values in a return's record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CallLayout {
-    /// The word of the call's id, which the return address and the time at entry follow.
+    /// Number of the word of the call's id; the return address and the time at entry follow it.
     first: usize,
-    /// As at entry.
+    /// Values at entry.
     values: Values,
     has_cpu: bool,
 }
@@ -238,13 +238,13 @@ impl CallLayout {
         Spread::Cells.offset(self.first + 2)
     }
 
-    /// Where the words are that an instance has in the same order from its entry time on.
+    /// Iterates over the offsets of the words that an instance has in the same order from its entry time on.
     pub(super) fn copied(&self) -> impl Iterator<Item = usize> {
         (self.first + 2..self.values.end()).map(|word| Spread::Cells.offset(word))
     }
 }
 
-/// Where everything is in the records of one source.
+/// Layout of the records of one source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     has_cpu: bool,
@@ -256,21 +256,21 @@ pub struct Layout {
     call: Option<CallLayout>,
 }
 
-/// What every record begins with.
+/// Content of a record's mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// The lower half of the position behind the record, in cells since the ring began.
+    /// Lower half of the position after the record, in cells since the ring began.
     pub end: u32,
-    /// What made it.
+    /// Number of the source that made the record.
     pub source: u32,
-    /// How many cells it takes: from 1 to [`MAX_RECORD_CELLS`].
+    /// Number of cells of the record: from 1 to [`MAX_RECORD_CELLS`].
     pub cells: u16,
 }
 
 /// A record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// What made it.
+    /// Number of the source that made the record.
     pub source: u32,
     /// The CPU's number, if it was captured.
     pub cpu: Option<u32>,
@@ -278,8 +278,8 @@ pub struct Record {
     pub tsc: u64,
     /// The current task, if it was captured.
     pub task: Option<Task>,
-    /// Flags, and the registers that were captured; the others, and RIP, are zero. A return's RSP is
-    /// that after the return.
+    /// Flags, and the registers that were captured; the others, and RIP, are zero. The RSP of a return is the
+    /// one after the return.
     pub regs: Regs,
     /// The stack words that were captured, in the order they were asked for.
     pub stack: StackWords,
@@ -290,26 +290,25 @@ pub struct Record {
 /// A task at a hit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Task {
-    /// Its pid.
+    /// The pid.
     pub pid: u32,
-    /// Its thread group's id.
+    /// The thread group's id.
     pub tgid: u32,
-    /// Its name, up to the first zero.
+    /// The name, up to the first zero.
     pub comm: [u8; COMM],
 }
 
 /// The call that a return ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// Names the call: bit 63 set, the stub's number from bit 40 on, and how often the instance was
-    /// used (modulo 2^40).
+    /// Identifies the call: bit 63 set, the stub's number from bit 40 on, and the number of uses of the instance
+    /// (modulo 2^40).
     pub id: u64,
-    /// Where the function returns to: what was found on the stack at entry, which is another stub if
-    /// another return probe had come first.
+    /// The address to which the function returns: the instance's [`caller`](super::Instance::caller).
     pub return_address: Gva,
     /// The time stamp counter at entry.
     pub tsc: u64,
-    /// The number of the CPU at entry, whose counter that is, if it was captured, or [`BY_HOST`].
+    /// Number of the CPU at entry, whose counter `tsc` is, if it was captured, or [`BY_HOST`].
     pub cpu: Option<u32>,
     /// Flags and captured registers at entry; the others, and RIP, are zero.
     pub regs: Regs,
@@ -325,7 +324,7 @@ pub struct StackWords {
 }
 
 impl StackWords {
-    /// The words, in the order they were asked for.
+    /// Returns the words, in the order they were asked for.
     #[must_use]
     pub fn as_slice(&self) -> &[u64] {
         &self.words[..self.len]
@@ -333,10 +332,10 @@ impl StackWords {
 }
 
 impl Header {
-    /// What the mark of a record's first cell says.
+    /// Decodes the mark of a record's first cell.
     ///
     /// # Errors
-    /// When that is no finished record.
+    /// When `mark` is not the mark of a finished record.
     pub fn of_mark(mark: u64) -> Result<Self, Malformed> {
         let [end @ .., a, b, c, cells] = mark.to_le_bytes();
         if mark >> u32::BITS == 0 {
@@ -356,20 +355,20 @@ impl Header {
         })
     }
 
-    /// How many things there can be that make records; they are numbered from 0.
+    /// Number of possible sources, which are numbered from 0.
     pub const SOURCES: u32 = 1 << SOURCE_BITS;
 
-    /// Whether the record may be the one at `position`.
+    /// Returns whether the record may be the one at `position`.
     #[must_use]
     pub fn is_at(&self, position: u64) -> bool {
         let [a, b, c, d, ..] = position.wrapping_add(self.cells.into()).to_le_bytes();
         self.end == u32::from_le_bytes([a, b, c, d])
     }
 
-    /// The half of the mark that tells source and cells; never zero.
+    /// Returns the half of the mark that holds source and cells; never zero.
     ///
     /// # Errors
-    /// When no record can name the source.
+    /// When the source's number is too large for a record.
     pub(super) fn identity(source: u32, cells: u16) -> Result<u32, BuildError> {
         if source >= Self::SOURCES {
             return Err(BuildError::Source { number: source });
@@ -379,7 +378,7 @@ impl Header {
 }
 
 impl Layout {
-    /// The layout of records with this content.
+    /// Computes the layout of records with this content.
     ///
     /// # Errors
     /// When more was asked for than a record holds.
@@ -407,10 +406,10 @@ impl Layout {
         Ok(layout)
     }
 
-    /// The layout of the records of returns: `capture` at the return, and what was kept at entry.
+    /// Computes the layout of the records of returns: `capture` at the return, and `entry` as kept at entry.
     ///
     /// # Errors
-    /// When more was asked for than a record holds, or what cannot be had.
+    /// When more was asked for than a record holds, or something that is not available at a return.
     pub fn of_return(capture: &Capture, entry: &EntryCapture) -> Result<Self, BuildError> {
         if !capture.stack.is_empty() {
             return Err(BuildError::StackAtReturn);
@@ -432,7 +431,7 @@ impl Layout {
         })
     }
 
-    /// The word that follows.
+    /// Returns the number of the word after the record.
     fn end(&self) -> usize {
         match (&self.call, &self.copy, &self.rooms) {
             (Some(call), ..) => call.values.end(),
@@ -442,13 +441,13 @@ impl Layout {
         }
     }
 
-    /// The size of a record in bytes, without a copy of the stack.
+    /// Returns the size of a record in bytes, without a copy of the stack.
     #[must_use]
     pub fn size(&self) -> usize {
         Spread::Cells.offset(self.end() - 1) + 8
     }
 
-    /// How many cells a record takes, without a copy of the stack, for which there are cells of their own.
+    /// Returns the number of cells of a record, without a copy of the stack, which has cells of its own.
     #[must_use]
     pub fn cells(&self) -> u16 {
         u16::try_from(self.size().div_ceil(CELL)).unwrap_or(RECORD_CELLS)
@@ -458,10 +457,11 @@ impl Layout {
         self.copy
     }
 
-    /// The copy of the stack in the record that `bytes` begins with, and that can be [decoded](Self::decode).
+    /// Returns the copy of the stack in the record at the beginning of `bytes`, which can be
+    /// [decoded](Self::decode).
     ///
     /// # Errors
-    /// When the bytes end before that.
+    /// When the bytes end before the copy does.
     pub fn stack_copy<'a>(&self, bytes: &'a [u8]) -> Result<Option<StackCopy<'a>>, Malformed> {
         let Some(copy) = self.copy else {
             return Ok(None);
@@ -486,11 +486,11 @@ impl Layout {
         self.call.as_ref()
     }
 
-    /// Fills `into` with what the item `index` read of memory; whether it could. `bytes` begins with a
-    /// record that can be [decoded](Self::decode).
+    /// Fills `into` with what the item `index` read from memory. Returns whether it could be read. `bytes`
+    /// begins with a record that can be [decoded](Self::decode).
     ///
     /// # Errors
-    /// When the bytes end before that.
+    /// When the bytes end before the item does.
     pub fn fetched(&self, bytes: &[u8], index: usize, into: &mut [u8]) -> Result<bool, Malformed> {
         match &self.rooms {
             Some(rooms) => rooms.bytes(bytes, index, into),
@@ -498,10 +498,11 @@ impl Layout {
         }
     }
 
-    /// The same of a text, which comes to the front of `into`; `None` if it could not be read.
+    /// Copies the text that the item `index` read to the front of `into`. Returns `None` if it could not be
+    /// read.
     ///
     /// # Errors
-    /// When the bytes end before that.
+    /// When the bytes end before the item does.
     pub fn text(
         &self,
         bytes: &[u8],
@@ -514,10 +515,10 @@ impl Layout {
         }
     }
 
-    /// Reads a record, which `bytes` begins with. Hit path: no allocation.
+    /// Decodes the record at the beginning of `bytes`. Hit path: no allocation.
     ///
     /// # Errors
-    /// When `bytes` is no finished record of this layout.
+    /// When `bytes` does not begin with a finished record of this layout.
     pub fn decode(&self, bytes: &[u8]) -> Result<Record, Malformed> {
         let header = Header::of_mark(word(bytes, 0)?)?;
         let (fewest, most) = match self.copy {
@@ -531,7 +532,7 @@ impl Layout {
             });
         }
         if let Some(copy) = self.copy {
-            // Looked at by `stack_copy` only, but no record is without them.
+            // Only `stack_copy` uses these words, but every record has them.
             word(bytes, copy.cells())?;
         }
         let task = self.task.map(|at| {

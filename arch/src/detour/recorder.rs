@@ -1,7 +1,7 @@
 //! The code of a detour.
 //!
-//! Only the copies of the displaced instructions and the jump back depend on where a detour is; so a
-//! [`Recorder`] is assembled once, its size is known before there is a place for it, and
+//! Only the copies of the displaced instructions, the jump back and the displacements of calls depend on the
+//! address of a detour. So a [`Recorder`] is assembled once, its size is known before it has a place, and
 //! [`Recorder::place`] fills in the rest.
 
 use super::emit::{Assembled, CALL, Cells, Emitter, Frame, Full};
@@ -17,14 +17,14 @@ use iced_x86::code_asm::registers::r11;
 use iced_x86::{Decoder, DecoderOptions, FlowControl};
 use std::ops::Range;
 
-/// One probe that shares a detour.
+/// A probe that shares a detour.
 #[derive(Clone, Copy, Debug)]
 pub struct Member<'a> {
-    /// All must hold, or this hit is none.
+    /// Conditions that must all hold; otherwise the hit does not count.
     pub conditions: &'a [Condition],
-    /// Counts (u64) the hits that a condition prevented.
+    /// Counter (u64) of the hits that a condition prevented.
     pub vetoed: Gva,
-    /// What is done.
+    /// What the detour does for the probe.
     pub part: Part<'a>,
 }
 
@@ -33,45 +33,46 @@ pub struct Member<'a> {
 pub enum Part<'a> {
     /// Writes a record.
     Record {
-        /// The source that the record names.
+        /// Number of the source that the record names.
         source: u32,
-        /// What it holds.
+        /// Content of the record.
         capture: &'a Capture,
-        /// Counts (u64) the hits for which there was no room in the ring.
+        /// Counter (u64) of the hits for which there was no room in the ring.
         lost: Gva,
-        /// Whether the host is asked for room before ([`ROOM_PORT`](crate::trap::ROOM_PORT)).
+        /// Whether the host is asked for room first ([`ROOM_PORT`](crate::trap::ROOM_PORT)).
         waits: bool,
     },
-    /// Takes an instance and puts its stub's address in place of the return address, which RSP
-    /// points at.
+    /// Takes an instance, and replaces the return address, which RSP points at, with the address of the
+    /// instance's stub.
     Return {
-        /// The instances.
+        /// The instances to take from.
         instances: &'a Instances,
-        /// What is kept.
+        /// What the instance keeps.
         capture: &'a EntryCapture,
-        /// The first stub: where the [`ReturnCode`](super::ReturnCode) is.
+        /// Address of the first stub, with which the [`ReturnCode`](super::ReturnCode) begins.
         stubs: Gva,
-        /// Counts (u64) the calls for which there was no free instance.
+        /// Counter (u64) of the calls for which there was no free instance.
         missed: Gva,
     },
 }
 
-/// The code of a detour, wherever it will be.
+/// The code of a detour, before it has an address.
 #[derive(Clone, Debug)]
 pub struct Recorder {
     span: Span,
-    /// Everything, with room for the copies and the jump back.
+    /// All of the code, with space for the copies and the jump back.
     code: Vec<u8>,
-    /// Where that room is.
+    /// Offsets of that space.
     tail: Range<usize>,
-    /// Offset of the int3.
+    /// Offset of the escape's int3.
     escape: Option<usize>,
-    /// Offsets of calls, and what they call.
+    /// Offsets of calls, and their targets.
     calls: Vec<(usize, Gva)>,
     depths: Depths,
 }
 
-/// How many bytes are pushed from which offset of the code on, but for the copies.
+/// Stack depth in the code: an offset, and the number of bytes that are pushed from there on. Not valid in the
+/// copies.
 type Depths = Vec<(usize, i32)>;
 
 /// A detour.
@@ -83,22 +84,22 @@ pub struct Detour {
     tail: Gva,
     tail_len: usize,
     escape: Option<Gva>,
-    /// Each displaced instruction and its copy.
+    /// Addresses of each displaced instruction and of its copy.
     copies: Vec<(Gva, Gva)>,
     depths: Depths,
-    /// Where the copies lead.
+    /// Addresses to which the copies lead.
     exits: Vec<Gva>,
 }
 
-/// The registers that a detour uses, besides the stack pointer: of those that hold arguments as few
-/// as possible, since a register is captured faster where it is than where it was pushed.
+/// Registers that a detour uses, besides the stack pointer. Few of them hold arguments, because a register is
+/// captured faster from the register itself than from the stack.
 const FRAME: Frame = Frame {
     saved: &[Gpr::Rax, Gpr::Rcx, Gpr::Rdx, Gpr::R11],
     below: 0,
     cell: r11,
 };
 
-/// The same where memory is read in a loop, or the stack is copied.
+/// Registers of a detour that reads memory in a loop, or copies the stack.
 const LOOPING: Frame = Frame {
     saved: &[
         Gpr::Rax,
@@ -114,11 +115,11 @@ const LOOPING: Frame = Frame {
 };
 
 impl Recorder {
-    /// The code that serves `members`, in their order, each time the jump is taken that displaces
-    /// `span`, and writes to `ring`.
+    /// Generates the code that serves `members`, in their order, each time the jump is taken that displaces
+    /// `span`. Records go to `ring`.
     ///
     /// # Errors
-    /// When it cannot be made as asked for.
+    /// When the code cannot be generated as requested.
     pub fn new(span: &Span, ring: &Ring, members: &[Member<'_>]) -> Result<Self, BuildError> {
         let fetching = || members.iter().filter_map(|member| member.part.fetching());
         let copied = members.iter().find_map(|member| member.part.copied());
@@ -183,17 +184,17 @@ impl Recorder {
         })
     }
 
-    /// The length of the detour in bytes, wherever it will be.
+    /// Returns the size of the detour in bytes, which does not depend on its address.
     #[must_use]
     pub fn size(&self) -> usize {
         self.code.len()
     }
 
-    /// The detour at `at`, which must [fit](Span::fits) the span if the guest may have been
-    /// interrupted inside it.
+    /// Returns the detour at `at`, which must [fit](Span::fits) the span if the guest may have been interrupted
+    /// inside the span.
     ///
     /// # Errors
-    /// When something is out of reach from there.
+    /// When a target is out of reach from there.
     pub fn place(&self, at: Gva) -> Result<Detour, BuildError> {
         let tail = here(at, &self.code[..self.tail.start]);
         let mut copied = Vec::with_capacity(self.tail.len());
@@ -239,47 +240,48 @@ impl Recorder {
 }
 
 impl Detour {
-    /// Where it is: what the jump leads to.
+    /// Returns the address of the detour, to which the jump leads.
     #[must_use]
     pub fn at(&self) -> Gva {
         self.at
     }
 
-    /// Its bytes.
+    /// Returns the bytes of the detour.
     #[must_use]
     pub fn code(&self) -> &[u8] {
         &self.code
     }
 
-    /// The jump to it, that takes the place of the displaced instructions' first bytes.
+    /// Returns the jump to the detour, which replaces the first bytes of the displaced instructions.
     #[must_use]
     pub fn jump(&self) -> [u8; JUMP] {
         self.jump
     }
 
-    /// The beginning of the displaced instructions' copies. Who goes there with the registers of the
-    /// probepoint skips the members.
+    /// Returns the address of the displaced instructions' copies. To enter there, with the registers of the
+    /// probepoint, is to skip the members.
     #[must_use]
     pub fn tail(&self) -> Gva {
         self.tail
     }
 
-    /// The int3 that is run, with the registers of the probepoint and before any member did
-    /// anything, when a stack word asked for is not in the stack pointer's page, memory asked for
-    /// cannot be read there, or a stack asked for is not the task's own or is too deep. The host serves the members and goes on at the [tail](Self::tail). `None` if
-    /// neither is asked for.
+    /// Returns the address of the int3 at which the host serves the members instead. It is reached with the
+    /// registers of the probepoint, before any member took effect, when a requested stack word is not in the
+    /// stack pointer's page, when requested memory cannot be read there, or when a requested stack is not the
+    /// task's own or is too deep. The host serves the members and continues at the [tail](Self::tail). `None` if
+    /// no member requests any of these.
     #[must_use]
     pub fn escape(&self) -> Option<Gva> {
         self.escape
     }
 
-    /// Where the guest may go on that is inside it: after the displaced instructions, or where a
-    /// branch among them leads.
+    /// Iterates over the addresses outside the detour at which the guest may continue: after the displaced
+    /// instructions, and at the targets of branches among them.
     pub fn leads_to(&self) -> impl Iterator<Item = Gva> {
         self.exits.iter().copied()
     }
 
-    /// Where the copy is of the displaced instruction at `boundary`.
+    /// Returns the address of the copy of the displaced instruction at `boundary`.
     #[must_use]
     pub fn resume(&self, boundary: Gva) -> Option<Gva> {
         self.copies
@@ -287,8 +289,9 @@ impl Detour {
             .find_map(|(original, copy)| (*original == boundary).then_some(*copy))
     }
 
-    /// The probepoint, and how many bytes are pushed on the stack where `at` comes next, if that is in the code
-    /// that serves the probes before the [tail](Self::tail).
+    /// Returns the probepoint, and the number of bytes that are pushed on the stack when `at` is the next
+    /// instruction. `None` if `at` is not in the code that serves the probes: if it is outside the detour, or in
+    /// the copies and the jump back.
     #[must_use]
     pub fn interrupted(&self, at: Gva) -> Option<(Gva, u64)> {
         let offset = usize::try_from(at.offset_from(self.at)?).ok()?;
@@ -302,12 +305,12 @@ impl Detour {
         Some((*probepoint, u64::try_from(*depth).ok()?))
     }
 
-    /// Where the copies and the jump back end.
+    /// Returns the end of the copies and the jump back.
     fn tail_end(&self) -> Gva {
         self.tail.wrapping_add(self.tail_len as u64)
     }
 
-    /// Where the displaced instruction is whose copy is at `at`.
+    /// Returns the address of the displaced instruction whose copy is at `at`.
     #[must_use]
     pub fn in_place(&self, at: Gva) -> Option<Gva> {
         self.copies
@@ -317,7 +320,7 @@ impl Detour {
 }
 
 impl Part<'_> {
-    /// The stack words it reads.
+    /// Returns the stack words that the part reads.
     fn stack(&self) -> &[u16] {
         match self {
             Self::Record { capture, .. } => &capture.stack,
@@ -325,7 +328,7 @@ impl Part<'_> {
         }
     }
 
-    /// The memory it reads.
+    /// Returns the memory that the part reads.
     fn fetching(&self) -> Option<&Fetching> {
         match self {
             Self::Record { capture, .. } => capture.fetching.as_ref(),
@@ -333,7 +336,7 @@ impl Part<'_> {
         }
     }
 
-    /// Where the stack is that it copies.
+    /// Returns where the stack is that the part copies.
     fn copied(&self) -> Option<StackFields> {
         match self {
             Self::Record { capture, .. } => capture.stack_copy,
@@ -342,13 +345,13 @@ impl Part<'_> {
     }
 }
 
-/// How many parts before it a return probe's part looks back at, for the caller. The last that took an instance knows
-/// it, so these are enough unless all of them took none; and a detour's code grows with its members, not with their
-/// square.
+/// Number of preceding parts in which a return probe's part looks for the caller. The last part that took an
+/// instance knows the caller, so these are enough unless none of them took one. The limit makes the size of a
+/// detour grow with the number of its members, not with the square of that.
 const LOOKED_BACK: usize = 4;
 
 impl Emitter<'_> {
-    /// What is done for `member`, and has been done for those `before` it.
+    /// Emits the code for `member`. The code for the members `before` it was emitted already.
     fn member(&mut self, member: &Member<'_>, before: &[Member<'_>]) -> Result<(), BuildError> {
         let mut next = self.a.create_label();
         if !member.conditions.is_empty() {
@@ -400,8 +403,8 @@ impl Emitter<'_> {
     }
 }
 
-/// How deep the stack is in `code`: all that is behind the copies, and behind the escape's int3, is come to with
-/// all of the frame pushed.
+/// Returns the depth of the stack in `code`. The code after the copies, and after the escape's int3, is reached
+/// with the whole frame pushed.
 fn depths(code: &[u8], tail: &Range<usize>, escape: Option<usize>, frame: i32) -> Depths {
     let mut depths = vec![(0, 0)];
     let mut depth = 0;
@@ -419,7 +422,7 @@ fn depths(code: &[u8], tail: &Range<usize>, escape: Option<usize>, frame: i32) -
     depths
 }
 
-/// How many bytes the copies of the displaced instructions have.
+/// Returns the size in bytes of the copies of the displaced instructions.
 fn copies_len(span: &Span) -> usize {
     span.copies()
         .map(|(displaced, copying)| copying.len(displaced))

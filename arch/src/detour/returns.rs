@@ -1,10 +1,11 @@
-//! The code that functions with a return probe return to, and the part of a detour that makes them.
+//! The code to which functions with a return probe return, and the part of a detour that makes them return
+//! there.
 //!
 //! ```text
 //!   at entry                                     at the return
 //!   take an instance ─ none ─▶ missed += 1       stub: call common
 //!   keep [rsp], caller, time, CPU, registers       common: save flags and 5 registers
-//!   slot = rsp                                     the pushed address tells the instance
+//!   slot = rsp                                     the pushed address identifies the instance
 //!   [rsp] = the instance's stub                    put the real return address in its place
 //!                                                  slot = 0
 //!                                                  reserve cells ─ full ─▶ lost += 1
@@ -13,17 +14,16 @@
 //!                                                  restore; ret
 //! ```
 //!
-//! Each instance has a stub of its own, so that nothing is searched for when the function returns,
-//! whichever task or CPU that is. The stub calls, instead of pushing a number and jumping, so that
-//! for the processor's return predictor calls and returns stay paired: the callers further up return
-//! as predicted.
+//! Each instance has a stub of its own, so that a return needs no search, whichever task or CPU it happens on.
+//! The stub calls the common code, instead of pushing a number and jumping, so that calls and returns stay
+//! paired for the processor's return predictor: the returns of callers further up are predicted correctly.
 //!
-//! If the return address found at entry is the stub of another return probe, that one's turn comes
-//! when this one's code returns to it. Of one that came before in the same detour the caller is taken over, as its
-//! instance may be another call's by the time that this one's record is read.
+//! If the return address found at entry is the stub of another return probe, this probe's code returns to that
+//! stub. If the other probe comes earlier in the same detour, the caller is copied from its instance, because
+//! that instance may belong to another call by the time this probe's record is read.
 //!
-//! With supervisor shadow stacks (CET) a return to a stub would fault; a guest that enables them takes
-//! none of this.
+//! With supervisor shadow stacks (CET), a return to a stub would fault; a guest that enables them uses none of
+//! this.
 
 use super::emit::{
     CALL, CALL_REL32, Cells, Emitter, Frame, Full, ORIGIN, absolute, load, load_per_cpu, reachable,
@@ -38,39 +38,39 @@ use iced_x86::{Code, Instruction, MemoryOperand, Register};
 
 /// The distance between stubs in bytes.
 pub const STUB: u32 = 16;
-/// Bits of a call's id that count the uses of its instance.
+/// Number of bits of a call's id that count the uses of its instance.
 const GENERATION_BITS: u32 = 40;
-/// What tells these ids from others.
+/// Bit that distinguishes these ids from others.
 const ID: u64 = 1 << 63;
 const MAX_COUNT: u32 = 1 << 16;
 
-/// What ends the calls of a return probe.
+/// What happens at the returns of a probe's calls.
 #[derive(Clone, Copy, Debug)]
 pub struct Exit<'a> {
-    /// The source that records name.
+    /// Number of the source that records name.
     pub source: u32,
     /// What is recorded at the return; no stack words.
     pub capture: &'a Capture,
     /// The instances.
     pub instances: &'a Instances,
-    /// What they hold.
+    /// What the instances hold.
     pub entry: &'a EntryCapture,
-    /// Counts (u64) the returns for which there was no room in the ring.
+    /// Counter (u64) of the returns for which there was no room in the ring.
     pub lost: Gva,
-    /// Whether the host is asked for room before ([`ROOM_PORT`](crate::trap::ROOM_PORT)).
+    /// Whether the host is asked for room first ([`ROOM_PORT`](crate::trap::ROOM_PORT)).
     pub waits: bool,
-    /// The number of the first stub, among all probes' stubs: the calls' ids are made of it.
+    /// Number of the first stub, counted over the stubs of all probes. Calls' ids are derived from it.
     pub first_stub: u32,
 }
 
-/// The stubs of a return probe, one after the other, and then what they have in common. The bytes do
-/// not depend on where they will be, which must be a multiple of 16: there is the first stub.
+/// The stubs of a return probe, one after the other, followed by their common code. The bytes do not depend on
+/// their address, which must be a multiple of 16 and is the address of the first stub.
 #[derive(Clone, Debug)]
 pub struct ReturnCode {
     code: Vec<u8>,
 }
 
-/// The registers it uses, pushed above the address that the stub's call pushed.
+/// Registers that the common code uses. They are pushed after the address that the stub's call pushed.
 const FRAME: Frame = Frame {
     saved: &[Gpr::Rax, Gpr::Rcx, Gpr::Rdx, Gpr::Rsi, Gpr::Rdi],
     below: 8,
@@ -78,10 +78,10 @@ const FRAME: Frame = Frame {
 };
 
 impl ReturnCode {
-    /// The code for `exit`, which records on `ring`.
+    /// Generates the code for `exit`, which records to `ring`.
     ///
     /// # Errors
-    /// When it cannot be made as asked for.
+    /// When the code cannot be generated as requested.
     pub fn new(ring: &Ring, exit: &Exit<'_>) -> Result<Self, BuildError> {
         let count = exit.instances.count;
         let is_possible = (1..=MAX_COUNT).contains(&count)
@@ -107,7 +107,7 @@ impl ReturnCode {
         Ok(Self { code })
     }
 
-    /// Its bytes, of which the first are the first stub.
+    /// Returns the bytes, which begin with the first stub.
     #[must_use]
     pub fn code(&self) -> &[u8] {
         &self.code
@@ -115,8 +115,8 @@ impl ReturnCode {
 }
 
 impl Emitter<'_> {
-    /// Takes an instance for the call that begins here, or goes to `missed`. What came `before` in this detour may have
-    /// put its own stub in the place of the return address.
+    /// Takes an instance for the call that begins here, or jumps to `missed`. A part `before` in this detour may
+    /// already have put its own stub in place of the return address.
     pub(super) fn enter<'p>(
         &mut self,
         before: impl Iterator<Item = &'p Part<'p>>,
@@ -148,8 +148,8 @@ impl Emitter<'_> {
         a.mov(rdx, rax)?;
         a.sub(rdx, rcx)?;
         a.shl(rcx, shift)?;
-        // If the instance has been taken meanwhile, this is no next one; then it is not the first any
-        // more, or the tag is another.
+        // If the instance has been taken meanwhile, this is not the index of a next one. But then the instance
+        // is not the first any more, or the tag is another, and the exchange fails.
         a.mov(ecx, dword_ptr(rcx + (at + i64::from(NEXT))))?;
         a.or(rdx, rcx)?;
         a.lock().cmpxchg(qword_ptr(absolute(instances.free)), rdx)?;
@@ -176,15 +176,15 @@ impl Emitter<'_> {
         let a = &mut self.a;
         a.lea(rax, slot)?;
         a.mov(qword_ptr(r11 + SLOT), rax)?;
-        // From the instance's offset to the stub's.
+        // From the offset of the instance to that of the stub.
         a.shr(ecx, shift - STUB.trailing_zeros())?;
         a.lea(rcx, qword_ptr(rcx + absolute(stubs)))?;
         a.mov(slot, rcx)?;
         Ok(())
     }
 
-    /// Makes RAX, which was found in the place of the return address, where the function returns to, if it is a stub of
-    /// a probe that came `before`: its call is in flight. Uses RDX.
+    /// If RAX, which was found in place of the return address, is the stub of a part `before`, loads the caller
+    /// from that part's instance into RAX: its call is in flight. Uses RDX.
     fn find_caller<'p>(
         &mut self,
         before: impl Iterator<Item = &'p Part<'p>>,
@@ -216,7 +216,7 @@ impl Emitter<'_> {
         self.place(&mut found)
     }
 
-    /// Ends a call: all of the common code but its cold pieces.
+    /// Emits the common code, which ends a call, without its cold code.
     fn leave(&mut self, exit: &Exit<'_>) -> Result<(), BuildError> {
         let Exit {
             source,
@@ -267,7 +267,7 @@ impl Emitter<'_> {
             a.mov(qword_ptr(rdi + call.id()), rax)?;
             a.mov(rax, qword_ptr(rsi + u32::from(CALLER)))?;
             a.mov(qword_ptr(rdi + call.return_address()), rax)?;
-            // Time and values are in the same order in both.
+            // The record and the instance have time and values in the same order.
             for (from, to) in (u32::from(ENTRY_TSC)..).step_by(8).zip(call.copied()) {
                 a.mov(rax, qword_ptr(rsi + from))?;
                 a.mov(qword_ptr(rdi + to), rax)?;
@@ -301,7 +301,7 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// Makes RAX the offset, among the instances, of the one RSI points at.
+    /// Loads RAX with the offset of the instance that RSI points at from the first instance.
     fn index(&mut self, instances: &Instances) -> Result<(), BuildError> {
         let [a, b, c, d, ..] = instances.at.0.to_le_bytes();
         self.a.mov(eax, esi)?;
@@ -309,13 +309,13 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// Where RSP points at the probepoint, above RSP.
+    /// Returns the offset from RSP to the stack pointer at the probepoint.
     fn slot(&self) -> i32 {
         self.frame().rsp()
     }
 }
 
-/// Checks that code can name the instances, and gives the logarithm of their distance.
+/// Checks that code can encode the addresses of the instances. Returns the binary logarithm of their distance.
 fn check(instances: &Instances, layout: &InstanceLayout) -> Result<u32, BuildError> {
     let stride = u64::try_from(layout.stride()).unwrap_or(u64::MAX);
     let end = instances

@@ -1,13 +1,12 @@
-//! What a jump displaces, and whether anything would notice.
+//! What a jump displaces, and whether the guest would notice.
 //!
-//! A jump is five bytes. Where it covers more than one instruction, its bytes 1 to 4 hold what was
-//! the beginning of instructions (*interior* boundaries), and the guest may arrive at one in two
-//! ways: by a branch, which [`Span::find`] excludes by looking at the whole function; or because it
-//! was interrupted just there, and returns. For the latter, the displacement is chosen so that the
-//! byte there is `0xcc` ([`Span::fits`]): an int3 whose hit the host translates
-//! ([`Detour::resume`](super::Detour::resume)). That can be done for bytes 1 and 2; bytes 3 and 4
-//! would ask for a distance of their own. There it must be known that no one was interrupted
-//! ([`Span::needs_quiescence`]).
+//! A jump takes five bytes. If it covers more than one instruction, its bytes 1 to 4 hold what was the beginning
+//! of instructions (*interior* boundaries). The guest may arrive at such a boundary in two ways: by a branch,
+//! which [`Span::find`] excludes by checking the whole function; or because it was interrupted there, and
+//! returns. For the latter, the displacement is chosen so that the byte at the boundary is `0xcc`
+//! ([`Span::fits`]): an int3 whose hit the host translates ([`Detour::resume`](super::Detour::resume)). That is
+//! possible for bytes 1 and 2. Bytes 3 and 4 would dictate the distance of the detour; there it must be known
+//! that no task was interrupted at the boundary ([`Span::needs_quiescence`]).
 
 mod copy;
 mod distance;
@@ -26,13 +25,13 @@ use crate::insn::{Displaced, Refusal, classify};
 use crate::trap::INT3;
 use std::ops::Range;
 
-/// The length of a jump in bytes.
+/// Length of a jump in bytes.
 pub const JUMP: usize = 5;
-/// The same as a distance.
+/// [`JUMP`] as a distance.
 const REACH: u64 = JUMP as u64;
 /// `jmp rel32`.
 const JMP_REL32: u8 = 0xe9;
-/// What targets are multiples of where the displacement leaves a choice.
+/// Alignment of targets where the displacement leaves a choice.
 const ALIGN: u64 = 16;
 
 /// The instructions that a jump displaces.
@@ -43,27 +42,26 @@ pub struct Span {
     instructions: Vec<(Displaced, Copying)>,
 }
 
-/// A jump does not reach.
+/// The target is out of reach of a jump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a jump at {at} does not reach {target}, beyond ±2 GiB")]
 pub struct OutOfReach {
-    /// Where the jump is to be.
+    /// Address of the jump.
     pub at: Gva,
-    /// Where it is to lead.
+    /// Target of the jump.
     pub target: Gva,
 }
 
 impl Span {
-    /// What a jump at `at` displaces. `code` is the whole function at `start`, as it was before
+    /// Determines what a jump at `at` displaces. `code` is the whole function at `start`, as it was before
     /// anything was planted in it.
     ///
-    /// Where more than one instruction is displaced, all of `code` is looked at; parts of the
-    /// function elsewhere (`.cold`) are the caller's to check with
-    /// [`check_branches`](Self::check_branches), and places where exceptions continue with
-    /// [`is_interior`](Self::is_interior).
+    /// If more than one instruction is displaced, all of `code` is checked. The caller has to check parts of the
+    /// function that are elsewhere (`.cold`), with [`check_branches`](Self::check_branches), and addresses at
+    /// which execution continues after exceptions, with [`is_interior`](Self::is_interior).
     ///
     /// # Errors
-    /// Why that cannot be done.
+    /// When a jump is not possible there, with the reason.
     pub fn find(code: &[u8], start: Gva, at: Gva) -> Result<Self, Unfit> {
         let none = Unfit::NotAnInstruction { at, start };
         let end = start.wrapping_add(u64::try_from(code.len()).unwrap_or(u64::MAX));
@@ -105,26 +103,26 @@ impl Span {
         Ok(span)
     }
 
-    /// Where the jump goes.
+    /// Returns the address of the jump.
     #[must_use]
     pub fn at(&self) -> Gva {
         self.at
     }
 
-    /// The address after the last instruction displaced, where the function continues.
+    /// Returns the address after the last displaced instruction, where the function continues.
     #[must_use]
     pub fn end(&self) -> Gva {
         self.at
             .wrapping_add(u64::try_from(self.bytes.len()).unwrap_or(u64::MAX))
     }
 
-    /// The instructions' bytes: from 5 to 19.
+    /// Returns the bytes of the displaced instructions: from 5 to 19.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// The instructions.
+    /// Iterates over the displaced instructions.
     pub fn instructions(&self) -> impl Iterator<Item = &Displaced> {
         self.instructions.iter().map(|(displaced, _)| displaced)
     }
@@ -133,16 +131,15 @@ impl Span {
         self.instructions.iter()
     }
 
-    /// The instructions' beginnings but the first, as offsets from 1 to 4.
+    /// Iterates over the offsets of the displaced instructions but the first, from 1 to 4.
     pub fn interior(&self) -> impl Iterator<Item = u64> {
         self.instructions().skip(1).map(|displaced| {
-            // The last instruction begins within the jump, or there were enough bytes before it.
+            // Every instruction begins within the jump; otherwise there were enough bytes before it.
             displaced.at().0.wrapping_sub(self.at.0)
         })
     }
 
-    /// Whether going on at `target` would mean going on inside the jump, or inside an instruction
-    /// that it displaces.
+    /// Returns whether `target` is inside the jump, or inside an instruction that it displaces.
     #[must_use]
     pub fn is_interior(&self, target: Gva) -> bool {
         let end = self.bytes.len();
@@ -155,15 +152,15 @@ impl Span {
     /// Checks that no branch of `code`, at `start`, may lead inside the jump.
     ///
     /// # Errors
-    /// The branch that may, or where such a branch might hide.
+    /// When a branch may, with its address; or when code may hide such a branch.
     pub fn check_branches(&self, code: &[u8], start: Gva) -> Result<(), Unfit> {
         scan::branches(code, start, |target| self.is_interior(target))
     }
 
-    /// The jump to `target` that takes the instructions' place.
+    /// Encodes the jump to `target` that takes the instructions' place.
     ///
     /// # Errors
-    /// When `target` is out of its reach.
+    /// When `target` is out of reach.
     pub fn jump(&self, target: Gva) -> Result<[u8; JUMP], OutOfReach> {
         let from = self.at.wrapping_add(REACH);
         let [a, b, c, d] = distance(from, target).ok_or(OutOfReach {
@@ -173,8 +170,8 @@ impl Span {
         Ok([JMP_REL32, a, b, c, d])
     }
 
-    /// Whether a jump to `target` reaches it and is an int3 at each interior boundary where that can
-    /// be had.
+    /// Returns whether a jump to `target` reaches it and is an int3 at each interior boundary where that is
+    /// possible.
     #[must_use]
     pub fn fits(&self, target: Gva) -> bool {
         let (mask, value) = self.shape();
@@ -182,21 +179,21 @@ impl Span {
         displacement & mask == value && self.jump(target).is_ok()
     }
 
-    /// Whether there are interior boundaries that no choice of the target makes an int3, so that
-    /// the jump may only be written when no one was interrupted there.
+    /// Returns whether there are interior boundaries that no choice of the target makes an int3. Then the jump
+    /// may only be written when no task was interrupted there.
     #[must_use]
     pub fn needs_quiescence(&self) -> bool {
         self.interior().any(|offset| offset > 2)
     }
 
-    /// Addresses in `within` that [fit](Self::fits), in ascending order; multiples of 16 where the
-    /// low byte is free.
+    /// Iterates over the addresses in `within` that [fit](Self::fits), in ascending order; only multiples of 16
+    /// if the low byte is free.
     pub fn targets(&self, within: Range<Gva>) -> impl Iterator<Item = Gva> {
         let (mask, value) = self.shape();
         let Range { start, end } = within;
         let shaped = self.at.wrapping_add(REACH).wrapping_add(value).0;
-        // Fitting addresses repeat every `period`, in windows of `len` bytes: nothing is given, or
-        // the displacement's second byte is, or its lowest, or both.
+        // Fitting addresses repeat every `period`, in windows of `len` bytes. Of the displacement nothing is
+        // fixed, or the second byte is, or the lowest, or both.
         let (first, period, len) = match mask {
             0 => (start.0, u64::MAX, u64::MAX),
             0xff00 => (shaped, 0x1_0000, 0x100),
@@ -220,7 +217,7 @@ impl Span {
             .filter(|target| self.fits(*target))
     }
 
-    /// Which bits of the displacement are given, and what they are.
+    /// Returns a mask of the bits of the displacement that are fixed, and their values.
     fn shape(&self) -> (u64, u64) {
         self.interior()
             .filter(|offset| *offset <= 2)

@@ -1,4 +1,4 @@
-//! Where a record has a copy of the stack, and what the host finds in it.
+//! Position of the stack's copy in a record, and access to it.
 //!
 //! ```text
 //!   RSP ┌──────────────────────────────┐ end
@@ -6,21 +6,22 @@
 //!    │ 7 words   │ 7 words   │ 7 words       in a cell each
 //! ```
 //!
-//! Kept true: the last word of the last cell is the stack's last; what is below RSP is nothing of the stack's.
+//! Invariants: the last word of the last cell is the stack's last word; words below RSP are not part of the
+//! stack.
 
 use std::ops::Range;
 
 use super::cells::{CELL, Malformed, STACK_CELLS, Spread, word};
 use crate::Gva;
 
-/// The most bytes of a stack that are copied.
+/// Maximum number of bytes of a stack that are copied.
 pub const STACK_MAX: usize = 4096;
-/// The bytes of a cell, without its mark.
+/// Number of bytes of a cell, without its mark.
 pub(super) const CELL_BYTES: usize = 8 * Spread::CELL_WORDS;
 
 const _: () = assert!(STACK_MAX.div_ceil(CELL_BYTES) == STACK_CELLS as usize);
 
-/// Where the stack of the current task is.
+/// Location of the current task's stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StackFields {
     /// Displacement, relative to the base of GS and sign-extended, of the pointer to the current task.
@@ -29,34 +30,35 @@ pub struct StackFields {
     pub stack: i32,
 }
 
-/// Where a record has the copy of a stack: the word of its end, and then the word of how many cells it has.
+/// Position of a stack's copy in a record: the word of the stack's end, followed by the word of the number of
+/// cells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CopyLayout {
     first: usize,
 }
 
 impl CopyLayout {
-    /// From the word `first` on.
+    /// Layout whose first word is the word `first`.
     pub(super) fn new(first: usize) -> Self {
         Self { first }
     }
 
-    /// The word that follows.
+    /// Returns the number of the word after these two.
     pub(super) fn end(self) -> usize {
         self.first + 2
     }
 
-    /// Where it has the stack's end.
+    /// Returns the offset of the stack's end.
     pub(super) fn stack_end(self) -> usize {
         Spread::Cells.offset(self.first)
     }
 
-    /// Where it has how many cells there are.
+    /// Returns the offset of the number of cells.
     pub(super) fn cells(self) -> usize {
         Spread::Cells.offset(self.first + 1)
     }
 
-    /// The copy in these cells of a record.
+    /// Returns the copy in the cells `cells` of a record.
     pub(super) fn of(self, record: &[u8], cells: Range<u16>) -> Result<StackCopy<'_>, Malformed> {
         let [from, to] = [cells.start, cells.end].map(|cells| usize::from(cells) * CELL);
         let cells = record.get(from..to).ok_or(Malformed::Short {
@@ -76,7 +78,7 @@ pub struct StackCopy<'a> {
 }
 
 impl StackCopy<'_> {
-    /// What was at `at`; `None` for what is not in the copy.
+    /// Returns the word at the address `at`; `None` if the copy does not contain it.
     #[must_use]
     pub fn word(&self, at: Gva) -> Option<u64> {
         let bytes = self.cells.len() / CELL * CELL_BYTES;

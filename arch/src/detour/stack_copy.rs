@@ -5,9 +5,9 @@
 //!   each record       as many cells as the stack takes from RSP to its end
 //! ```
 //!
-//! Kept true: all that is read lies between what the detour has pushed, which is no less than a cell, and the end
-//! of the stack that it runs on. A task's own stack is all there; of others (of interrupts, of exceptions) nothing
-//! here tells where they end, so the host serves those hits.
+//! Invariants: all memory that is read lies between what the detour has pushed, which is at least a cell, and
+//! the end of the stack that the detour runs on. A task's own stack is in memory as a whole. Where other stacks
+//! (of interrupts, of exceptions) end is not known here, so the host serves those hits.
 
 use super::BuildError;
 use super::cells::{CELL, Spread};
@@ -16,14 +16,14 @@ use super::stack::{CELL_BYTES, CopyLayout, STACK_MAX, StackFields};
 use iced_x86::code_asm::{CodeLabel, dword_ptr, qword_ptr, registers::*};
 use iced_x86::{Code, Register};
 
-/// `THREAD_SIZE` (arch/x86/include/asm/page_64_types.h). Where it is more, the upper part of a stack is taken
-/// for another.
+/// `THREAD_SIZE` (arch/x86/include/asm/page_64_types.h). If the guest's is larger, the upper part of a stack is
+/// taken for another stack.
 const THREAD_SIZE: i32 = 16 << 10;
-/// The bit of DF in the flags.
+/// Bit number of DF in the flags.
 const DF: i32 = 10;
 impl Emitter<'_> {
-    /// Goes to `escape` unless this is the current task's own stack, with at most [`STACK_MAX`] bytes on it,
-    /// and can be copied upwards.
+    /// Jumps to `escape` unless the current stack is the task's own, has at most [`STACK_MAX`] bytes on it, and
+    /// can be copied upwards.
     pub(super) fn check_stack(
         &mut self,
         fields: &StackFields,
@@ -33,14 +33,14 @@ impl Emitter<'_> {
         self.a.jc(escape)?;
         self.stack_depth(fields)?;
         let a = &mut self.a;
-        // None at all is no depth either.
+        // A depth of zero is not valid either.
         a.dec(rdx)?;
         a.cmp(rdx, i32::try_from(STACK_MAX).unwrap_or(0))?;
         a.jae(escape)?;
         Ok(())
     }
 
-    /// Makes RDX how many bytes of the stack there are at the probepoint.
+    /// Loads RDX with the number of bytes that are on the stack at the probepoint.
     fn stack_depth(&mut self, fields: &StackFields) -> Result<(), BuildError> {
         let above = self.frame().rsp();
         let a = &mut self.a;
@@ -52,7 +52,7 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// Makes R8 how many cells the stack takes.
+    /// Loads R8 with the number of cells that the stack takes.
     pub(super) fn count_stack(&mut self, fields: &StackFields) -> Result<(), BuildError> {
         /// 2^16 / 7, rounded up: the product is exact for numbers of words up to some thousands.
         const SEVENTH: i32 = 9363;
@@ -65,7 +65,7 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// Copies the stack behind the `before` cells of the record.
+    /// Copies the stack into the cells after the first `before` cells of the record.
     pub(super) fn copy_stack(
         &mut self,
         copy: CopyLayout,

@@ -4,14 +4,14 @@
 //!   the first words    read eight bytes, store ─ one may be zero ─▶ is one? ─ yes ─▶ done
 //!         │                                    ◀────── no ─────────┘ └ nothing there ─┐
 //!         ▼ the text may be longer                                                   ▼
-//!   each word behind   read eight bytes, store, is one zero? ◀─ eight ─ byte by byte: the text may end
+//!   each further word  read eight bytes, store, is one zero? ◀─ eight ─ byte by byte: the text may end
 //!                        └ nothing there ─────────────────────────────▶ before what is not there
 //! ```
 //!
-//! What is kept true: no byte behind the room is written, and each byte of the room up to the text's end was
-//! read by the guest's own code. The straight way is for texts as they are, short and of ASCII: six
-//! instructions for eight characters besides that code. It takes whatever has a byte that is zero or above
-//! 0x80 for a text that may end there, and what could not be read, too, as its readers make that zero.
+//! Invariants: no byte after the room is written, and each byte of the room up to the text's end was read by the
+//! guest's own code. The straight path is for usual texts, which are short and ASCII: six instructions for eight
+//! characters, besides the guest's code. It treats a word with a byte that is zero or above 0x80 as a possible
+//! end of the text; also a word that could not be read, because the readers make that zero.
 
 use super::BuildError;
 use super::cold::{End, Slowly};
@@ -22,12 +22,13 @@ use iced_x86::code_asm::{CodeLabel, byte_ptr, qword_ptr, registers::*};
 
 const ONES: u64 = u64::from_le_bytes([1; 8]);
 const HIGH: u64 = u64::from_le_bytes([0x80; 8]);
-/// How many words are read straight, each by code of its own: 64 characters, and the byte that says whether they
-/// are all.
+/// Number of words that are read straight, each by code of its own: 64 characters, and the byte that shows
+/// whether the text ends there.
 const STRAIGHT: usize = 9;
 
 impl Emitter<'_> {
-    /// Copies a text of at most so many bytes from RAX, with what is behind it in its last eight bytes.
+    /// Copies a text of at most `most` bytes from the address in RAX. The last eight bytes may include what is
+    /// after it.
     pub(super) fn text(
         &mut self,
         [one, .., eight]: &[Gva; 4],
@@ -50,13 +51,13 @@ impl Emitter<'_> {
             let to = qword_ptr(cell + room.offset(8 * word));
             let a = &mut self.a;
             if word + 1 == room.words {
-                // Whether it ends there is for the host to see.
+                // The host checks whether the text ends there.
                 a.test(eax, eax)?;
                 a.jne(nothing)?;
                 a.mov(to, rdx)?;
             } else {
                 a.mov(to, rdx)?;
-                // A byte is zero only if it has its highest bit in this.
+                // A byte is zero only if its highest bit is set in this difference.
                 a.add(rdx, rdi)?;
                 a.test(rdx, r8)?;
                 a.jne(end)?;
@@ -82,7 +83,7 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// Writes the cold pieces.
+    /// Writes the cold code.
     pub(super) fn cold_texts(&mut self) -> Result<(), BuildError> {
         for mut text in std::mem::take(&mut self.slowly) {
             let [words, bytes] = [(); 2].map(|()| self.a.create_label());
@@ -99,7 +100,7 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// Whether a word that was read straight has the end, or was not there.
+    /// Emits code that checks whether a word that was read straight contains the end, or could not be read.
     fn end(
         &mut self,
         text: &Slowly,
@@ -113,7 +114,8 @@ impl Emitter<'_> {
             a.set_label(&mut at.end)?;
             a.test(eax, eax)?;
             a.jne(at.nothing)?;
-            // Of the bytes that have their highest bit in the difference, those are zero that had none before.
+            // Of the bytes whose highest bit is set in the difference, those are zero whose own highest bit was
+            // clear.
             a.mov(rax, qword_ptr(cell + text.room.offset(8 * word)))?;
             a.not(rax)?;
             a.and(rdx, rax)?;
@@ -127,8 +129,8 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// Makes RSI, which is where the text begins, and RDI where `word` is and goes, and R8 how many there are
-    /// from it on.
+    /// Advances RSI from the beginning of the text to `word`, and loads RDI with the place that the word goes
+    /// to, and R8 with the number of words from it on.
     fn begin(&mut self, room: Room, word: usize) -> Result<(), BuildError> {
         let cell = self.frame().cell;
         let offset = i32::try_from(8 * word).unwrap_or(0);
@@ -141,7 +143,7 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// Reads words, and their bytes where they cannot be read at once.
+    /// Reads words, and byte by byte where a word cannot be read at once.
     fn rest(
         &mut self,
         text: &Slowly,
@@ -165,7 +167,7 @@ impl Emitter<'_> {
         a.add(rsi, 8)?;
         a.add(rdi, 8)?;
         a.set_label(&mut counted)?;
-        // The first word of a cell is its mark, which is not ours.
+        // The first word of a cell is its mark, which is not part of the room.
         a.test(edi, 56)?;
         a.jne(same)?;
         a.add(rdi, 8)?;
@@ -186,7 +188,8 @@ impl Emitter<'_> {
         a.test(edi, 7)?;
         a.jne(bytes)?;
         a.jmp(counted)?;
-        // All of it was there: that it ends cannot be seen, so it goes on.
+        // All bytes of the text were read, but not the next one. That the text ends cannot be seen, so it counts
+        // as longer.
         a.set_label(&mut nothing)?;
         a.lea(rax, qword_ptr(cell + text.room.offset(text.most)))?;
         a.cmp(rdi, rax)?;

@@ -6,14 +6,14 @@ use super::instructions;
 use crate::Gva;
 use iced_x86::{FlowControl, Instruction, Mnemonic, OpKind};
 
-/// Whether the function whose whole code is `code`, at `start`, may return to its caller: whether,
-/// decoded from its beginning to its end, it has a near return, an indirect jump, or a jump to
-/// somewhere outside, which may be a tail call or a return thunk.
+/// Returns whether the function whose whole code is `code`, at `start`, may return to its caller: whether,
+/// decoded from beginning to end, it has a near return, an indirect jump, or a jump to an address outside, which
+/// may be a tail call or a return thunk.
 ///
-/// The answer leans to `true`: a function that never returns may still have such a jump, to a part
-/// of itself that the compiler put elsewhere, and bytes that are no instruction may hide anything.
-/// `false` is certain, provided that `code` is the function as it was built, without breakpoints
-/// in it, and that the function does not go on into the next one at its end.
+/// In doubt the answer is `true`: a function that never returns may still have such a jump, to a part of itself
+/// that the compiler put elsewhere, and bytes that are no instruction may hide anything. `false` is certain,
+/// provided that `code` is the function as it was built, without breakpoints in it, and that the function does
+/// not run on into the next one at its end.
 #[must_use]
 pub fn may_return(code: &[u8], start: Gva) -> bool {
     instructions(code, start).any(|(_, found)| match found {
@@ -22,12 +22,13 @@ pub fn may_return(code: &[u8], start: Gva) -> bool {
     })
 }
 
-/// Where in `code`, the whole code of a function at `start`, the padding begins that follows it up to the next one:
-/// int3s, and no-ops that nothing goes on to. Bytes that are no instruction may hide anything: they are no padding.
+/// Returns the length of a function without the padding before the next one: int3s, and no-ops that are never
+/// reached. `code` is the whole code of the function, at `start`, with the padding. Bytes that are no
+/// instruction may hide anything, so they are not padding.
 #[must_use]
 pub fn code_len(code: &[u8], start: Gva) -> usize {
     let mut last = None;
-    // Behind the last instruction that is no padding, and behind the no-ops that follow that.
+    // Ends of the last instruction that is not padding, and of the no-ops after it.
     let (mut end, mut no_ops) = (0, 0);
     let mut at = 0;
     for (_, found) in instructions(code, start) {
@@ -51,7 +52,7 @@ pub fn code_len(code: &[u8], start: Gva) -> usize {
             | FlowControl::IndirectBranch
             | FlowControl::Exception,
         ) => end,
-        // What goes on into int3s goes on into somebody's breakpoints.
+        // Int3s that the code runs into are planted breakpoints, not padding.
         Some(FlowControl::Next | FlowControl::ConditionalBranch) if no_ops < code.len() => {
             code.len()
         }
@@ -59,14 +60,14 @@ pub fn code_len(code: &[u8], start: Gva) -> usize {
     }
 }
 
-/// Whether the instruction may return, or go on outside the `len` bytes at `start`, for good.
+/// Returns whether the instruction may return, or go outside the `len` bytes at `start` for good.
 fn leaves(instruction: &Instruction, len: usize, start: Gva) -> bool {
     match instruction.flow_control() {
         // Returns from interrupts and system calls do not go to the caller.
         FlowControl::Return => instruction.mnemonic() == Mnemonic::Ret,
         FlowControl::IndirectBranch => true,
         FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch => {
-            // What is left is far.
+            // All other branches are far.
             instruction.op0_kind() != OpKind::NearBranch64
                 || Gva(instruction.near_branch_target())
                     .offset_from(start)
@@ -95,13 +96,13 @@ mod tests {
             ("55 c3 cc cc cc", 2),
             ("55 ebfd 6690", 3),
             ("0f0b 90 cc", 2),
-            // It may go on there.
+            // The code may run on into the no-ops.
             ("55 90 90", 3),
             ("e800000000 90 cc cc", 6),
-            // Somebody's breakpoint at the return.
+            // A breakpoint that was planted at the return.
             ("55 5d cc", 3),
             ("55 74fd cc cc", 5),
-            // No padding stands before code, and nothing is known of what is no instruction.
+            // No-ops before code are not padding, and bytes that are no instruction are unknown.
             ("c3 90 90 c3", 4),
             ("c3 06 90", 3),
             ("90 90", 2),

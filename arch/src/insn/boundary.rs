@@ -1,7 +1,7 @@
 //! Where instructions begin.
 //!
-//! x86 code can be decoded from any byte and usually makes some sense; only decoding from a place
-//! known to begin an instruction, such as a function's start, tells where the others begin.
+//! x86 code can be decoded from any byte and usually makes some sense. Only decoding from an address at which an
+//! instruction is known to begin, such as a function's start, shows where the others begin.
 
 use super::{DecodeFailure, decode, text};
 use crate::Gva;
@@ -9,32 +9,32 @@ use crate::Gva;
 /// Why an address is not the beginning of an instruction.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BoundaryError {
-    /// It lies inside another instruction.
+    /// The address is inside another instruction.
     #[error("{target} is inside the instruction `{text}` at {at}, {len} bytes long")]
     Inside {
         /// The address asked about.
         target: Gva,
-        /// Where the instruction around it begins.
+        /// Start of the instruction around it.
         at: Gva,
-        /// How long that is, in bytes.
+        /// Length of that instruction in bytes.
         len: usize,
-        /// That instruction.
+        /// Text of that instruction.
         text: String,
     },
-    /// The bytes at `at`, before it, are no instruction.
+    /// The bytes at `at`, before the address, are no instruction.
     #[error("no instruction boundaries beyond {at}, where the bytes are no instruction")]
     Undecodable {
         /// Where decoding ended.
         at: Gva,
     },
-    /// It lies before the first byte, or past the last instruction that is there in full.
+    /// The address is before the first byte, or past the last complete instruction.
     #[error("{target} is not in the {len} bytes of code at {start}")]
     Outside {
         /// The address asked about.
         target: Gva,
-        /// Where the code begins.
+        /// Start of the code.
         start: Gva,
-        /// How many bytes of it there are.
+        /// Number of bytes of code.
         len: usize,
     },
 }
@@ -43,7 +43,7 @@ pub enum BoundaryError {
 /// from `start` on and need not reach past `target`, except to name an instruction around it.
 ///
 /// # Errors
-/// When it does not, with what is there instead.
+/// When no instruction begins there, with what is there instead.
 pub fn boundary(code: &[u8], start: Gva, target: Gva) -> Result<(), BoundaryError> {
     let outside = || BoundaryError::Outside {
         target,
@@ -77,8 +77,8 @@ pub fn boundary(code: &[u8], start: Gva, target: Gva) -> Result<(), BoundaryErro
     Ok(())
 }
 
-/// The length in bytes of the instruction that `code`, which is at `at`, begins with; `None` if
-/// that is none, or not all of it.
+/// Returns the length in bytes of the first instruction of `code`, which is at `at`; `None` if the bytes are no
+/// instruction, or not all of one.
 #[must_use]
 pub fn instruction_len(code: &[u8], at: Gva) -> Option<usize> {
     decode(code, at)

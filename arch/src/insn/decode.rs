@@ -9,7 +9,7 @@ pub const MAX_LEN: usize = 15;
 /// Why bytes are no instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DecodeFailure {
-    /// No processor would take them for one.
+    /// The bytes are no instruction on any processor.
     Invalid,
     /// The instruction goes on past the bytes given.
     Truncated,
@@ -27,14 +27,14 @@ pub(crate) fn decode(
         DecoderError::None if !instruction.is_invalid() => {
             Ok((instruction, decoder.get_constant_offsets(&instruction)))
         }
-        // With all the bytes an instruction may have, more would not help.
+        // This is the maximum length of an instruction; more bytes would not help.
         DecoderError::NoMoreBytes if code.len() < MAX_LEN => Err(DecodeFailure::Truncated),
         _ => Err(DecodeFailure::Invalid),
     }
 }
 
-/// The instructions of `code`, which is at `start`, each with its address. What is no instruction ends them:
-/// nothing is known of what is behind it.
+/// Iterates over the instructions of `code`, which is at `start`, each with its address. Ends after the first
+/// bytes that are no instruction: nothing is known of the bytes after them.
 pub(crate) fn instructions(
     code: &[u8],
     start: Gva,

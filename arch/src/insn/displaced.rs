@@ -1,4 +1,4 @@
-//! The displaced instruction, as it is kept.
+//! The stored form of a displaced instruction.
 
 use super::decode::MAX_LEN;
 use super::emulate::Emulated;
@@ -12,35 +12,35 @@ pub struct Displaced {
     pub(super) bytes: [u8; MAX_LEN],
     pub(super) len: u8,
     pub(super) action: Action,
-    /// How a copy is made; `None` where a copy would not do the same.
+    /// How a copy is made; `None` if a copy would not do the same.
     pub(super) relocation: Option<Relocation>,
 }
 
 impl Displaced {
-    /// Where the instruction is.
+    /// Returns the address of the instruction.
     #[must_use]
     pub fn at(&self) -> Gva {
         self.at
     }
 
-    /// Its bytes.
+    /// Returns the bytes of the instruction.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]
     }
 
-    /// The address just after it.
+    /// Returns the address just after the instruction.
     #[must_use]
     pub fn next(&self) -> Gva {
         self.at.wrapping_add(u64::from(self.len))
     }
 
-    /// How a copy of it is made; `None` where a copy would not do the same.
+    /// Returns how a copy is made; `None` if a copy would not do the same.
     pub(crate) fn copying(&self) -> Option<Relocation> {
         self.relocation
     }
 
-    /// The cheapest way to carry it out.
+    /// Returns the cheapest way to carry the instruction out.
     #[must_use]
     pub fn action(&self) -> Action {
         self.action

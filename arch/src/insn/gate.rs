@@ -1,17 +1,17 @@
-//! The head of the guest's #BP entry, whose first bytes become a port access.
+//! The head of the guest's #BP entry, whose first bytes are replaced by a port access.
 //!
-//! On hosts that deliver a guest's int3 to the guest itself, the first two bytes of its entry
-//! (Linux: `asm_exc_int3`) are replaced by `out imm8, al`, which exits to us. The instructions
-//! that those bytes touch are then carried out by the host. Only instructions that do nothing, or
-//! clear one flag, are accepted, so nothing about the entry can go wrong:
+//! On hosts that deliver a guest's int3 to the guest itself, the first two bytes of its entry (Linux:
+//! `asm_exc_int3`) are replaced by `out imm8, al`, which exits to the host. The host then carries out the
+//! instructions that those bytes touch. Only instructions that do nothing, or clear one flag, are accepted, so
+//! carrying them out cannot fail:
 //!
 //! ```text
 //!   [endbr64]  { nop nop nop | nop3 | clac }  cld  push -1 …
 //!              └─ GateHead: whole instructions, at least 2 bytes ─┘
 //! ```
 //!
-//! An `endbr64` that the entry begins with stays: where indirect branches are tracked (IBT), a
-//! processor that delivers an exception to anything else raises #CP.
+//! An `endbr64` at the beginning of the entry stays: where indirect branches are tracked (IBT), a processor that
+//! delivers an exception to any other instruction raises #CP.
 //!
 //! Patching is safe where no processor can be between the covered instructions: the entry is an
 //! interrupt gate, so only an NMI or machine check could be taken there.
@@ -24,7 +24,7 @@ use iced_x86::Mnemonic;
 /// `out imm8, al`.
 const OUT_IMM8_AL: u8 = 0xe6;
 
-/// `endbr64`: where an exception or an indirect branch may lead to.
+/// `endbr64`: the instruction that exceptions and indirect branches may land on.
 pub const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 
 /// The length in bytes of the patch.
@@ -44,12 +44,12 @@ pub struct GateHead {
 /// Why an entry cannot be made a gate.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GateError {
-    /// It begins with an instruction that does more than the host would carry out.
+    /// An instruction does more than the host would carry out.
     #[error(
         "the breakpoint entry has `{text}` at {at}; only nop, endbr64, clac and cld can be replaced"
     )]
     Unsuitable {
-        /// Where the instruction is.
+        /// Address of the instruction.
         at: Gva,
         /// The instruction.
         text: String,
@@ -57,17 +57,17 @@ pub enum GateError {
     /// The bytes end before the patch does.
     #[error("the breakpoint entry is cut short at {at}")]
     Truncated {
-        /// Where the incomplete instruction is.
+        /// Address of the incomplete instruction.
         at: Gva,
     },
 }
 
 impl GateHead {
-    /// Decodes the entry at `at`, which `code` begins with, as far as the patch covers it: behind its
-    /// `endbr64`, if it begins with one.
+    /// Decodes the entry at `at`, with which `code` begins, as far as the patch covers it. If the entry begins
+    /// with an `endbr64`, the patch comes after that.
     ///
     /// # Errors
-    /// When something else than the accepted instructions is there, with what was found.
+    /// When there is anything but the accepted instructions, with what was found.
     pub fn analyse(code: &[u8], at: Gva) -> Result<Self, GateError> {
         let entry = at;
         let (code, at) = match code.strip_prefix(&ENDBR64) {
@@ -110,38 +110,39 @@ impl GateHead {
         })
     }
 
-    /// Where the patch is.
+    /// Returns the address of the patch.
     #[must_use]
     pub fn at(&self) -> Gva {
         self.at
     }
 
-    /// Whether who stands at `rip` has entered and not come to the patch: exceptions lead to the
+    /// Returns whether a vCPU at `rip` has entered and has not executed the patch: exceptions lead to the
     /// `endbr64`.
     #[must_use]
     pub fn is_ahead(&self, rip: Gva) -> bool {
         rip == self.entry || rip == self.at
     }
 
-    /// How many bytes the instructions take that the patch covers, wholly or in part: at least the patch's two.
+    /// Returns the length of the instructions that the patch covers, wholly or in part: at least the patch's two
+    /// bytes.
     #[must_use]
     pub fn covered(&self) -> u8 {
         self.len
     }
 
-    /// The entry's own bytes, which the patch replaces.
+    /// Returns the bytes of the entry that the patch replaces.
     #[must_use]
     pub fn original(&self) -> [u8; PATCH_LEN] {
         self.original
     }
 
-    /// The bytes that take their place: `out port, al`.
+    /// Returns the patch: `out port, al`.
     #[must_use]
     pub const fn patch(port: u8) -> [u8; PATCH_LEN] {
         [OUT_IMM8_AL, port]
     }
 
-    /// Carries out the covered instructions on `regs`, RIP included. Whatever RIP was is ignored.
+    /// Carries out the covered instructions on `regs`, RIP included. The old value of RIP is ignored.
     pub fn apply(&self, regs: &mut Regs) {
         regs.rflags &= !(self.cleared | rflags::RF);
         regs.rip = self.at.wrapping_add(u64::from(self.len)).0;

@@ -1,37 +1,39 @@
-//! The kernel's code that loads from memory and lives through a fault (`__get_user_nocheck_*` in
-//! arch/x86/lib/getuser.S), as code of ours can call it.
+//! Functions of the kernel that load from memory and survive a fault (`__get_user_nocheck_*` in
+//! arch/x86/lib/getuser.S), in a form that generated code can call.
 //!
 //! ```text
 //!   [endbr64] {nop}  { nop | stac | lfence }  mov[zx] edx/rdx, [rax]  xor eax, eax  { nop | clac }  ret
 //!                    └─ entry                 └─ load
 //! ```
 //!
-//! Nothing but this is accepted, so calls to either place do what [`Readers`](crate::detour::Readers)
-//! says: the address is in RAX, only RAX, RDX and flags change, and a fault of the one load that there is
-//! leads to the fixup that the kernel's exception table has for it.
+//! Only this form is accepted, so calls to either address do what [`Readers`](crate::detour::Readers) says: the
+//! address is in RAX, only RAX, RDX and flags change, and a fault of the only load leads to the fixup that the
+//! kernel's exception table has for it.
 
 use super::decode;
 use crate::Gva;
 use iced_x86::{Instruction, Mnemonic, OpKind, Register};
 
-/// More than any of these functions has: padding and mitigations make them longer.
+/// Maximum length in bytes of these functions, including padding and mitigations.
 const LONGEST: usize = 64;
 
-/// A function that loads.
+/// A function of the kernel that loads from memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loader {
-    /// Its first instruction that does something: calls to here may load from memory of the process.
+    /// The first instruction that has an effect. Calls to this address may load from memory of the process.
     pub entry: Gva,
-    /// Its load: calls to here may load from memory of the kernel.
+    /// The load. Calls to this address may load from memory of the kernel.
     pub load: Gva,
-    /// How many bytes from its beginning to behind its return.
+    /// Length in bytes, from the beginning of the function to the end of its return.
     pub len: usize,
-    /// Where it returns by, if not by an instruction of its own: it has to be a return thunk.
+    /// Target of the jump that the function returns by, if it has no return of its own. It has to be a return
+    /// thunk.
     pub thunk: Option<Gva>,
 }
 
 impl Loader {
-    /// The function at `at`, which `code` begins with, if it loads `size` bytes and does nothing else.
+    /// Analyses the function at `at`, with which `code` begins. Returns `None` unless it loads `size` bytes and
+    /// does nothing else.
     #[must_use]
     pub fn analyse(code: &[u8], at: Gva, size: usize) -> Option<Self> {
         let (mut entry, mut load) = (None, None);
@@ -69,7 +71,7 @@ impl Loader {
     }
 }
 
-/// Whether `instruction` is `mov rdx, [rax]`, or the like of `size` bytes with zeros above.
+/// Returns whether `instruction` is `mov rdx, [rax]`, or a similar load of `size` bytes that is zero-extended.
 fn loads(instruction: &Instruction, size: usize) -> bool {
     let into = match size {
         8 => Register::RDX,
@@ -90,7 +92,7 @@ fn clears_eax(instruction: &Instruction) -> bool {
     instruction.op0_register() == Register::EAX && instruction.op1_register() == Register::EAX
 }
 
-/// Whether `instruction` returns, or jumps to where that is done.
+/// Returns whether `instruction` returns, or jumps to code that may return.
 fn leaves(instruction: &Instruction) -> bool {
     match instruction.mnemonic() {
         Mnemonic::Ret => instruction.op_count() == 0,
@@ -105,7 +107,7 @@ mod tests {
 
     const AT: Gva = Gva(0xffff_ffff_81c0_1000);
 
-    /// Offsets of entry and load, and the length.
+    /// Returns the offsets of entry and load, and the length.
     fn load(hex: &str, size: usize) -> Option<(u64, u64, usize)> {
         let loader = Loader::analyse(&bytes(hex), AT, size)?;
         Some((loader.entry.0 - AT.0, loader.load.0 - AT.0, loader.len))
@@ -147,7 +149,7 @@ mod tests {
             ("31c0 488b10 c3", 8),
             ("488b10 c3", 8),
             ("488b10 31c0", 8),
-            // Checks of the address, which a call of the load would leave out all the same.
+            // Other instructions, such as checks of the address; a call to the load would skip the latter.
             ("488b10 31c0 48ffc1 c3", 8),
             ("4839c2 488b10 31c0 c3", 8),
             ("488b10 31c0 ffe0", 8),

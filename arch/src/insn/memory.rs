@@ -1,11 +1,11 @@
-//! What an instruction reaches beside registers, and what remains of it.
+//! Memory that emulated instructions access, and effects that the caller still has to apply.
 
 use crate::Gva;
 use crate::paging::WalkError;
 
 /// The guest's memory, as the kernel sees it at a hit.
 pub trait Memory {
-    /// The 64-bit word at `at`, which need not be aligned.
+    /// Reads the 64-bit word at `at`, which need not be aligned.
     ///
     /// # Errors
     /// When the guest could not read there.
@@ -18,31 +18,31 @@ pub trait Memory {
     fn write_u64(&mut self, at: Gva, value: u64) -> Result<(), MemoryFault>;
 }
 
-/// Memory cannot be accessed where the instruction does.
+/// Memory that an instruction accesses cannot be accessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot reach the word at {at}")]
 pub struct MemoryFault {
-    /// The word's address, or the address the instruction was to continue at.
+    /// Address of the word, or the address at which the instruction was to continue.
     pub at: Gva,
-    /// Why.
+    /// The cause.
     #[source]
     pub cause: WalkError,
 }
 
-/// What remains of an emulated instruction beyond the registers and memory.
+/// What remains to be done for an emulated instruction, besides registers and memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Effect {
     /// Nothing.
     Done,
-    /// `sti` enabled interrupts: they stay held off until after the next instruction (SDM vol. 2,
-    /// STI). The caller tells the processor so.
+    /// `sti` enabled interrupts: they stay held off until after the next instruction (SDM vol. 2, STI). The
+    /// caller has to put the processor into that state.
     Shadow,
 }
 
-/// Refuses an address that no kernel code can be at: Linux keeps its code where 48 bits are enough
-/// on any paging, and a virtual CPU that was sent beyond what its paging translates could not be
-/// entered any more (SDM vol. 3, "Checks on Guest RIP, RFLAGS, and SSP").
+/// Refuses an address at which there can be no kernel code. Linux keeps its code where 48 bits are enough with
+/// any paging mode, and a vCPU whose RIP is beyond what its paging translates could not be entered any more (SDM
+/// vol. 3, "Checks on Guest RIP, RFLAGS, and SSP").
 pub(super) fn reachable(target: Gva) -> Result<Gva, MemoryFault> {
     let canonical = (target.0 << 16).cast_signed() >> 16;
     if canonical.cast_unsigned() == target.0 {

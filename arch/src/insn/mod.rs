@@ -1,20 +1,19 @@
-//! The instruction a breakpoint displaces, and how it takes effect nonetheless.
+//! How the instruction that a breakpoint displaces still takes effect.
 //!
-//! Nothing here ever needs the original bytes back in place, nor a single-step. [`classify`]
-//! decodes the instruction once, when a probe is registered, and decides how it is carried out:
+//! The original bytes are never put back for that, and nothing is single-stepped. [`classify`] decodes the
+//! instruction once, when a probe is registered, and decides how it is carried out:
 //!
 //! ```text
 //!                 classify
 //!   code bytes ────────────▶ Displaced ─┬─ Emulate: emulate(regs, memory)
 //!             └──▶ Refusal              ├─ Boost:   boosted(slot): copy, jump back; one exit
 //!                                       └─ (either) trapped(slot): copy, int3; two exits,
-//!                                                   for whom must see the state in between
+//!                                                   if the state in between must be seen
 //! ```
 //!
-//! Either way the registers and memory end up exactly as if the instruction had run at its own
-//! address. What is needed for that is worked out by `classify`, `boosted` and `trapped`; the
-//! calls made on every hit ([`Displaced::emulate`], [`Displaced::trap_end`],
-//! [`Displaced::in_place`]) neither decode nor allocate.
+//! In all cases the registers and memory end up exactly as if the instruction had run at its own address.
+//! `classify`, `boosted` and `trapped` work out what is needed for that. The calls made on every hit
+//! ([`Displaced::emulate`], [`Displaced::trap_end`], [`Displaced::in_place`]) neither decode nor allocate.
 
 mod body;
 mod boundary;

@@ -1,20 +1,18 @@
 //! Which instructions are emulated, boosted or refused, and why: the tables.
 //!
-//! The rules, in the order they are tried; the first that says something has its way:
+//! The rules, in the order in which they are tried; the first that applies wins:
 //!
-//! 1. [`ROWS`], where they refuse or boost: instructions that do something else, or something
-//!    more, when a hit comes before them or when they run from another address.
+//! 1. [`ROWS`] that refuse or boost: instructions that do something else, or something more, when a hit comes
+//!    before them or when they run at another address.
 //! 2. [`FORMS`]: the same, where it depends on more than the mnemonic.
-//! 3. [`odd_encoding`]: prefixes and addressing whose meaning differs between processors or cannot
-//!    move.
-//! 4. [`ROWS`], where they emulate. If the operands are none the host reaches, the row says whether
-//!    a copy will do.
-//! 5. Everything else is boosted, provided that it goes on to the next instruction.
+//! 3. [`odd_encoding`]: prefixes and addressing whose meaning differs between processors or cannot move.
+//! 4. [`ROWS`] that emulate. If the host does not reach the operands, the row says whether a copy works.
+//! 5. Everything else is boosted, provided that it continues at the next instruction.
 //!
-//! A copy is run with nothing around it but a jump or an int3, and the guest may be interrupted in
-//! it. While it ends in an int3, the guest's interrupts are held off with its own flag, so that
-//! what reads or writes the flag has no copy at all; and exceptions are delivered through another
-//! table, so that what reads or writes the table's register is refused.
+//! A copy runs with nothing around it but a jump or an int3, and the guest may be interrupted in it. While a
+//! copy runs that ends in an int3, interrupts are held off with the guest's own flag, so instructions that read
+//! or write the flag have no copy at all; and exceptions are delivered through another table, so instructions
+//! that read or write the table's register are refused.
 
 mod encoding;
 mod operation;
@@ -30,21 +28,21 @@ use iced_x86::Mnemonic as M;
 use iced_x86::{ConstantOffsets, FlowControl, Instruction, Register};
 pub use refusal::Refusal;
 
-/// What becomes of an instruction.
+/// How an instruction is treated.
 #[derive(Clone, Copy)]
 enum Treatment {
-    /// The host carries it out; with other operands, and where it must be, it is copied.
+    /// The host carries it out. With other operands, and where a copy is required, it is copied.
     Emulate(Build),
-    /// The host carries it out; a copy would not do. With other operands it is refused.
+    /// The host carries it out, because a copy would not do the same. With other operands it is refused.
     EmulateOnly(Build, Refusal),
     /// The guest runs a copy.
     Boost,
-    /// No probe.
+    /// It takes no probe.
     Refuse(Refusal),
 }
 use Treatment::{Boost, Emulate, EmulateOnly, Refuse};
 
-/// Gives the operation, if the operands are within the host's reach.
+/// Builds the operation, if the host reaches the operands.
 type Build = fn(&Instruction, &Encoding<'_>) -> Option<Operation>;
 
 /// One line of the policy.
@@ -60,10 +58,10 @@ const fn row(mnemonics: &'static [M], treatment: Treatment) -> Row {
     }
 }
 
-/// The policy by mnemonic. What is not here is boosted.
+/// The policy by mnemonic. A mnemonic that is not listed is boosted.
 #[rustfmt::skip]
 const ROWS: &[Row] = &[
-    // What functions are made of: their first instructions, and the way in and out of them.
+    // The most common instructions: the first ones of functions, and the ways into and out of functions.
     row(&[M::Nop, M::Endbr64], Emulate(operation::nop)),
     row(&[M::Push], Emulate(operation::push)),
     row(&[M::Pop], Emulate(operation::pop)),
@@ -76,13 +74,13 @@ const ROWS: &[Row] = &[
     row(&[M::Jo, M::Jno, M::Jb, M::Jae, M::Je, M::Jne, M::Jbe, M::Ja,
           M::Js, M::Jns, M::Jp, M::Jnp, M::Jl, M::Jge, M::Jle, M::Jg], Emulate(operation::jcc)),
 
-    // A copy would store the slot's address, leave the slot without its end, or not reach.
+    // A copy would store the slot's address, leave the slot before its end, or not reach its target.
     row(&[M::Call, M::Jmp], EmulateOnly(operation::transfer, Refusal::SegmentBranch)),
     row(&[M::Ret], EmulateOnly(operation::transfer, Refusal::Unproven)),
     row(&[M::Loop, M::Loope, M::Loopne, M::Jecxz, M::Jrcxz],
         EmulateOnly(operation::counted, Refusal::Unproven)),
 
-    // A copy would see or lose the interrupt flag that is held clear around it.
+    // A copy would see the interrupt flag, which is held clear around it, or a change of the flag would be lost.
     row(&[M::Cli, M::Sti, M::Pushfq, M::Popfq],
         EmulateOnly(operation::flags, Refusal::Unproven)),
     row(&[M::Pushf, M::Popf], Refuse(Refusal::NarrowFlags)),
@@ -92,8 +90,8 @@ const ROWS: &[Row] = &[
     row(&[M::Int], Refuse(Refusal::SoftwareInterrupt)),
     row(&[M::Ud0, M::Ud1, M::Ud2], Refuse(Refusal::Bug)),
 
-    // Each counts on what came just before it, which a hit ends: the shadow of `sti`, the armed
-    // monitor, the transaction.
+    // Each relies on state from just before it, which a hit ends: the shadow of `sti`, the armed monitor, the
+    // transaction.
     row(&[M::Hlt], Refuse(Refusal::Halt)),
     row(&[M::Mwait, M::Mwaitx, M::Umwait], Refuse(Refusal::MonitorWait)),
     row(&[M::Xbegin, M::Xend, M::Xabort, M::Xsusldtrk, M::Xresldtrk],
@@ -106,7 +104,7 @@ const ROWS: &[Row] = &[
         Refuse(Refusal::SystemCall)),
     row(&[M::Retf], Refuse(Refusal::FarTransfer)),
 
-    // What exceptions are delivered with. (`lldt`, `str`, `sgdt` have no part in that.)
+    // State that exceptions are delivered with. (`lldt`, `str`, `sgdt` have no part in that.)
     row(&[M::Lss], Refuse(Refusal::LoadStackSegment)),
     row(&[M::Lgdt, M::Lidt, M::Sidt, M::Ltr], Refuse(Refusal::DescriptorTable)),
     row(&[M::Swapgs, M::Wrgsbase, M::Wrfsbase, M::Lkgs], Refuse(Refusal::SegmentBase)),
@@ -129,10 +127,10 @@ const ROWS: &[Row] = &[
           M::Fnsave, M::Frstor], Boost),
 ];
 
-/// Whether an instruction is of some form.
+/// Test whether an instruction has a certain form.
 type Form = fn(&Instruction, &Encoding<'_>) -> bool;
 
-/// The policy by what the mnemonic does not tell.
+/// The policy by form, where the mnemonic is not enough.
 #[rustfmt::skip]
 const FORMS: &[(Form, Refusal)] = &[
     // Far returns have mnemonics of their own; far jumps and calls share the near ones'.
@@ -141,7 +139,7 @@ const FORMS: &[(Form, Refusal)] = &[
     (|_, encoding| matches!(encoding.opcode.first(), Some(0xd8..=0xdf)), Refusal::X87Pointer),
 ];
 
-/// One more than the index in [`ROWS`] of each mnemonic's row; zero for those without.
+/// For each mnemonic, one more than the index of its row in [`ROWS`]; zero if it has none.
 static LOOKUP: [u8; 2048] = {
     let mut lookup = [0; 2048];
     let mut index = 0;
@@ -161,16 +159,15 @@ static LOOKUP: [u8; 2048] = {
     lookup
 };
 
-/// The treatment that the mnemonic's row gives it.
+/// Returns the treatment in the mnemonic's row.
 fn treatment(mnemonic: M) -> Option<Treatment> {
     let number = LOOKUP.get(mnemonic as usize)?;
     let row = ROWS.get(usize::from(*number).checked_sub(1)?)?;
     Some(row.treatment)
 }
 
-/// Decodes the first instruction of `code`, which is at `at`, and decides how it is carried out
-/// when a breakpoint displaces it. Up to 15 bytes of `code` are looked at; give that many where
-/// they exist.
+/// Decodes the first instruction of `code`, which is at `at`, and decides how it is carried out when a
+/// breakpoint displaces it. Up to 15 bytes of `code` are read; pass that many where they exist.
 ///
 /// # Errors
 /// When no probe can be placed on it, with the reason.
@@ -218,24 +215,24 @@ pub fn classify(code: &[u8], at: Gva) -> Result<Displaced, Refusal> {
     })
 }
 
-/// Whether `code` begins with `endbr64`, or with what the kernel puts there when no indirect branch
-/// leads to it (`gen_endbr_poison` in arch/x86/include/asm/ibt.h: up to Linux 6.13, and since). A
-/// probe on the first byte of a function that does means the instruction after it: the processor
-/// demands `endbr64` itself where an indirect branch lands.
+/// Returns whether `code` begins with `endbr64`, or with what the kernel puts in its place when no indirect
+/// branch leads there (`gen_endbr_poison` in arch/x86/include/asm/ibt.h: up to Linux 6.13, and since). A probe
+/// on the first byte of such a function means the instruction after it: the processor demands `endbr64` itself
+/// where an indirect branch lands.
 #[must_use]
 pub fn is_endbr64(code: &[u8]) -> bool {
     const POISONS: [[u8; 4]; 2] = [[0x66, 0x0f, 0x1f, 0x00], [0x0f, 0x1f, 0x40, 0xd6]];
     code.starts_with(&ENDBR64) || POISONS.iter().any(|poison| code.starts_with(poison))
 }
 
-/// Whether `code` begins with a nop of four bytes, which an `endbr64` may become but need not have
-/// been.
+/// Returns whether `code` begins with a nop of four bytes. The kernel may have made that of an `endbr64`, but
+/// not every such nop was one.
 #[must_use]
 pub fn is_nop4(code: &[u8]) -> bool {
     code.starts_with(&[0x0f, 0x1f, 0x40]) && code.len() >= 4
 }
 
-/// Refuses encodings whatever the instruction does.
+/// Refuses certain encodings, whatever the instruction does.
 fn odd_encoding(instruction: &Instruction, encoding: &Encoding<'_>) -> Result<(), Refusal> {
     if instruction.memory_base() == Register::EIP {
         return Err(Refusal::EipRelative);
@@ -254,7 +251,7 @@ fn odd_encoding(instruction: &Instruction, encoding: &Encoding<'_>) -> Result<()
     Ok(())
 }
 
-/// How an instruction that passed every other rule moves to a slot.
+/// Determines how an instruction that passed every other rule is changed when it moves to a slot.
 fn relocation(
     instruction: &Instruction,
     encoding: &Encoding<'_>,

@@ -1,7 +1,7 @@
-//! What a function's instructions refer to: the addresses of things, and per-CPU data.
+//! References of a function's instructions: constants that may be addresses, and per-CPU data.
 //!
-//! What is kept true: only what stands in the code itself is told, so code that is hostile gives
-//! wrong addresses and no unbounded work: one pass, to the first bytes that are no instruction.
+//! Invariant: only what is encoded in the code itself is reported. So hostile code leads to wrong addresses, but
+//! not to unbounded work: one pass, up to the first bytes that are no instruction.
 
 use super::instructions;
 use crate::Gva;
@@ -10,15 +10,15 @@ use iced_x86::{Instruction, OpAccess, OpKind, Register};
 /// A load from per-CPU data into a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PerCpuLoad {
-    /// What is added, modulo 2^64, to the base of GS for its address.
+    /// Offset that is added, modulo 2^64, to the base of GS.
     pub at: u64,
-    /// How many bytes are loaded.
+    /// Number of bytes that are loaded.
     pub size: usize,
 }
 
-/// The constants in the function whose code is `code`, at `start`, that may be the address of
-/// something: immediate operands, and the addresses of memory operands that go by no other register
-/// than RIP, all extended to 64 bits as the processor does. In the order of the instructions.
+/// Returns the constants in the function whose code is `code`, at `start`, that may be addresses: immediate
+/// operands, and the addresses of memory operands that use no register but RIP. All are extended to 64 bits as
+/// the processor does, and are in the order of the instructions.
 #[must_use]
 pub fn constants(code: &[u8], start: Gva) -> Vec<u64> {
     let mut found = Vec::new();
@@ -38,8 +38,8 @@ pub fn constants(code: &[u8], start: Gva) -> Vec<u64> {
     found
 }
 
-/// The loads from per-CPU data, at a fixed place there, in the function whose code is `code`, at
-/// `start`, in the order of the instructions.
+/// Returns the loads from per-CPU data at fixed offsets in the function whose code is `code`, at `start`, in the
+/// order of the instructions.
 #[must_use]
 pub fn per_cpu_loads(code: &[u8], start: Gva) -> Vec<PerCpuLoad> {
     sound(code, start)
@@ -59,7 +59,7 @@ pub fn per_cpu_loads(code: &[u8], start: Gva) -> Vec<PerCpuLoad> {
         .collect()
 }
 
-/// The address of a memory operand that goes by no other register than RIP.
+/// Returns the address of a memory operand that uses no register but RIP.
 fn fixed_address(instruction: &Instruction) -> Option<u64> {
     if instruction.is_ip_rel_memory_operand() {
         return Some(instruction.ip_rel_memory_address());
@@ -69,13 +69,13 @@ fn fixed_address(instruction: &Instruction) -> Option<u64> {
     free.then(|| instruction.memory_displacement64())
 }
 
-/// Whether the instruction is of the kind of `mov`, not of `add`.
+/// Returns whether the instruction only writes its first operand, like `mov` and unlike `add`.
 fn op0_is_only_written(instruction: &Instruction) -> bool {
     let mut info = iced_x86::InstructionInfoFactory::new();
     info.info(instruction).op0_access() == OpAccess::Write
 }
 
-/// The instructions up to the first bytes that are none.
+/// Iterates over the instructions, up to the first bytes that are none.
 fn sound(code: &[u8], start: Gva) -> impl Iterator<Item = Instruction> + use<'_> {
     instructions(code, start).map_while(|(_, found)| found.ok())
 }
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn nothing_is_told_behind_bytes_that_are_no_instruction() {
-        // An opcode that there is not in 64-bit mode; mov rdi, imm32
+        // An opcode that does not exist in 64-bit mode; mov rdi, imm32
         let code = bytes("06 48c7c70000a082");
         assert!(constants(&code, AT).is_empty() && per_cpu_loads(&code, AT).is_empty());
     }

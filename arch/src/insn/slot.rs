@@ -1,24 +1,24 @@
-//! A displaced instruction run from a slot: the copy made for it, and what an address inside the
-//! slot stands for.
+//! A displaced instruction that runs from a slot: the copy in the slot, and the meaning of addresses in the
+//! slot.
 //!
 //! ```text
 //!   boosted:  copy ; jmp rel32 next        the guest goes on by itself
-//!   trapped:  copy ; int3                  the int3 tells that the copy is complete
+//!   trapped:  copy ; int3                  the int3 shows that the copy is complete
 //!             jcc +1 ; int3 ; int3         … of a conditional jump: not taken, taken
 //! ```
 //!
-//! The copy is the original, byte for byte, but for a RIP-relative displacement, which is
-//! recomputed, and a conditional jump, which is encoded anew. It never stores its own address nor
-//! leaves the slot otherwise than shown: instructions that would are emulated or refused. So RIP
-//! alone can speak of a slot, and only at the start of one of the instructions above, which
-//! [`Displaced::in_place`] translates. The rest of a slot is int3.
+//! The copy is the original, byte for byte, except for a RIP-relative displacement, which is recomputed, and a
+//! conditional jump, which is encoded anew. It never stores its own address, and leaves the slot only as shown:
+//! instructions that would do otherwise are emulated or refused. So RIP alone can refer to a slot, and only to
+//! the start of one of the instructions above, which [`Displaced::in_place`] translates. The rest of a slot is
+//! int3.
 
 use super::displaced::Displaced;
 use super::relocation::Relocation;
 use crate::Gva;
 use crate::trap::INT3;
 
-/// The size in bytes of a slot.
+/// Size of a slot in bytes.
 pub const SLOT_SIZE: usize = 32;
 
 /// `jmp rel32`.
@@ -38,37 +38,37 @@ pub enum SlotKind {
 pub struct SlotCode {
     at: Gva,
     bytes: [u8; SLOT_SIZE],
-    /// The length of the copy.
+    /// Length of the copy.
     len: u8,
     kind: SlotKind,
 }
 
 impl SlotCode {
-    /// Where the slot is: the address to run it from.
+    /// Returns the address of the slot, at which it is run.
     #[must_use]
     pub fn at(&self) -> Gva {
         self.at
     }
 
-    /// All bytes of the slot.
+    /// Returns all bytes of the slot.
     #[must_use]
     pub fn bytes(&self) -> &[u8; SLOT_SIZE] {
         &self.bytes
     }
 
-    /// What follows the copy.
+    /// Returns what follows the copy.
     #[must_use]
     pub fn kind(&self) -> SlotKind {
         self.kind
     }
 
-    /// The copy's own bytes.
+    /// Returns the bytes of the copy.
     #[must_use]
     pub fn instruction(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]
     }
 
-    /// The address just after the copy: of the jump back, or of the first int3.
+    /// Returns the address just after the copy: that of the jump back, or of the first int3.
     #[must_use]
     pub fn next(&self) -> Gva {
         self.at.wrapping_add(u64::from(self.len))
@@ -89,29 +89,29 @@ impl SlotCode {
 /// Why an instruction cannot be copied into a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RelocateError {
-    /// A 32-bit offset does not span the distance.
+    /// The distance is too large for a 32-bit offset.
     #[error("the instruction at {at} leads to {target}, beyond ±2 GiB of its slot at {slot}")]
     OutOfReach {
-        /// The instruction.
+        /// Address of the instruction.
         at: Gva,
-        /// What it refers to, or where it continues.
+        /// Address that it refers to, or at which it continues.
         target: Gva,
-        /// The slot it was to be copied to.
+        /// Address of the slot it was to be copied to.
         slot: Gva,
     },
-    /// It is emulated; a copy would not do the same from another address.
+    /// The instruction is emulated; a copy would not do the same at another address.
     #[error("the instruction at {at} can only be emulated and takes no slot")]
     Emulated {
-        /// The instruction.
+        /// Address of the instruction.
         at: Gva,
     },
 }
 
 impl Displaced {
-    /// A slot at `slot` with the copy of the instruction and a jump to the next one.
+    /// Makes the slot at `slot` with a copy of the instruction and a jump to the next one.
     ///
     /// # Errors
-    /// When the instruction has no copy, or refers to or continues at something out of reach of
+    /// When the instruction has no copy, or when an address that it refers to or continues at is out of reach of
     /// `slot`.
     pub fn boosted(&self, slot: Gva) -> Result<SlotCode, RelocateError> {
         let mut code = match self.relocation()? {
@@ -130,11 +130,11 @@ impl Displaced {
         Ok(code)
     }
 
-    /// A slot at `slot` with the copy of the instruction and an int3, or two after a conditional
+    /// Makes the slot at `slot` with a copy of the instruction and an int3; two of them after a conditional
     /// jump.
     ///
     /// # Errors
-    /// When the instruction has no copy, or refers to something out of reach of `slot`.
+    /// When the instruction has no copy, or when an address that it refers to is out of reach of `slot`.
     pub fn trapped(&self, slot: Gva) -> Result<SlotCode, RelocateError> {
         match self.relocation()? {
             Relocation::Jcc { condition, .. } => {
@@ -145,7 +145,8 @@ impl Displaced {
         }
     }
 
-    /// Where a copy of the instruction may lead: to the next one, and to a conditional jump's target.
+    /// Iterates over the addresses to which a copy may lead: the next instruction, and the target of a
+    /// conditional jump.
     pub fn leads_to(&self) -> impl Iterator<Item = Gva> + use<> {
         let target = match self.relocation {
             Some(Relocation::Jcc { target, .. }) => Some(target),
@@ -154,8 +155,8 @@ impl Displaced {
         std::iter::once(self.next()).chain(target)
     }
 
-    /// Where the guest goes on after the int3 at `at`, if that is one at the end of `slot`, which
-    /// [`trapped`](Self::trapped) made. Hit path.
+    /// Returns the address at which the guest continues after the int3 at `at`; `None` if that is not an int3 at
+    /// the end of `slot`, which [`trapped`](Self::trapped) made. Hit path.
     #[must_use]
     pub fn trap_end(&self, slot: &SlotCode, at: Gva) -> Option<Gva> {
         if slot.kind != SlotKind::Trapped {
@@ -170,8 +171,8 @@ impl Displaced {
         }
     }
 
-    /// What `rip` in `slot` stands for: where the guest would be had the instruction run in its own
-    /// place. `None` if no instruction of the slot begins there. Hit path.
+    /// Translates `rip` in `slot` to the address at which the guest would be if the instruction had run in its
+    /// own place; `None` if no instruction of the slot begins at `rip`. Hit path.
     #[must_use]
     pub fn in_place(&self, slot: &SlotCode, rip: Gva) -> Option<Gva> {
         if rip == slot.at {
@@ -188,7 +189,7 @@ impl Displaced {
             .ok_or(RelocateError::Emulated { at: self.at })
     }
 
-    /// The slot with all of the instruction's bytes.
+    /// Makes a slot with all of the instruction's bytes.
     fn copy(
         &self,
         slot: Gva,
@@ -204,7 +205,7 @@ impl Displaced {
         Ok(code)
     }
 
-    /// The 32-bit offset of `target` from the end of the first `len` bytes of `slot`.
+    /// Returns the 32-bit offset of `target` from the end of the first `len` bytes of `slot`.
     fn distance(&self, slot: Gva, len: u8, target: Gva) -> Result<[u8; 4], RelocateError> {
         let end = slot.wrapping_add(u64::from(len));
         i32::try_from(target.0.wrapping_sub(end.0).cast_signed())

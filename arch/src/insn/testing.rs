@@ -1,14 +1,14 @@
-//! What the tests of this module share.
+//! Helpers for the tests of this module.
 
 use super::{Displaced, Memory, MemoryFault, classify};
 use crate::Gva;
 use crate::paging::WalkError;
 use std::collections::BTreeMap;
 
-/// Where the tests put the instructions they displace.
+/// Address of the instructions that the tests displace.
 pub(super) const AT: Gva = Gva(0xffff_ffff_8123_4567);
 
-/// Where the tests put slots.
+/// Address of the tests' slots.
 pub(super) const SLOT: Gva = Gva(0xffff_ffff_8080_0040);
 
 /// Memory of a few words; everything else faults.
@@ -16,18 +16,18 @@ pub(super) const SLOT: Gva = Gva(0xffff_ffff_8080_0040);
 pub(super) struct Words(BTreeMap<u64, u64>);
 
 impl Words {
-    /// Words from `top` on.
+    /// Memory of `words`, from the address `top` on.
     pub(super) fn new(top: u64, words: &[u64]) -> Self {
         let addresses = (0..).map(|index| top + index * 8);
         Self(addresses.zip(words.iter().copied()).collect())
     }
 
-    /// One more word.
+    /// Adds a word.
     pub(super) fn add(&mut self, at: u64, word: u64) {
         self.0.insert(at, word);
     }
 
-    /// The word at `at`.
+    /// Returns the word at `at`.
     pub(super) fn at(&self, at: u64) -> Option<u64> {
         self.0.get(&at).copied()
     }
@@ -50,7 +50,7 @@ impl Memory for Words {
     }
 }
 
-/// Bytes from hexadecimal digits, with spaces wherever they help.
+/// Decodes bytes from hexadecimal digits; whitespace is ignored.
 pub(crate) fn bytes(hex: &str) -> Vec<u8> {
     let digits: Vec<char> = hex.chars().filter(|c| !c.is_whitespace()).collect();
     digits
@@ -59,7 +59,7 @@ pub(crate) fn bytes(hex: &str) -> Vec<u8> {
         .collect()
 }
 
-/// The instruction of these bytes, at [`AT`].
+/// Classifies the instruction in `hex`, at [`AT`].
 pub(super) fn displaced(hex: &str) -> Displaced {
     classify(&bytes(hex), AT).unwrap()
 }

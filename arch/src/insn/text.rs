@@ -4,8 +4,8 @@ use super::decode;
 use crate::Gva;
 use iced_x86::{Formatter, IntelFormatter};
 
-/// The first instruction of `code`, which is at `at`, in Intel syntax, or its bytes if that is no
-/// instruction.
+/// Returns the first instruction of `code`, which is at `at`, in Intel syntax; if the bytes are no instruction,
+/// returns the bytes.
 #[must_use]
 pub fn text(code: &[u8], at: Gva) -> String {
     let Ok((instruction, _)) = decode(code, at) else {

@@ -6,8 +6,8 @@ use proptest::prelude::*;
 const TABLE: u64 = PRESENT | WRITABLE | USER;
 const ROOT: Gpa = Gpa(0x1000);
 
-/// Memory of 16 pages in which page `i` + 1 is the table of the `i`th level from the root on,
-/// each used through the entry that translates `at`.
+/// Memory of 16 pages. Page `i` + 1 is the table of the `i`th level, counted from the root, and holds the entry
+/// that translates `at`.
 fn chain(levels: Levels, at: Gva, leaf_level: u8, leaf: u64) -> (FlatMemory, PageTables) {
     let mem = FlatMemory::new(16 * 4096);
     let mut table = ROOT;
@@ -168,7 +168,7 @@ fn a_table_that_points_to_itself_is_walked_once_per_level() {
     }
 }
 
-/// Pages at virtual 0x5000 and 0x6000 that lie apart, and in the wrong order, in memory.
+/// Maps pages at virtual 0x5000 and 0x6000 that are apart, and in the opposite order, in memory.
 fn two_pages(second: u64) -> (FlatMemory, PageTables) {
     let (mem, tables) = chain(Levels::Four, Gva(0x5000), 1, 0x9000 | TABLE);
     mem.write_u64(Gpa(0x4000 + 6 * 8), second);
@@ -243,7 +243,7 @@ fn process_writes_only_where_it_may_and_its_pages_are_marked() {
     assert_eq!(write(0x7000, &[1]), Err(absent));
     let mut now = mem.snapshot();
     assert_eq!(write(0x5000, &[]), Ok(()));
-    // Nothing but that the first page of the second write was marked.
+    // Nothing changed, except that the first page of the second write was marked.
     now[0x4028] = before[0x4028];
     assert!(now == before);
     mem.write_u64(leaf(5), 0x9000 | PRESENT | WRITABLE | USER);
@@ -272,7 +272,7 @@ fn accesses_past_the_last_address_are_refused() {
     assert_eq!(tables.write(&mem, Gva(u64::MAX), &[]), Ok(()));
 }
 
-/// Entries that often lead somewhere.
+/// Entries of which many lead to memory.
 fn hostile_entry() -> impl Strategy<Value = u64> {
     prop_oneof![
         any::<u64>(),
@@ -295,7 +295,7 @@ proptest! {
         len in 0..9000_usize,
     ) {
         let mem = FlatMemory::new(0x8000);
-        // The same few entries everywhere, so that any index finds some of them.
+        // The same few entries everywhere, so that every index finds some of them.
         for (index, slot) in (0..0x8000_u64).step_by(8).enumerate() {
             mem.write_u64(Gpa(slot), entries[index * 7 % 64]);
         }

@@ -1,41 +1,40 @@
-//! Walks that one virtual CPU makes again and again: at each of its hits, to the same few pages.
+//! Page walks that one vCPU makes again and again: at each of its hits, to the same few pages.
 //!
-//! A [`Walker`] remembers where a walk led, in a table of fixed size of its own: no lock, and no
-//! allocation once it is made. What it remembers is used in two ways:
+//! A [`Walker`] remembers the results of walks in a table of its own, of fixed size. It takes no lock, and
+//! allocates only when it is made. A remembered walk is used in two ways:
 //!
-//! - *Within one hit* ([`Walker::begin`]) as it is. A processor too may use what it knows of a page
-//!   until it is told to flush it (SDM vol. 3, 4.10.2 and 4.10.5), and the kernel, which waits for
-//!   every processor to do so (`flush_tlb_kernel_range`), waits for the one that is stopped at a hit.
-//! - *From hit to hit* only after the entries of the walk were read again, from the top down, and found
-//!   unchanged; those that a kernel never changes, and those that were read again in this hit already,
-//!   excepted. Otherwise the walk is made anew.
+//! - *Within one hit* ([`Walker::begin`]), without a check. A processor may also use a cached translation until
+//!   it has to flush it (SDM vol. 3, 4.10.2 and 4.10.5), and the kernel, which waits until every processor has
+//!   done so (`flush_tlb_kernel_range`), waits for the one that is stopped at a hit.
+//! - *From hit to hit*, only after the entries of the walk were read again, from the top down, and found
+//!   unchanged. Not read again are entries that a kernel never changes, and entries that were already read again
+//!   in this hit. If an entry has changed, the walk is made anew.
 //!
 //! # Which entries are read again
 //!
-//! An entry tells something only while the table it is in is part of the tree. A table that left it
-//! may keep its content, or be used for anything else and happen to have the same word there. So for
-//! each entry that is read again, the one that leads to its table is too, up to a table that never
-//! leaves. Only addresses of the kernel's half are remembered, in the kernel's own tables
-//! (`init_mm`'s) whichever process runs, so neither a new CR3 nor PTI's second one matters. What
-//! Linux does there, by level of the entry that changes:
+//! An entry has a meaning only while its table is part of the tree. A table that left the tree may keep its
+//! content, or be used for something else and happen to have the same word there. So for each entry that is read
+//! again, the entry that leads to its table is read again too, up to a table that never leaves the tree. Only
+//! addresses of the kernel's half are remembered, in the kernel's own tables (`init_mm`'s) whichever process
+//! runs, so neither a new CR3 nor PTI's second one matters. Linux changes entries as follows, by their level:
 //!
 //! - *A page's own entry*: mapping, unmapping, permissions.
 //! - *The entry above it*, when a large page is split or put together again (`split_large_page`,
 //!   `collapse_pmd_page` in arch/x86/mm/pat/set_memory.c), or is mapped where a table was
 //!   (`pmd_free_pte_page` in arch/x86/mm/pgtable.c). The table is freed with its content.
-//! - *Level 3*: `pud_free_pmd_page`, where a gigabyte is mapped, `collapse_pud_page`, and unplugged
-//!   memory (`free_pmd_table` in arch/x86/mm/init_64.c). Most pages of a hit are in the direct map,
-//!   and share this entry: what was read of it holds for the rest of the hit.
+//! - *Level 3*: `pud_free_pmd_page`, where a gigabyte is mapped, `collapse_pud_page`, and unplugged memory
+//!   (`free_pmd_table` in arch/x86/mm/init_64.c). Most pages of a hit are in the direct map and share this
+//!   entry: one read of it is valid for the rest of the hit.
 //! - *Level 3 in the last two gigabytes*: the tables that these entries are in and lead to are part
 //!   of the kernel's image (`level3_kernel_pgt`, `level2_kernel_pgt` and `level2_fixmap_pgt` in
 //!   arch/x86/kernel/head_64.S). They never change and are not read again.
 //! - *Level 4, if there is a fifth*: unplugged memory (`free_pud_table`).
-//! - *The root's entries* are made and never changed. A process that ends takes only the tables of its
-//!   own half with it.
+//! - *The root's entries* are made and never changed. When a process ends, only the tables of its own half are
+//!   freed.
 //!
-//! A new walker at each stop of the virtual CPUs, as the engine makes one, forgets even so all that
-//! was before. A guest that does otherwise deceives itself alone: whatever is remembered is an
-//! address that [`PhysMemory`] checks at each access.
+//! In addition, the engine makes a new walker at each stop of the vCPUs, which forgets everything from before. A
+//! guest that changes its tables in other ways deceives only itself: whatever is remembered is an address that
+//! [`PhysMemory`] checks at each access.
 
 use std::cell::Cell;
 
@@ -46,13 +45,13 @@ use crate::{Gpa, Gva};
 const PAGE_SIZE: u64 = 1 << PAGE_SHIFT;
 const WITHIN: u64 = PAGE_SIZE - 1;
 const WORD: usize = size_of::<u64>();
-/// Binary logarithm of how many pages are remembered.
+/// Binary logarithm of the number of pages that are remembered.
 const PAGES_LOG2: u32 = 6;
 const PAGES: usize = 1 << PAGES_LOG2;
-/// Where the kernel's half of the addresses begins.
+/// Start of the kernel's half of the addresses.
 const KERNEL_HALF: u64 = 1 << 63;
 
-/// Where the addresses begin whose tables of level 2 are part of the kernel's image.
+/// Start of the addresses whose level-2 tables are part of the kernel's image.
 const IMAGE: u64 = 0xffff_ffff_8000_0000;
 
 /// An entry of the guest's tables as it was read.
@@ -69,8 +68,8 @@ impl Read {
     }
 }
 
-/// The entries of levels 4 and 3 of a walk, of those that may change and are not the page's own. In
-/// cells of their own, as mostly only one is looked at.
+/// The entries of levels 4 and 3 of a walk that may change and are not the page's own. They are in separate
+/// cells, because mostly only one of them is used.
 #[derive(Debug, Default)]
 struct Upper {
     fourth: Cell<Option<Read>>,
@@ -85,21 +84,21 @@ impl Upper {
     }
 }
 
-/// How many different ones are remembered: a bit for each.
+/// Maximum number of different [`Upper`]s that are remembered: one for each bit of a `u64`.
 const UPPERS: usize = u64::BITS as usize;
-/// The number of the one without entries, which never changes.
+/// Number of the [`Upper`] without entries, which never changes.
 const NO_UPPER: u8 = 0;
 
-/// Room for a page of 4 KiB, or such a part of a larger one.
+/// A remembered page of 4 KiB, or a part of that size of a larger page.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Place {
-    /// The virtual address; no address of a page before one is remembered.
+    /// Virtual address of the page. Before one is remembered, this is not the address of any page.
     start: Cell<u64>,
     frame: Cell<Gpa>,
     /// The hit in which the entries of the walk were last read.
     hit: Cell<u64>,
-    /// The number of its [`Upper`].
+    /// Number of the page's [`Upper`].
     upper: Cell<u8>,
     /// The entry of level 2, if it is not the page's own.
     second: Cell<Option<Read>>,
@@ -122,7 +121,7 @@ impl Place {
         }
     }
 
-    /// Whether the last entries of the walk are what they were.
+    /// Returns whether the last entries of the walk are unchanged.
     #[inline(always)]
     fn is_end_unchanged(&self, mem: &(impl PhysMemory + ?Sized)) -> bool {
         let second = self.second.get();
@@ -130,22 +129,22 @@ impl Place {
     }
 }
 
-/// Page tables and what is remembered of walks through them. One virtual CPU's own.
+/// Page tables, and the walks through them that are remembered. Owned by one vCPU.
 #[derive(Debug)]
 pub struct Walker {
     tables: PageTables,
-    /// Each at the place that its address hashes to.
+    /// Each page is at the place that its address hashes to.
     places: Box<[Place; PAGES]>,
     hit: Cell<u64>,
-    /// Those that pages have, by number, and how many there are.
+    /// The [`Upper`]s of remembered pages, by number, and how many there are.
     uppers: Box<[Upper; UPPERS]>,
     len: Cell<u8>,
-    /// Those that were read again in this hit and are unchanged: a bit for each.
+    /// The [`Upper`]s that were read again in this hit and are unchanged: a bit for each.
     unchanged: Cell<u64>,
 }
 
 impl Walker {
-    /// A walker through the kernel's own `tables` that remembers nothing yet. Allocates.
+    /// Makes a walker through the kernel's own `tables` that remembers nothing yet. Allocates.
     #[must_use]
     pub fn new(tables: PageTables) -> Self {
         Self {
@@ -158,20 +157,20 @@ impl Walker {
         }
     }
 
-    /// The page tables.
+    /// Returns the page tables.
     #[must_use]
     pub fn tables(&self) -> &PageTables {
         &self.tables
     }
 
-    /// Another hit: from now on nothing is used without a look at the tables.
+    /// Begins another hit: from now on a remembered walk is used only after its entries were read again.
     pub fn begin(&self) {
         self.hit.set(self.hit.get() + 1);
         self.unchanged.set(1 << NO_UPPER);
     }
 
-    /// Fills `into` from `at` on, as [`PageTables::read`]. Hit path: for what lies in one page that
-    /// is remembered, a read for each level besides its own, without the root and what was read again
+    /// Fills `into` from `at` on, like [`PageTables::read`]. Hit path: for bytes in one page that is remembered,
+    /// one read for each level besides the read itself, without the root and the entries that were read again
     /// for another page; none the second time in a hit.
     ///
     /// # Errors
@@ -190,7 +189,7 @@ impl Walker {
             .map_err(|source| WalkError::Memory { at, source })
     }
 
-    /// Writes `bytes` from `at` on, as [`PageTables::write`]. Hit path: as [`Walker::read`].
+    /// Writes `bytes` from `at` on, like [`PageTables::write`]. Hit path: as [`Walker::read`].
     ///
     /// # Errors
     /// As [`PageTables::write`].
@@ -208,7 +207,7 @@ impl Walker {
             .map_err(|source| WalkError::Memory { at, source })
     }
 
-    /// The little-endian 64-bit word at `at`, as [`PageTables::read_u64`]. Hit path: as
+    /// Reads the little-endian 64-bit word at `at`, like [`PageTables::read_u64`]. Hit path: as
     /// [`Walker::read`].
     ///
     /// # Errors
@@ -231,8 +230,8 @@ impl Walker {
             .map_err(|source| WalkError::Memory { at, source })
     }
 
-    /// The little-endian 64-bit words at `offsets` from `at`, which lie near each other mostly: where all of
-    /// them are in one page, it is looked up once. Hit path: as [`Walker::read`].
+    /// Reads the little-endian 64-bit words at `offsets` from `at`, which mostly are near each other: if all of
+    /// them are in one page, the page is looked up once. Hit path: as [`Walker::read`].
     ///
     /// # Errors
     /// As [`Walker::read`].
@@ -249,7 +248,7 @@ impl Walker {
         }
     }
 
-    /// The words, if all are in the page of the first and that is remembered.
+    /// Returns the words, if all are in the page of the first and that page is remembered.
     #[inline(always)]
     fn words_near<const N: usize>(
         &self,
@@ -286,8 +285,7 @@ impl Walker {
         Ok(words)
     }
 
-    /// Writes the little-endian 64-bit word at `at`, as [`PageTables::write`]. Hit path: as
-    /// [`Walker::read`].
+    /// Writes the little-endian 64-bit word at `at`, like [`PageTables::write`]. Hit path: as [`Walker::read`].
     ///
     /// # Errors
     /// As [`PageTables::write`].
@@ -305,7 +303,7 @@ impl Walker {
             .map_err(|source| WalkError::Memory { at, source })
     }
 
-    /// The physical address of the byte at `at`.
+    /// Returns the physical address of the byte at `at`.
     #[inline]
     fn translate(&self, mem: &(impl PhysMemory + ?Sized), at: Gva) -> Result<Gpa, WalkError> {
         match self.known(mem, at, 1) {
@@ -314,8 +312,8 @@ impl Walker {
         }
     }
 
-    /// The physical address of the `len` bytes at `at`, if they lie in one page and the walk there is
-    /// remembered and still good.
+    /// Returns the physical address of the `len` bytes at `at`, if they lie in one page and the walk there is
+    /// remembered and still valid.
     #[inline(always)]
     fn known(&self, mem: &(impl PhysMemory + ?Sized), at: Gva, len: usize) -> Option<Gpa> {
         let start = at.0 & !WITHIN;
@@ -325,7 +323,7 @@ impl Walker {
         }
         let hit = self.hit.get();
         if place.hit.get() != hit {
-            // The first byte of its page in this hit.
+            // This is the first access to the page in this hit.
             if !self.is_unchanged(mem, place) {
                 return None;
             }
@@ -334,8 +332,8 @@ impl Walker {
         Some(place.frame.get().wrapping_add(at.0 & WITHIN))
     }
 
-    /// Whether the walk to `place` leads where it did. Each entry is read after those above it, as a
-    /// processor reads them. Apart, so that what is remembered is at hand with few instructions.
+    /// Returns whether the walk to `place` still leads where it did. Each entry is read after those above it, as
+    /// a processor reads them. Not inlined, so that using a remembered walk takes few instructions.
     #[inline(never)]
     fn is_unchanged(&self, mem: &(impl PhysMemory + ?Sized), place: &Place) -> bool {
         if self.unchanged.get() >> place.upper.get() & 1 == 0 {
@@ -344,7 +342,7 @@ impl Walker {
         place.is_end_unchanged(mem)
     }
 
-    /// As [`Walker::is_unchanged`], the [`Upper`] included.
+    /// Like [`Walker::is_unchanged`], but also reads the [`Upper`] again.
     #[inline(never)]
     fn is_all_unchanged(&self, mem: &(impl PhysMemory + ?Sized), place: &Place) -> bool {
         let upper = place.upper.get();
@@ -355,7 +353,7 @@ impl Walker {
         place.is_end_unchanged(mem)
     }
 
-    /// The number of the [`Upper`] with these entries, from now on.
+    /// Returns the number of the [`Upper`] with these entries, which is added if it is not there.
     fn number(&self, fourth: Option<Read>, third: Option<Read>) -> u8 {
         let is_it = |upper: &Upper| (upper.fourth.get(), upper.third.get()) == (fourth, third);
         let mut known = self.uppers.iter().zip(0..self.len.get());
@@ -363,7 +361,7 @@ impl Walker {
             return number;
         }
         if usize::from(self.len.get()) == UPPERS {
-            // Rare: so many gigabytes are in use. All pages are forgotten with their numbers.
+            // Rare: that many gigabytes are in use. All pages are forgotten, and their numbers are used again.
             for place in &*self.places {
                 place.start.set(WITHIN);
             }
@@ -378,7 +376,7 @@ impl Walker {
         number
     }
 
-    /// Walks to `at`, and remembers how if it is the kernel's.
+    /// Walks to `at`, and remembers the walk if the address is in the kernel's half.
     #[cold]
     #[inline(never)]
     fn walk(&self, mem: &(impl PhysMemory + ?Sized), at: Gva) -> Result<Gpa, WalkError> {
@@ -411,11 +409,11 @@ impl Walker {
         Ok(gpa)
     }
 
-    /// Where the page at `start` is remembered.
+    /// Returns the place of the page at `start`.
     #[inline]
     fn place(&self, start: u64) -> &Place {
-        // Fibonacci hashing (Knuth, vol. 3, 6.4): neighbours and pages of the same offset in
-        // different areas of the kernel's addresses come apart.
+        // Fibonacci hashing (Knuth, vol. 3, 6.4): neighbouring pages, and pages of the same offset in different
+        // areas of the kernel's addresses, are spread.
         let hash = (start >> PAGE_SHIFT).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let index = usize::try_from(hash >> (u64::BITS - PAGES_LOG2)).unwrap_or(0);
         &self.places[index % PAGES]
@@ -431,7 +429,7 @@ impl From<Step> for Read {
     }
 }
 
-/// Whether `len` bytes at `at`, which are some, lie in one page of 4 KiB.
+/// Returns whether the `len` bytes at `at` lie in one page of 4 KiB. False for no bytes.
 #[inline]
 fn is_in_one_page(at: Gva, len: usize) -> bool {
     let room = PAGE_SIZE - (at.0 & WITHIN);

@@ -34,7 +34,7 @@ fn layout(reads: &[Read]) -> Result<Layout, BuildError> {
     })
 }
 
-/// A record of that layout: `words` behind its fixed ones.
+/// A record of that layout: its fixed words, then `words`.
 fn record(words: &[u64]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (index, word) in [0, 0].iter().chain(words).enumerate() {

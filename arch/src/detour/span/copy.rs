@@ -1,5 +1,5 @@
-//! How a displaced instruction is copied into a detour, so that it does there what it did in its own
-//! place. A copy's length does not depend on where it is.
+//! How a displaced instruction is copied into a detour, so that the copy does what the instruction did in its
+//! own place. The length of a copy does not depend on its address.
 
 use super::distance::reach;
 use super::unfit::Unfit;
@@ -17,7 +17,7 @@ const MOV_UPPER: [u8; 4] = [0xc7, 0x44, 0x24, 0x04];
 const FF_OPERATION: u8 = 7 << 3;
 const FF_JMP: u8 = 4 << 3;
 
-/// What becomes of a displaced instruction in a detour.
+/// How a displaced instruction is copied into a detour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::detour) enum Copying {
     /// Its bytes, with the 32-bit displacement at `offset` recomputed for `target`.
@@ -26,17 +26,18 @@ pub(in crate::detour) enum Copying {
     Branch { condition: u8, target: Gva },
     /// `jmp rel32`.
     Jump { target: Gva },
-    /// `loop` and its kin, which have short forms only: over a jump that is not to be taken.
+    /// `loop` and the like, which have only short forms: the branch goes to a `jmp rel32`; if it is not taken, a
+    /// short jump skips that.
     Counted { target: Gva },
-    /// The original return address pushed, then `jmp rel32`.
+    /// The original return address is pushed, then `jmp rel32`.
     Call { target: Gva },
-    /// The original return address pushed, then the `jmp` that finds its target like the call. Its
-    /// ModRM byte is at `modrm`.
+    /// The original return address is pushed, then comes a `jmp` that finds its target like the call. Its ModRM
+    /// byte is at `modrm`.
     IndirectCall { modrm: u8, moved: Option<(u8, Gva)> },
 }
 
 impl Copying {
-    /// Where it leads, if not only to the next instruction.
+    /// Returns the target, if the copy does not only lead to the next instruction.
     pub(in crate::detour) fn target(self) -> Option<Gva> {
         match self {
             Self::Bytes { .. } | Self::IndirectCall { .. } => None,
@@ -47,7 +48,7 @@ impl Copying {
         }
     }
 
-    /// How `displaced` is copied.
+    /// Chooses how to copy `displaced`.
     pub(super) fn of(displaced: &Displaced) -> Result<Self, Unfit> {
         let at = displaced.at();
         let unmovable = |_| Unfit::Undecodable { at };
@@ -68,7 +69,8 @@ impl Copying {
             }
             None => {}
         }
-        // What the host would emulate, because a copy that ends in an int3 would not do.
+        // Other instructions have no copy in a slot, and the host emulates them, because a copy that ends in an
+        // int3 would not do the same.
         let target = Gva(instruction.near_branch_target());
         let moved = moved(&instruction, &offsets);
         Ok(match instruction.flow_control() {
@@ -82,12 +84,12 @@ impl Copying {
                 modrm: modrm(displaced.bytes()).ok_or(Unfit::Undecodable { at })?,
                 moved,
             },
-            // Returns, indirect jumps, `pushf`, `cli`: nothing is held back around this copy.
+            // Returns, indirect jumps, `pushf`, `cli`: interrupts are not held off around this copy.
             _ => Self::Bytes { moved },
         })
     }
 
-    /// How many bytes the copy has.
+    /// Returns the length of the copy in bytes.
     pub(in crate::detour) fn len(&self, displaced: &Displaced) -> usize {
         let own = displaced.bytes().len();
         let push = push_len(displaced.next());
@@ -140,7 +142,8 @@ impl Copying {
     }
 }
 
-/// The displacement to recompute, if the instruction has one relative to RIP.
+/// Returns the offset and the target of the displacement to recompute, if the instruction has one relative to
+/// RIP.
 fn moved(instruction: &Instruction, offsets: &ConstantOffsets) -> Option<(u8, Gva)> {
     let offset = u8::try_from(offsets.displacement_offset()).ok()?;
     instruction
@@ -155,13 +158,13 @@ fn uses_stack_pointer(instruction: &Instruction) -> bool {
     }
 }
 
-/// Where the ModRM byte is of an instruction whose opcode is `ff`, which is no prefix.
+/// Returns the offset of the ModRM byte of an instruction whose opcode is `ff`, which is no prefix.
 fn modrm(bytes: &[u8]) -> Option<u8> {
     let opcode = bytes.iter().position(|byte| *byte == 0xff)?;
     u8::try_from(opcode + 1).ok()
 }
 
-/// Appends `bytes`, with the displacement that `moved` names recomputed for where they come to lie.
+/// Appends `bytes`, with the displacement that `moved` names recomputed for their new address.
 fn copied(
     bytes: &[u8],
     moved: Option<(u8, Gva)>,
@@ -186,14 +189,14 @@ pub(in crate::detour) fn jump(target: Gva, at: Gva, code: &mut Vec<u8>) -> Resul
     displacement(target, at, code)
 }
 
-/// Appends the displacement, of a branch that it ends, to `target`.
+/// Appends the displacement of a branch to `target`, which is the last part of the branch.
 fn displacement(target: Gva, at: Gva, code: &mut Vec<u8>) -> Result<(), BuildError> {
     let from = here(at, code).wrapping_add(4);
     code.extend(reach(at, from, target)?);
     Ok(())
 }
 
-/// The address after `code`, which is at `at`.
+/// Returns the address after `code`, which is at `at`.
 pub(in crate::detour) fn here(at: Gva, code: &[u8]) -> Gva {
     at.wrapping_add(u64::try_from(code.len()).unwrap_or(u64::MAX))
 }
@@ -212,7 +215,7 @@ fn push_len(value: Gva) -> usize {
     if is_sign_extended(value) { 5 } else { 5 + 8 }
 }
 
-/// Whether the address is the sign extension of its lower 32 bits.
+/// Returns whether the address is the sign extension of its lower 32 bits.
 fn is_sign_extended(value: Gva) -> bool {
     i32::try_from(value.0.cast_signed()).is_ok()
 }

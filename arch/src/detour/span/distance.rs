@@ -1,16 +1,16 @@
-//! How far branches reach.
+//! Reach of branches.
 
 use crate::Gva;
 use crate::detour::error::BuildError;
 
-/// The displacement that leads from `from`, the end of a branch, to `target`.
+/// Returns the displacement from `from`, the end of a branch, to `target`; `None` if that is out of reach.
 pub(super) fn distance(from: Gva, target: Gva) -> Option<[u8; 4]> {
     i32::try_from(target.0.wrapping_sub(from.0).cast_signed())
         .ok()
         .map(i32::to_le_bytes)
 }
 
-/// The same for code of a detour at `at`.
+/// Like [`distance`], for code of a detour at `at`, which the error names.
 pub(super) fn reach(at: Gva, from: Gva, target: Gva) -> Result<[u8; 4], BuildError> {
     distance(from, target).ok_or(BuildError::OutOfReach { target, at })
 }

@@ -1,16 +1,16 @@
-//! Where the branches of a function lead.
+//! Targets of a function's branches.
 
 use super::unfit::Unfit;
 use crate::Gva;
 use crate::insn::{boundary, instructions};
 use iced_x86::{FlowControl, Instruction, OpKind};
 
-/// Whether an instruction begins at `at`, decoded from `start`.
+/// Returns whether an instruction begins at `at`, decoding from `start`.
 pub(super) fn is_boundary(code: &[u8], start: Gva, at: Gva) -> bool {
     boundary(code, start, at).is_ok()
 }
 
-/// Checks that no branch of `code`, at `start`, leads to where one must not.
+/// Checks that no branch of `code`, at `start`, leads to an address for which `must_not` holds.
 pub(super) fn branches(
     code: &[u8],
     start: Gva,
@@ -36,7 +36,7 @@ fn branch(
         | FlowControl::XbeginXabortXend => {}
         _ => return Ok(()),
     }
-    // What is left is far, or no branch.
+    // All others are far branches, or no branches.
     if instruction.op0_kind() == OpKind::NearBranch64 {
         let to = Gva(instruction.near_branch_target());
         if must_not(to) {

@@ -3,7 +3,7 @@ use crate::insn::testing::bytes;
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
 
-/// Where the tests' functions are, and where detours may be.
+/// Address of the tests' functions, and the addresses that detours may have.
 const START: Gva = Gva(0xffff_ffff_8123_4560);
 const REGION: Range<Gva> = Gva(0xffff_ffff_8000_0000)..Gva(0xffff_ffff_8100_0000);
 
@@ -40,7 +40,7 @@ fn whole_instructions_of_at_least_five_bytes_are_displaced() {
     );
     // Instructions after a return that nothing leads to.
     check("5b c3 666690 c3", 0, expect!["5 bytes, interior [1, 2]"]);
-    // A call whose return address lies behind the jump.
+    // A call whose return address is after the jump.
     check("55 4157 ffd0 c3", 0, expect!["5 bytes, interior [1, 3]"]);
     check("e800000000 c3", 0, expect!["5 bytes, interior []"]);
 }
@@ -167,7 +167,7 @@ fn branches_into_the_jump_are_found_wherever_they_are() {
         0,
         expect!["the branch at 0xffffffff81234566 leads to 0xffffffff81234561, inside the jump"],
     );
-    // To its first byte and behind it: neither matters.
+    // To its first byte and past it: neither matters.
     check(
         "55 4889e5 4157 ebf8 ebfc c3",
         0,
@@ -230,7 +230,7 @@ fn other_parts_of_a_function_are_checked_the_same_way() {
 
 #[test]
 fn jumps_are_int3_at_the_boundaries_that_can_be() {
-    // The code, what the jump's bytes are, and how far targets are apart.
+    // The code, the bytes of the jump that are fixed (others are zero here), and the distance between targets.
     for (hex, shape, period) in [
         ("55 4889fd 53 c3", [0xe9, 0xcc, 0, 0, 0], 0x100),
         ("4157 4889fd c3", [0xe9, 0, 0xcc, 0, 0], 0x10),

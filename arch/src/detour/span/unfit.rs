@@ -1,4 +1,4 @@
-//! Why there can be no jump.
+//! Why a jump is not possible.
 
 use crate::Gva;
 use crate::insn::Refusal;
@@ -11,7 +11,7 @@ pub enum Unfit {
     NotAnInstruction {
         /// The probepoint.
         at: Gva,
-        /// Where the function begins.
+        /// Start of the function.
         start: Gva,
     },
     /// Fewer than five bytes are left.
@@ -22,12 +22,12 @@ pub enum Unfit {
         /// The end of the code.
         end: Gva,
     },
-    /// An instruction that takes no probe, and has no copy.
+    /// An instruction that takes no probe, and therefore has no copy.
     #[error("the instruction at {at} cannot be moved")]
     Refused {
         /// The instruction.
         at: Gva,
-        /// Why.
+        /// The reason.
         #[source]
         reason: Refusal,
     },
@@ -57,12 +57,12 @@ pub enum Unfit {
         /// The call.
         at: Gva,
     },
-    /// A branch to an interior boundary, or to inside an instruction.
+    /// A branch to an interior boundary, or into an instruction.
     #[error("the branch at {from} leads to {to}, inside the jump")]
     Branch {
         /// The branch.
         from: Gva,
-        /// Where it leads.
+        /// Target of the branch.
         to: Gva,
     },
     /// A jump whose targets are not known.

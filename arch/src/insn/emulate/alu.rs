@@ -1,8 +1,7 @@
 //! Arithmetic and logic on registers, with the flags it sets.
 //!
-//! The flags are those of the instruction's "Flags Affected" (SDM vol. 2). AF is undefined there
-//! after `and`, `or`, `xor` and `test`; the processors of Intel and AMD clear it, and so is done
-//! here.
+//! The flags are those of the instruction's "Flags Affected" (SDM vol. 2). AF is undefined there after `and`,
+//! `or`, `xor` and `test`; the processors of Intel and AMD clear it, and so does this code.
 
 use super::operand::{Register, Source, Width};
 use crate::regs::{Regs, rflags};
@@ -57,7 +56,7 @@ pub(super) fn unary(operation: Unary, to: Register, regs: &mut Regs) {
     let width = to.width;
     let value = to.read(regs);
     let (outcome, affected) = match operation {
-        // These leave the carry alone.
+        // `inc` and `dec` do not change the carry flag.
         Unary::Inc => (add(value, 1, width), rflags::ARITHMETIC & !rflags::CF),
         Unary::Dec => (subtract(value, 1, width), rflags::ARITHMETIC & !rflags::CF),
         Unary::Neg => (subtract(0, value, width), rflags::ARITHMETIC),
@@ -85,7 +84,7 @@ fn logic(value: u64, width: Width) -> Outcome {
     outcome(value, width, 0, false, 0)
 }
 
-/// `carries` has the carry into each bit, `overflow` the overflow in the sign's place.
+/// `carries` holds the carry into each bit; `overflow` holds the overflow in the bit of the sign.
 fn outcome(value: u64, width: Width, carries: u64, carry: bool, overflow: u64) -> Outcome {
     let even_parity = (value & 0xff).count_ones().is_multiple_of(2);
     let flags = [

@@ -1,11 +1,11 @@
-//! Where instructions go: conditions, counters and targets.
+//! Control flow: conditions, counters and targets.
 
 use super::operand::{Address, Register};
 use crate::Gva;
 use crate::insn::memory::{Memory, MemoryFault, reachable};
 use crate::regs::{Gpr, Regs, rflags};
 
-/// Where a jump or call goes.
+/// Target of a jump or call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Target {
     /// Known from the instruction's own bytes.
@@ -17,7 +17,7 @@ pub(in super::super) enum Target {
 }
 
 impl Target {
-    /// The address, which the processor can go to.
+    /// Returns the target address, if the processor can go there.
     pub(super) fn find(self, regs: &Regs, mem: &mut impl Memory) -> Result<Gva, MemoryFault> {
         let target = match self {
             Self::Known(target) => target,
@@ -46,12 +46,12 @@ impl Condition {
             6 => less,
             _ => has(rflags::ZF) || less,
         };
-        // The odd ones are the negations.
+        // Each odd condition is the negation of the even one before it.
         base != (self.0 & 1 == 1)
     }
 }
 
-/// What a branch on RCX does with it.
+/// What a branch does with RCX.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Count {
     /// `jrcxz`, `jecxz`: jumps if it is zero.
@@ -65,7 +65,8 @@ pub(in super::super) enum Count {
 }
 
 impl Count {
-    /// Counts, and tells whether the branch is taken. `counter` is RCX or ECX, by the address size.
+    /// Counts, if the branch does, and returns whether the branch is taken. `counter` is RCX or ECX, by the
+    /// address size.
     pub(super) fn is_taken(self, counter: Register, regs: &mut Regs) -> bool {
         if self != Self::Zero {
             let value = counter.read(regs).wrapping_sub(1);

@@ -1,9 +1,8 @@
 //! Carrying out simple instructions on the saved registers.
 //!
-//! Each operation leaves what the processor would leave (SDM vol. 2, "Operation" of the
-//! instruction): everything that can fail comes before any register changes, and a store comes
-//! last of that, so on a fault neither registers nor memory have changed and the guest can be
-//! shown the fault as if the instruction had raised it.
+//! Each operation leaves what the processor would leave (SDM vol. 2, "Operation" of the instruction). Everything
+//! that can fail comes before any register changes, and a store is the last of that. So after a fault neither
+//! registers nor memory have changed, and the guest can get the fault as if the instruction had raised it.
 
 mod alu;
 mod flow;
@@ -35,17 +34,17 @@ const POPPED: u64 = rflags::ARITHMETIC
     | rflags::ID;
 
 impl Displaced {
-    /// Carries the instruction out on `regs`, RIP included, as the kernel (privilege level 0).
-    /// Whatever RIP was is ignored. Hit path: at most two memory accesses, no decoding, no
-    /// allocation.
+    /// Carries the instruction out on `regs`, RIP included, as the kernel (privilege level 0). The old value of
+    /// RIP is ignored. Hit path: at most two memory accesses, no decoding, no allocation.
     ///
-    /// Left to the caller where they matter: a trap flag set in `regs` before raises no #DB here
-    /// (one set by `popfq` does after the next instruction, which the processor sees to), a call
-    /// pushes nothing on a shadow stack and a return pops nothing from it, and an indirect branch
-    /// neither waits for `endbr64` nor ends such a wait.
+    /// The caller has to handle the following, where it matters. A trap flag that is set in `regs` before raises
+    /// no #DB here (one set by `popfq` does after the next instruction, by the processor itself). A call pushes
+    /// nothing on a shadow stack and a return pops nothing from it. An indirect branch neither waits for
+    /// `endbr64` nor ends such a wait.
     ///
     /// # Errors
-    /// When memory cannot be accessed, or the instruction goes to an address without meaning; then
+    /// When memory cannot be accessed, or when the instruction goes to an address that no kernel code can have;
+    /// then `regs` and memory are unchanged.
     /// `regs` and memory are unchanged.
     ///
     /// # Panics
@@ -55,7 +54,7 @@ impl Displaced {
         let Action::Emulate(Emulated(operation)) = self.action else {
             unreachable!("{} is not emulated", self.at);
         };
-        // Most functions of a kernel that can trace them begin with one.
+        // With function tracing built in, most functions of a kernel begin with a nop.
         if operation == Operation::Nop {
             regs.rip = self.next().0;
             regs.rflags &= !rflags::RF;
@@ -78,7 +77,7 @@ impl Displaced {
             Operation::Push(from) => push(from.read(regs), regs, mem)?,
             Operation::Pop(to) => {
                 let value = mem.read_u64(Gva(regs.rsp))?;
-                // The increment comes first: `pop rsp` leaves the word popped.
+                // The increment comes first: after `pop rsp`, RSP is the word that was popped.
                 regs.rsp = regs.rsp.wrapping_add(8);
                 regs.set(to, value);
             }

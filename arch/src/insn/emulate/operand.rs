@@ -5,7 +5,7 @@
 use crate::Gva;
 use crate::regs::{Gpr, Regs};
 
-/// How many bytes an operation works on.
+/// Number of bytes that an operation works on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Width {
     Byte,
@@ -15,7 +15,7 @@ pub(in super::super) enum Width {
 }
 
 impl Width {
-    /// All bits of the width.
+    /// Returns a mask of all bits of the width.
     pub(super) fn mask(self) -> u64 {
         match self {
             Self::Byte => 0xff,
@@ -25,7 +25,7 @@ impl Width {
         }
     }
 
-    /// The highest bit of the width.
+    /// Returns the highest bit of the width.
     pub(super) fn sign(self) -> u64 {
         self.mask() & !(self.mask() >> 1)
     }
@@ -49,8 +49,8 @@ impl Register {
         regs.get(self.gpr) >> self.shift() & self.width.mask()
     }
 
-    /// Stores the low bits of `value`. A 32-bit result clears the upper half; narrower ones leave
-    /// the rest of the register alone (SDM vol. 1, 3.4.1.1).
+    /// Stores the low bits of `value`. A 32-bit result clears the upper half; narrower ones leave the rest of
+    /// the register unchanged (SDM vol. 1, 3.4.1.1).
     pub(super) fn write(self, regs: &mut Regs, value: u64) {
         let value = value & self.width.mask();
         let whole = match self.width {
@@ -64,7 +64,7 @@ impl Register {
     }
 }
 
-/// What an operation reads.
+/// What an operation reads: a register or a constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Source {
     Register(Register),
@@ -85,16 +85,16 @@ impl Source {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) struct Address {
     pub(in super::super) base: Option<Gpr>,
-    /// With the factor: 1, 2, 4 or 8.
+    /// Index register and its scale: 1, 2, 4 or 8.
     pub(in super::super) index: Option<(Gpr, u8)>,
-    /// The target itself, of a RIP-relative operand.
+    /// For a RIP-relative operand, the target itself.
     pub(in super::super) displacement: u64,
     /// Whether the address-size prefix cuts the sum to 32 bits.
     pub(in super::super) is_narrow: bool,
 }
 
 impl Address {
-    /// Where the operand is, modulo the address size (SDM vol. 1, 3.7.5).
+    /// Returns the address of the operand, modulo the address size (SDM vol. 1, 3.7.5).
     pub(super) fn of(self, regs: &Regs) -> Gva {
         let base = self.base.map_or(0, |base| regs.get(base));
         let index = self.index.map_or(0, |(index, scale)| {

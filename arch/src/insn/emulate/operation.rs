@@ -1,4 +1,4 @@
-//! What the host does, as data.
+//! Operations of the host, as data.
 
 use super::alu::{Binary, Unary};
 use super::flow::{Condition, Count, Target};
@@ -6,18 +6,18 @@ use super::operand::{Address, Register, Source};
 use crate::Gva;
 use crate::regs::Gpr;
 
-/// What the host does to carry out an instruction.
+/// The operation by which the host carries out an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Emulated(pub(in crate::insn) Operation);
 
 /// An operation with its operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::insn) enum Operation {
-    /// Nothing but going on: `nop` of any length, `endbr64`.
+    /// Only advances RIP: `nop` of any length, `endbr64`.
     Nop,
-    /// Of 64 bits.
+    /// Pushes 64 bits.
     Push(Source),
-    /// Of 64 bits.
+    /// Pops 64 bits.
     Pop(Gpr),
     PushFlags,
     PopFlags,
@@ -38,7 +38,7 @@ pub(in crate::insn) enum Operation {
         operation: Unary,
         to: Register,
     },
-    /// `cld` and its kin: `flip`, after `clear` and `set`.
+    /// `cld` and the like: first `clear` and `set`, then `flip`.
     Flags {
         clear: u64,
         set: u64,
@@ -56,7 +56,7 @@ pub(in crate::insn) enum Operation {
         counter: Register,
         target: Gva,
     },
-    /// `ret`, which releases so many bytes of arguments.
+    /// `ret`, which releases `release` bytes of arguments.
     Return {
         release: u16,
     },

@@ -1,5 +1,5 @@
-//! Emulated instructions against what they should do, here, and against this processor, in
-//! [`native`] and [`native_flow`].
+//! Tests of emulated instructions: against expected results here, and against this processor in [`native`] and
+//! [`native_flow`].
 
 mod native;
 mod native_flow;
@@ -30,7 +30,7 @@ fn stack() -> Words {
     Words::new(TOP - 8, &[0, POPPED_WORD, 0x9999])
 }
 
-/// Emulates the instruction with words around the top of the stack, and gives what it left.
+/// Emulates the instruction with words around the top of the stack, and returns what it left.
 fn run(hex: &str, regs: Regs) -> (Regs, Words) {
     let (mut after, mut stack) = (regs, stack());
     let effect = displaced(hex).emulate(&mut after, &mut stack).unwrap();
@@ -38,7 +38,7 @@ fn run(hex: &str, regs: Regs) -> (Regs, Words) {
     (after, stack)
 }
 
-/// That the instruction leaves `expected`, and the stack as it was.
+/// Checks that the instruction leaves `expected`, and the stack as it was.
 fn check(hex: &str, before: Regs, expected: Regs) {
     let (after, left) = run(hex, before);
     assert_eq!(after, expected, "{hex}");
@@ -89,7 +89,7 @@ fn pop_loads_and_moves_the_stack_pointer() {
         ..regs()
     };
     check("415c", regs(), popped);
-    // `pop rsp` leaves the word popped.
+    // After `pop rsp`, RSP is the word that was popped.
     let (rip, rsp) = (next(1), POPPED_WORD);
     check("5c", regs(), Regs { rip, rsp, ..regs() });
 }

@@ -1,4 +1,4 @@
-//! What the decoder does not keep of an instruction's bytes.
+//! Parts of an instruction's encoding that the decoder does not keep.
 
 /// Prefixes and opcode as they were encoded.
 pub(super) struct Encoding<'a> {

@@ -1,8 +1,7 @@
-//! From a decoded instruction to the operation the host carries out.
+//! From a decoded instruction to the operation that the host carries out.
 //!
-//! Each function gives `None` for operands that the host does not reach: all of memory but the
-//! stack and the targets of jumps and calls, anything based on FS or GS, and every register that
-//! is not a general one.
+//! Each function returns `None` for operands that the host does not reach: memory other than the stack and the
+//! targets of jumps and calls, anything based on FS or GS, and registers that are not general ones.
 
 use super::super::emulate::{
     Address, Binary, Condition, Count, Operation, Register, Source, Target, Unary, Width,
@@ -128,7 +127,7 @@ pub(super) fn jcc(instruction: &Instruction, encoding: &Encoding<'_>) -> Option<
     })
 }
 
-/// The condition, as the low half of the opcode, and the target of a conditional jump.
+/// Returns the condition of a conditional jump, as the low half of the opcode, and the target.
 pub(super) fn condition(instruction: &Instruction, encoding: &Encoding<'_>) -> Option<(u8, Gva)> {
     let condition = match *encoding.opcode {
         [short @ 0x70..=0x7f, ..] | [0x0f, short @ 0x80..=0x8f, ..] => short & 0xf,
@@ -160,7 +159,7 @@ pub(super) fn counted(instruction: &Instruction, _: &Encoding<'_>) -> Option<Ope
     })
 }
 
-/// The register or constant that is the operand at `index`.
+/// Returns the register or constant that is the operand `index`.
 fn source(instruction: &Instruction, index: u32) -> Option<Source> {
     Some(match instruction.op_kind(index) {
         OpKind::Register => Source::Register(register(instruction, index)?),
@@ -176,7 +175,7 @@ fn source(instruction: &Instruction, index: u32) -> Option<Source> {
     })
 }
 
-/// The general register that is the operand at `index`.
+/// Returns the general register that is the operand `index`.
 fn register(instruction: &Instruction, index: u32) -> Option<Register> {
     if instruction.op_kind(index) != OpKind::Register {
         return None;
@@ -216,12 +215,12 @@ fn address(instruction: &Instruction) -> Option<Address> {
     })
 }
 
-/// Whether the memory operand is relative to FS or GS, the only bases that count.
+/// Returns whether the memory operand is relative to FS or GS, the only segments whose base is used.
 fn is_based_on_segment(instruction: &Instruction) -> bool {
     matches!(instruction.memory_segment(), Name::FS | Name::GS)
 }
 
-/// The general register that `name` is or is a part of.
+/// Returns the general register that `name` is, or is part of.
 fn gpr(name: Name) -> Option<Gpr> {
     if !name.is_gpr() {
         return None;

@@ -9,10 +9,10 @@ pub enum Refusal {
     /// The code ends inside the instruction.
     #[error("the code ends inside the instruction, after {have} bytes")]
     Truncated {
-        /// How many bytes there are.
+        /// Number of bytes there are.
         have: usize,
     },
-    /// A prefix that processors disagree about, or that belongs to no known use.
+    /// A prefix that processors treat differently, or that has no known use.
     #[error("its prefixes have no meaning that holds on every processor")]
     OddPrefix,
     /// An operand relative to EIP.
@@ -33,7 +33,7 @@ pub enum Refusal {
     /// 16-bit `pushf` and `popf`.
     #[error("the 16-bit forms of pushf and popf are not emulated, and a copy shows other flags")]
     NarrowFlags,
-    /// `iret` and its kin.
+    /// `iret` and the like.
     #[error("a return from interrupt replaces stack, flags and privilege at once")]
     InterruptReturn,
     /// `syscall`, `sysret`, `sysenter`, `sysexit`.
@@ -61,7 +61,7 @@ pub enum Refusal {
     /// VMX, SVM, TDX, SEV-SNP, SGX and SMX instructions.
     #[error("it enters, calls or manages virtual machines, enclaves or measured code")]
     Virtualization,
-    /// `mwait` and its kin.
+    /// `mwait` and the like.
     #[error("a monitored address is forgotten when a hit leaves the guest")]
     MonitorWait,
     /// Changes of the shadow stack.
@@ -70,7 +70,7 @@ pub enum Refusal {
     /// x87 instructions that record their own address.
     #[error("an x87 instruction records its own address in the floating-point state")]
     X87Pointer,
-    /// A branch without a rule.
+    /// A branch for which there is no rule.
     #[error("it is a branch that is neither emulated nor proven to do the same from elsewhere")]
     Unproven,
 }

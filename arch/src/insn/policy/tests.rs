@@ -7,7 +7,7 @@ use crate::testing::at_least;
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
 
-/// What becomes of each of the instructions, which stand apart, one to a line.
+/// Lists how each of the instructions, which are separated by whitespace, is treated: one to a line.
 fn check(instructions: &str, expected: Expect) {
     let lines = instructions.split_whitespace().map(|hex| {
         let code = bytes(hex);

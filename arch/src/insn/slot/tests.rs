@@ -5,14 +5,14 @@ use crate::testing::at_least;
 use iced_x86::OpKind;
 use proptest::prelude::*;
 
-/// The text of each instruction of the slot up to its end, with how far in it begins.
+/// Returns the offset and the text of each instruction of the slot up to its end.
 fn listing(code: &SlotCode) -> Vec<(u64, String)> {
     let mut lines = Vec::new();
     let mut offset = 0;
     loop {
         let rest = &code.bytes()[offset..];
         if rest.iter().all(|&byte| byte == INT3) {
-            // As many as mean something are left to `trap_end`.
+            // The tests of `trap_end` check how many of these int3s have a meaning.
             return lines;
         }
         let at = code.at().wrapping_add(offset as u64);
@@ -151,7 +151,7 @@ fn what_is_beyond_two_gibibytes_is_out_of_reach() {
         let error = original.boosted(far).unwrap_err();
         assert!(matches!(error, RelocateError::OutOfReach { slot, .. } if slot == far));
     }
-    // A trapped copy reaches wherever it refers to nothing.
+    // A trapped copy that refers to no address can be anywhere.
     assert!(displaced("488b4708").trapped(far).is_ok());
     assert!(displaced("7410").trapped(far).is_ok());
     assert!(displaced("488b05f0ffffff").trapped(far).is_err());
@@ -199,7 +199,7 @@ fn what_would_show_its_address_or_not_come_back_takes_no_slot() {
     }
 }
 
-/// That the copy does what the original does, but for its place.
+/// Checks that the copy does what the original does, except for its address.
 fn check_same(original: &Displaced, copy: &SlotCode) -> Result<(), TestCaseError> {
     let (a, _) = decode(original.bytes(), AT).unwrap();
     let (b, _) = decode(copy.instruction(), copy.at()).unwrap();
@@ -250,8 +250,8 @@ proptest! {
         }
         for copy in copies.into_iter().flatten() {
             check_same(&original, &copy)?;
-            // Each instruction of the slot, and nothing else, stands for an address: the copy for
-            // the original, what follows for the next.
+            // Each instruction of the slot, and nothing else, translates to an address: the copy to the original,
+            // what follows it to the next instruction.
             let lines = listing(&copy);
             let mut starts: Vec<u64> = lines.iter().map(|(offset, _)| *offset).collect();
             prop_assert_eq!(starts[0], 0);

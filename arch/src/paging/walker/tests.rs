@@ -14,7 +14,7 @@ const TABLE: u64 = PRESENT | WRITABLE | ACCESSED | DIRTY;
 const ROOT: u64 = 0x1000;
 const AT: Gva = Gva(0xffff_8881_2345_6789);
 
-/// Memory that counts how often it is read.
+/// Memory that counts reads.
 struct Counting {
     flat: FlatMemory,
     reads: Cell<u32>,
@@ -57,7 +57,7 @@ fn tables() -> PageTables {
     }
 }
 
-/// Where the entry of `level` for `at` is in the table at `table`.
+/// Returns the address of the entry of `level` for `at` in the table at `table`.
 fn slot(table: u64, at: Gva, level: u8) -> u64 {
     table + (at.0 >> (12 + 9 * (u64::from(level) - 1))) % 512 * 8
 }
@@ -75,13 +75,13 @@ fn mapped(at: Gva) -> Counting {
 const PMD_TABLE: u64 = 0x3000;
 const PTE_TABLE: u64 = 0x4000;
 
-/// What `walker` finds in another hit.
+/// Returns what `walker` finds in another hit.
 fn found(walker: &Walker, mem: &Counting, at: Gva) -> Result<u64, WalkError> {
     walker.begin();
     walker.translate(mem, at).map(|gpa| gpa.0)
 }
 
-/// What a plain walk finds.
+/// Returns what a plain walk finds.
 fn plain(mem: &Counting, at: Gva) -> Result<u64, WalkError> {
     let mapping: Result<Mapping, _> = tables().translate(mem, at);
     mapping.map(|mapping| mapping.gpa.0)
@@ -103,7 +103,7 @@ fn page_is_looked_at_once_in_a_hit_and_walked_to_once_in_all() {
     assert_eq!(mem.reads(read), 1);
 }
 
-/// What most hits read: the per-CPU variables and the task, in large pages of the direct map, and the
+/// Memory that most hits read: the per-CPU variables and the task, in large pages of the direct map, and the
 /// stack, in a small page elsewhere.
 #[test]
 fn pages_of_a_hit_cost_two_entries_each() {
@@ -160,7 +160,7 @@ fn gigabytes_are_told_apart_however_many_there_are() {
     let mem = mapped(gigabyte(0));
     let count = 2 * UPPERS as u64;
     for n in 1..count {
-        // All by one table, so that only their entries of level 3 differ.
+        // All lead to the same table, so that only their entries of level 3 differ.
         mem.set(slot(0x2000, gigabyte(n), 3), PMD_TABLE | TABLE | n << 52);
     }
     let walker = Walker::new(tables());
@@ -197,7 +197,7 @@ fn entries_of_five_levels_are_all_read_again_but_the_root() {
     // The table of level 3 leaves the tree with its content.
     mem.set(slot(0x2000, at, 4), 0);
     assert!(found(&walker, &mem, at).is_err());
-    // A gigabyte has only the two above it.
+    // A page of 1 GiB has only its own entry and the one above it to read again.
     mem.set(slot(0x2000, at, 4), 0x3000 | TABLE);
     mem.set(slot(0x3000, at, 3), 0x4000_0000 | TABLE | HUGE);
     assert!(found(&walker, &mem, at).is_ok());
@@ -214,7 +214,7 @@ fn page_that_is_remapped_is_found_where_it_is_now() {
     assert_eq!(found(&walker, &mem, AT), Ok(0x8789));
     mem.set(slot(PTE_TABLE, AT, 1), 0x9000 | TABLE);
     assert_eq!(found(&walker, &mem, AT), Ok(0x9789));
-    // Whatever changes in the entry, it is a change.
+    // Any change of the entry counts.
     mem.set(slot(PTE_TABLE, AT, 1), 0x9000 | TABLE & !WRITABLE);
     assert_eq!(
         mem.reads(|| assert!(found(&walker, &mem, AT).is_ok())),
@@ -232,7 +232,7 @@ fn table_that_left_the_tree_with_its_content_is_not_believed() {
     let mem = mapped(AT);
     let walker = Walker::new(tables());
     assert_eq!(found(&walker, &mem, AT), Ok(0x8789));
-    // Put together to a large page, taken away, and mapped by another table.
+    // Merged into a large page, unmapped, and mapped by another table.
     mem.set(slot(PMD_TABLE, AT, 2), 0x4000_0000 | TABLE | HUGE);
     assert_eq!(found(&walker, &mem, AT), plain(&mem, AT));
     assert_eq!(
@@ -355,7 +355,7 @@ proptest! {
         mem.set(slot(PTE_TABLE, next, 1), 0x6000 | TABLE);
         let at = Gva(AT.0 & !WITHIN).wrapping_add(start);
         for (n, offset) in (1_u64..).zip(offsets) {
-            // Where nothing is, nothing can be written.
+            // Where nothing is mapped, nothing can be written.
             let word = n.wrapping_mul(0x1234_5678_9abc_def1).to_le_bytes();
             let _ = tables().write(&mem, at.wrapping_add(offset), &word);
         }

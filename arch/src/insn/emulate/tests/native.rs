@@ -1,6 +1,6 @@
-//! Emulated instructions against this processor: each runs here, in the assembler's words and with
-//! registers and flags of the test's choosing, and its bytes, read back from the test's own code,
-//! are emulated. Both must leave the same.
+//! Compares emulated instructions with this processor. Each case runs here natively, with registers and flags
+//! that the test chooses; its bytes, read back from the test's own code, are then emulated. Both must leave the
+//! same state.
 
 use super::super::super::testing::Words;
 use super::super::super::{Action, Effect, classify};
@@ -10,7 +10,7 @@ use crate::regs::{Regs, rflags};
 use proptest::prelude::*;
 use std::arch::asm;
 
-/// The registers that instructions are tried on.
+/// The registers that instructions are tested with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct State {
     rax: u64,
@@ -26,7 +26,7 @@ const FLAGS: u64 = rflags::ARITHMETIC | rflags::DF;
 /// A few instructions, which leave the stack pointer where it was.
 struct Case {
     text: &'static str,
-    /// Runs them here, and gives their bytes.
+    /// Runs them natively, and returns their bytes.
     native: fn(&mut State) -> &'static [u8],
 }
 
@@ -36,8 +36,8 @@ macro_rules! cases {
             text: $text,
             native: |state| {
                 let (start, end): (*const u8, *const u8);
-                // SAFETY: the instructions work on the registers named here and on the words below
-                // the stack pointer, which `asm!` leaves to us, and put that back. DF ends clear.
+                // SAFETY: the instructions work on the registers named here and on the words below the stack
+                // pointer, which `asm!` allows, and they restore the stack pointer. DF ends clear.
                 unsafe {
                     asm!(
                         "lea {start}, [rip + 2f]",
@@ -67,7 +67,7 @@ macro_rules! cases {
     };
 }
 
-/// What emulating the bytes one instruction after the other leaves.
+/// Emulates the bytes, one instruction after the other, and returns what that leaves.
 fn emulated(code: &[u8], state: State) -> State {
     let mut memory = Words::new(TOP - 16, &[0; 2]);
     let mut at = Gva(0xffff_ffff_8100_0000);
@@ -163,7 +163,7 @@ const MOVES: &[Case] = &cases![
     "push 0x12345678; pop rax" "push r8; pop rax" "push rax; push rcx; pop rax; pop rcx"
 ];
 
-/// With flags that `popfq` loads here without harm.
+/// Restricts the flags to those that `popfq` loads here without harm.
 fn tame(state: State) -> State {
     State {
         flags: state.flags & FLAGS | rflags::FIXED,

@@ -20,7 +20,7 @@ macro_rules! conditions {
     };
 }
 
-/// Whether each of the sixteen conditions holds.
+/// For each of the sixteen conditions, a function that returns whether it holds on this processor.
 #[rustfmt::skip]
 const CONDITIONS: [fn(u64) -> bool; 16] = conditions![
     "seto" "setno" "setb" "setae" "sete" "setne" "setbe" "seta"

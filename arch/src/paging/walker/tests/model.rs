@@ -1,30 +1,30 @@
-//! The walker against plain walks, whatever becomes of the tables.
+//! Compares the walker with plain walks while the tables change.
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::testing::at_least;
 
-/// What a kernel does with its tables. Each address is given by its index at levels 3, 2 and 1, each
-/// of which is 0 or 1.
+/// An operation of a kernel on its tables. Each address is given by its index at levels 3, 2 and 1, each of
+/// which is 0 or 1.
 #[derive(Clone, Debug)]
 enum Deed {
     /// Maps a small page, in a new table if there is none.
     Map([u8; 3], u8),
-    /// Takes a small page away.
+    /// Unmaps a small page.
     Unmap([u8; 3]),
     /// Maps a page of 2 MiB. If a table was there, it is freed with its content.
     Large([u8; 3], u8),
     /// Splits a page of 2 MiB into small ones.
     Split([u8; 3]),
-    /// Takes away whatever is mapped at level 2; a table is freed with its content.
+    /// Unmaps whatever is mapped at level 2; a table is freed with its content.
     Drop([u8; 3]),
     /// Maps a page of 1 GiB. The table that was there is emptied and freed, those below it are
     /// freed with their content.
     Giant([u8; 3], u8),
-    /// Takes a page of 1 GiB away.
+    /// Unmaps a page of 1 GiB.
     DropGiant([u8; 3]),
-    /// Writes to freed pages, which others use now.
+    /// Writes to freed pages, which are used for something else now.
     Reuse(u64),
 }
 
@@ -45,7 +45,7 @@ fn deed() -> impl Strategy<Value = Deed> {
 /// A kernel that keeps page tables.
 struct Kernel {
     mem: Counting,
-    /// Pages that are no tables now, the one to take next last.
+    /// Pages that are not tables now; the last one is taken next.
     free: Vec<u64>,
 }
 
@@ -72,14 +72,15 @@ impl Kernel {
         PhysMemory::read_u64(&self.mem.flat, Gpa(at)).unwrap()
     }
 
-    /// An empty table.
+    /// Takes a page for a new, empty table.
     fn table(&mut self) -> u64 {
         let table = self.free.pop().unwrap();
         self.mem.write(Gpa(table), &[0; 4096]).unwrap();
         table
     }
 
-    /// Where the entry for `at` in the table behind `entry` is; a new table if there is nothing.
+    /// Returns the location of the entry for `at` in the table that `entry` leads to; makes a table if there is
+    /// none. `None` if `entry` maps a large page.
     fn below(&mut self, entry: u64, at: Gva, level: u8) -> Option<u64> {
         if self.get(entry) == 0 {
             let table = self.table();
@@ -89,11 +90,11 @@ impl Kernel {
         (value & HUGE == 0).then(|| slot(value & ADDRESS, at, level))
     }
 
-    /// Frees the table behind `entry`, if one is there.
+    /// Frees the table that `entry` leads to, if there is one.
     fn free_behind(&mut self, entry: u64) {
         let value = self.get(entry);
         if value & PRESENT != 0 && value & HUGE == 0 {
-            // Taken again soon.
+            // It is taken again soon.
             self.free.push(value & ADDRESS);
         }
     }
@@ -174,7 +175,7 @@ impl Kernel {
     }
 }
 
-/// Entries that often lead somewhere.
+/// Entries of which many lead to memory.
 fn hostile_entry() -> impl Strategy<Value = u64> {
     prop_oneof![
         any::<u64>(),
@@ -184,7 +185,7 @@ fn hostile_entry() -> impl Strategy<Value = u64> {
     ]
 }
 
-/// Lets a kernel do `deeds`. After each, addresses are looked at: those whose bit is set.
+/// Lets a kernel perform `deeds`. After each, compares the addresses whose bits are set.
 fn compare(deeds: &[(Deed, u8)]) -> Result<(), TestCaseError> {
     let mut kernel = Kernel::new();
     let walker = Walker::new(tables());
@@ -219,9 +220,9 @@ fn table_that_is_freed_and_used_again_at_another_level_is_not_believed() {
 proptest! {
     #![proptest_config(at_least(2000))]
 
-    /// Without the look at the leaf this fails at each change, without that at the entry above it at
-    /// tables that were freed with their content, without that at the entry above both at tables
-    /// that were freed and used again.
+    /// Without the check of the leaf this fails at each change; without that of the entry above it, at tables
+    /// that were freed with their content; without that of the entry above both, at tables that were freed and
+    /// used again.
     #[test]
     fn whatever_a_kernel_does_a_page_is_found_where_a_plain_walk_finds_it(
         deeds in prop::collection::vec((deed(), any::<u8>()), 1..60),
@@ -229,7 +230,7 @@ proptest! {
         compare(&deeds)?;
     }
 
-    /// Tables that change in ways no kernel changes them: what is found is what a walk finds now, or
+    /// Tables that change in ways in which no kernel changes them: what is found is what a walk finds now, or
     /// found at an earlier hit.
     #[test]
     fn hostile_tables_lead_nowhere_they_never_led(
