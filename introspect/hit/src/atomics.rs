@@ -1,13 +1,13 @@
-//! The atomics and the lock of [`calls`](crate::calls), and its sizes that a model checker wants small.
+//! The atomics and the lock of [`calls`](crate::calls), and those of its sizes that a model checker needs small.
 //!
-//! `tests/loom_calls.rs` takes the same source of `calls` with atomics and sizes of its own.
+//! `tests/loom_calls.rs` compiles the same source of `calls` with atomics and sizes of its own.
 
 pub(crate) use std::sync::{
     Mutex, MutexGuard,
     atomic::{AtomicU64, Ordering},
 };
 
-/// In how many cells from the one it hashes to a task may be.
+/// Number of cells in which a task may be, from the one that it hashes to.
 pub(crate) const WINDOW: usize = 32;
-/// The binary logarithm of the number of instances in the first segment of a pool.
+/// Binary logarithm of the number of instances in the first segment of a pool.
 pub(crate) const FIRST_LOG2: u32 = 4;

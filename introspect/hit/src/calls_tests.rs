@@ -17,7 +17,7 @@ use guest::{GuestTask, Probe, Probes, count};
 
 const TRAMPOLINE: Gva = Gva(0xffff_ffff_8040_0000);
 
-/// Every instance of the pools is free, and can be had again.
+/// Checks that every instance of the pools is free and can be taken again.
 fn all_free(calls: &Calls, probes: &Probes) {
     calls.live(|call| panic!("left over: {call:?}"));
     for probe in probes.values() {
@@ -119,7 +119,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What the engine does when return probes leave, the virtual CPUs standing still.
+/// Does what the engine does when return probes leave, while the vCPUs are stopped.
 fn unregister(calls: &Calls, probes: &mut Probes, leave: &[ProbeId], tasks: &mut [GuestTask]) {
     for task in &mut *tasks {
         task.pushed.retain(|_, known| !leave.contains(&known.probe));
@@ -199,7 +199,7 @@ proptest! {
                         probes.insert(ids[i], Probe::new(&calls, next_id, maxactive, data));
                         next_id += 1;
                     }
-                    // The same one may have been named twice.
+                    // The same probe may have been named twice.
                     probes.retain(|id, _| ids.contains(id));
                 }
             }

@@ -11,9 +11,9 @@ pub struct Reading {
 
 /// The clocks read at a hit.
 pub trait Clock {
-    /// Now.
+    /// Reads both clocks.
     fn now(&self) -> Reading;
 
-    /// Nanoseconds since `then`, which was told a moment ago.
+    /// Returns the nanoseconds since `then`, which was read a moment ago.
     fn since(&self, then: &Reading) -> u64;
 }

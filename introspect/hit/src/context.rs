@@ -1,12 +1,11 @@
 //! Where a hit happens, and what it can reach from there.
 //!
-//! Invariant: nothing that a walk to the guest's memory led to is used in a later hit without a look
-//! at the guest's tables, nor after a stop of the virtual CPUs: see [`Walker`]. Handlers reach what
-//! the hit itself would: addresses of the kernel's half through the kernel's own tables, those of the
-//! process through the tables it runs with, which are walked anew each time. With page-table isolation
-//! these are the kernel's copy, which has the process's pages too. What the process could not write
-//! is not written: a page that is copied on write would have to be copied first, which only the guest
-//! can do.
+//! Invariant: the result of a walk through the guest's page tables is not used in a later hit without reading
+//! the tables again, nor after a stop of the vCPUs: see [`Walker`]. Handlers access what the hit itself would:
+//! addresses of the kernel's half through the kernel's own tables, those of the process through the tables it
+//! runs with, which are walked anew each time. With page-table isolation these are the kernel's copy, which has
+//! the process's pages too. What the process could not write is not written: a page that is copied on write
+//! would have to be copied first, which only the guest can do.
 
 use std::cell::Cell;
 
@@ -36,28 +35,28 @@ impl KernelReader {
         }
     }
 
-    /// Fills `into` with what is at `at` now, before a hit; whether it could be read.
+    /// Fills `into` with the memory at `at`, before a hit. Returns whether it could be read.
     pub(super) fn read(&self, mem: &(impl PhysMemory + ?Sized), at: Gva, into: &mut [u8]) -> bool {
         self.walker.begin();
         self.walker.read(mem, at, into).is_ok()
     }
 }
 
-/// Where a hit happens: borrowed, so that no shared reference count is touched.
+/// The context of a hit. Borrowed, so that no shared reference count is touched.
 #[derive(Debug)]
 pub(super) struct Scene<'a, M: ?Sized, C> {
     pub(super) table: &'a ProbeTable,
     layout: Option<&'a TaskLayout>,
     pub(super) walker: &'a Walker,
     pub(super) around: &'a Surroundings<'a, M, C>,
-    /// Where the current task is, once it was asked for: it does not change in a hit.
+    /// Address of the current task, once it was looked up: it does not change in a hit.
     task: Cell<Option<Option<Gva>>>,
-    /// The process's tables, likewise.
+    /// Page tables of the process, likewise.
     process: Cell<Option<Option<PageTables>>>,
 }
 
 impl<'a, M: PhysMemory + ?Sized, C> Scene<'a, M, C> {
-    /// The scene of another hit.
+    /// Creates the scene of another hit.
     pub(super) fn new(
         table: &'a ProbeTable,
         kernel: &'a KernelReader,
@@ -82,7 +81,7 @@ impl<'a, M: PhysMemory + ?Sized, C> Scene<'a, M, C> {
         }
     }
 
-    /// Fills `into` with what a handler finds at `at`; whether all of it could be read.
+    /// Fills `into` with the memory that a handler finds at `at`. Returns whether all of it could be read.
     pub(super) fn read(&self, at: Gva, into: &mut [u8]) -> bool {
         if !is_of_process(at) {
             return self.memory().read(at, into).is_ok();
@@ -91,7 +90,7 @@ impl<'a, M: PhysMemory + ?Sized, C> Scene<'a, M, C> {
         self.process().is_some_and(read)
     }
 
-    /// Writes `bytes` at `at` for a handler; whether they could be.
+    /// Writes `bytes` at `at` for a handler. Returns whether they could be written.
     pub(super) fn write(&self, at: Gva, bytes: &[u8]) -> bool {
         if !is_of_process(at) {
             return self.memory().write(at, bytes).is_ok();
@@ -101,7 +100,7 @@ impl<'a, M: PhysMemory + ?Sized, C> Scene<'a, M, C> {
         self.process().is_some_and(write)
     }
 
-    /// The page tables that the process runs with; `None` when nobody tells.
+    /// Returns the page tables that the process runs with; `None` if they are not known.
     fn process(&self) -> Option<PageTables> {
         if let Some(process) = self.process.get() {
             return process;
@@ -115,14 +114,15 @@ impl<'a, M: PhysMemory + ?Sized, C> Scene<'a, M, C> {
         process
     }
 
-    /// Shows `each` the words of a stack of the kernel from `from` to its end, and where each is.
+    /// Calls `each` with the address and the value of every word of a stack of the kernel, from `from` to the
+    /// stack's end.
     pub(super) fn words_above(&self, from: Gva, mut each: impl FnMut(Gva, Gva)) {
-        /// Stacks are aligned to their size, which is this in kernels that look for errors of their own
-        /// (`THREAD_SIZE` in arch/x86/include/asm/page_64_types.h), half of it in others: what follows theirs is not
-        /// mapped, or nothing that is looked for.
+        /// Stacks are aligned to their size. This is the size in kernels that look for errors of their own
+        /// (`THREAD_SIZE` in arch/x86/include/asm/page_64_types.h); in others it is half of this, and what
+        /// follows their stacks is not mapped, or is nothing that is searched for.
         const STACK: u64 = 32 << 10;
         const PIECE: usize = 512;
-        // The guest says where its stack is.
+        // The address comes from the guest, so it can be anything.
         let Some(mut at) = from.0.checked_next_multiple_of(8) else {
             return;
         };
@@ -131,7 +131,7 @@ impl<'a, M: PhysMemory + ?Sized, C> Scene<'a, M, C> {
         };
         while at < end {
             let mut bytes = [0; PIECE];
-            // Less than a piece: none lies in two pages.
+            // The first piece may be shorter, so that none lies in two pages.
             let behind = usize::try_from(at % PIECE as u64).unwrap_or(0);
             let piece = &mut bytes[behind..];
             if self.walker.read(self.around.mem, Gva(at), piece).is_err() {
@@ -148,7 +148,7 @@ impl<'a, M: PhysMemory + ?Sized, C> Scene<'a, M, C> {
         self.walker.read_u64(self.around.mem, at).ok()
     }
 
-    /// Where the current task is.
+    /// Returns the address of the current task.
     pub(super) fn task(&self) -> Option<Gva> {
         if let Some(task) = self.task.get() {
             return task;
@@ -161,14 +161,14 @@ impl<'a, M: PhysMemory + ?Sized, C> Scene<'a, M, C> {
         task
     }
 
-    /// The current task.
+    /// Reads the current task.
     pub(super) fn current(&self) -> Option<Task> {
         let task = self.task()?;
         self.layout?.read(self.walker, self.around.mem, task)
     }
 }
 
-/// Whether `at` is in the half of the addresses that each process has for itself.
+/// Returns whether `at` is in the half of the addresses that each process has for itself.
 pub(super) fn is_of_process(at: Gva) -> bool {
     at.0.leading_zeros() > 0
 }

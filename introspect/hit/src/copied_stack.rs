@@ -1,8 +1,8 @@
-//! Following a stack that a detour has copied, when its record is read.
+//! Unwinding of a stack that a detour has copied, when its record is read.
 //!
-//! Invariant: all of the stack is in the copy, so what the guest's memory is asked for beside it is what stays
-//! there: the tables of its modules. Detours copy stacks only while no return probe replaces return addresses,
-//! so what leads to code of theirs is no return address, and the stack ends there.
+//! Invariant: all of the stack is in the copy, so the guest's memory is only read for what stays there: the
+//! tables of its modules. Detours copy stacks only while no return probe replaces return addresses. So an
+//! address in the code of return probes is not a return address, and the stack ends there.
 
 use std::sync::Arc;
 
@@ -18,10 +18,11 @@ use crate::region::KERNEL_WINDOW;
 use crate::stack_trace::walk;
 use crate::table::ProbeTable;
 
-/// What copied stacks are followed with.
+/// What is needed to unwind copied stacks.
 #[derive(Debug)]
 pub struct Stacks {
-    /// Knows where the instructions are whose copies hits may have interrupted, and the unwind tables.
+    /// Has the unwind tables, and translates addresses in copies of instructions, which hits may have
+    /// interrupted.
     pub table: Arc<ProbeTable>,
     /// The kernel's own page tables.
     pub kernel: PageTables,
@@ -49,7 +50,7 @@ impl Follower for Stacks {
     }
 }
 
-/// The guest as it was, as far as its stack goes.
+/// The guest as it was at the hit, as far as its stack is concerned.
 struct Copied<'a> {
     copy: &'a StackCopy<'a>,
     stacks: &'a Stacks,

@@ -1,4 +1,4 @@
-//! What a probe counts.
+//! Counters of a probe.
 //!
 //! Invariant: virtual CPUs that hit the same probe never write to the same cache line.
 
@@ -22,7 +22,7 @@ struct VcpuCounts {
     throttled: AtomicU64,
 }
 
-/// What a probe has counted, summed over the virtual CPUs.
+/// Counts of a probe, summed over the vCPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Hits whose handlers ran; for a return probe, calls that returned through its handler.
@@ -32,13 +32,13 @@ pub struct Counts {
     pub missed: u64,
     /// Displaced instructions that faulted.
     pub faults: u64,
-    /// Hits, or a return probe's calls, that a condition left alone.
+    /// Hits, or a return probe's calls, that a condition rejected.
     pub vetoed: u64,
     /// Calls whose function never returned: its task exited or its frame was abandoned.
     pub orphans: u64,
-    /// Changes that a handler could not make, because the guest's memory was not there.
+    /// Changes that a handler could not make, because the guest's memory could not be accessed.
     pub errors: u64,
-    /// Hits beyond the probe's budget: they made no event, and are not among the others.
+    /// Hits beyond the probe's budget: they made no event, and no other counter includes them.
     pub throttled: u64,
 }
 
@@ -50,7 +50,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Counters at zero for a machine with `vcpus` virtual CPUs.
+    /// Creates counters at zero for a machine with `vcpus` vCPUs.
     #[must_use]
     pub fn new(vcpus: usize) -> Self {
         Self {
@@ -59,7 +59,7 @@ impl Counters {
         }
     }
 
-    /// As [`Counters::new`], for a probe with this budget.
+    /// Like [`Counters::new`], for a probe with this budget.
     #[must_use]
     pub fn with_budget(vcpus: usize, budget: Option<&Budget>) -> Self {
         Self {
@@ -68,19 +68,19 @@ impl Counters {
         }
     }
 
-    /// The meter of its budget, if it has one.
+    /// Returns the meter of the probe's budget, if it has one.
     #[must_use]
     pub fn meter(&self) -> Option<&Meter> {
         self.meter.as_ref()
     }
 
-    /// Whether the probe is, or is to be, turned off for exceeding its budget.
+    /// Returns whether the probe is, or is to be, turned off for exceeding its budget.
     #[must_use]
     pub fn is_tripped(&self) -> bool {
         self.meter.as_ref().is_some_and(Meter::is_tripped)
     }
 
-    /// Whether a hit at `now_ns` is within the probe's budget; if not, it is counted as throttled.
+    /// Returns whether a hit at `now_ns` is within the probe's budget. If not, counts it as throttled.
     #[must_use]
     pub fn admit(&self, vcpu: u32, now_ns: u64) -> bool {
         match &self.meter {
@@ -98,14 +98,14 @@ impl Counters {
         admitted
     }
 
-    /// The hit at `now_ns` took `cost_ns`.
+    /// Charges the hit at `now_ns` with its cost of `cost_ns`.
     pub fn charge(&self, now_ns: u64, cost_ns: u64) {
         if let Some(meter) = &self.meter {
             meter.charge(now_ns, cost_ns);
         }
     }
 
-    /// The sums over all virtual CPUs.
+    /// Returns the sums over all vCPUs.
     #[must_use]
     pub fn sum(&self) -> Counts {
         let sum = |of: fn(&VcpuCounts) -> &AtomicU64| {
@@ -129,19 +129,19 @@ impl Counters {
         }
     }
 
-    /// Adds what no virtual CPU is known for.
+    /// Adds a number for which no vCPU is known.
     fn add_number(&self, number: u64, which: impl Fn(&VcpuCounts) -> &AtomicU64) {
         if let Some(counts) = self.vcpus.first() {
             which(counts).fetch_add(number, Ordering::Relaxed);
         }
     }
 
-    /// Adds hits that no virtual CPU is known for.
+    /// Adds hits for which no vCPU is known.
     pub fn add_hits(&self, number: u64) {
         self.add_number(number, |c| &c.hits);
     }
 
-    /// Adds hits that a condition left alone.
+    /// Adds hits that a condition rejected.
     pub fn add_vetoed(&self, number: u64) {
         self.add_number(number, |c| &c.vetoed);
     }
@@ -151,7 +151,7 @@ impl Counters {
         self.add(vcpu, |c| &c.hits);
     }
 
-    /// Adds calls that there was no free instance for.
+    /// Adds calls for which there was no free instance.
     pub fn add_missed(&self, number: u64) {
         self.add_number(number, |c| &c.missed);
     }
@@ -171,8 +171,8 @@ impl Counters {
         self.add(vcpu, |c| &c.faults);
     }
 
-    /// Whether a hit counts by what its filter says; if not, it is counted as left alone or, if the filter cannot
-    /// tell, as one without handlers.
+    /// Returns whether a hit counts, by what its filter says. If not, counts it as vetoed, or as a hit without
+    /// handlers if the filter cannot decide.
     pub(crate) fn lets_pass(&self, vcpu: u32, filter: Option<bool>) -> bool {
         match filter {
             Some(true) => return true,
@@ -182,7 +182,7 @@ impl Counters {
         false
     }
 
-    /// Counts a hit that a condition left alone.
+    /// Counts a hit that a condition rejected.
     pub fn veto(&self, vcpu: u32) {
         self.add(vcpu, |c| &c.vetoed);
     }

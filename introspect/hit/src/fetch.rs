@@ -1,8 +1,8 @@
 //! Following the pointers of a fetch argument at a hit.
 //!
-//! Invariant: what is read is what is there at the hit, in the memory that the argument names; whatever
-//! cannot be read makes the whole item unreadable, never a part of it, nor zeros in its place. The work is
-//! bounded by the pointers and the length of the item.
+//! Invariant: what is read is what is there at the hit, in the memory that the argument names. If any part
+//! cannot be read, the whole item is unreadable: a part of it is never returned, nor zeros in its place. The
+//! work is bounded by the pointers and the length of the item.
 
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::{Gva, Regs};
@@ -11,10 +11,11 @@ use hvprobe_spec::{Base, Fetched, Memory, Pointer, Read, TextHeader};
 use super::context::{Scene, is_of_process};
 use crate::event::Captured;
 
-/// The size of the smallest page, within which memory is there as a whole.
+/// Size of the smallest page. Within a page, all memory can be read or none.
 const PAGE: u64 = 4096;
 
-/// Appends what `fetched` reads, with the registers at the hit and, at a return, those at the entry.
+/// Appends what `fetched` reads. `regs` are the registers at the hit; at a return, `entry` are those at the
+/// entry.
 pub(super) fn fetch<M: PhysMemory + ?Sized, C>(
     scene: &Scene<'_, M, C>,
     into: &mut Captured,
@@ -41,7 +42,8 @@ pub(super) fn fetch<M: PhysMemory + ?Sized, C>(
     }
 }
 
-/// Reads all of the text that `fetched` reads the beginning of to the front of `bytes`, as far as there is room.
+/// Reads the whole text, of which `fetched` reads the beginning, to the front of `bytes`, as far as there is
+/// space.
 pub(super) fn whole_text<M: PhysMemory + ?Sized, C>(
     scene: &Scene<'_, M, C>,
     fetched: &Fetched,
@@ -55,7 +57,7 @@ pub(super) fn whole_text<M: PhysMemory + ?Sized, C>(
     }
 }
 
-/// What the pointers of `fetched` lead to.
+/// Returns what the pointers of `fetched` lead to.
 fn reach<M: PhysMemory + ?Sized, C>(
     scene: &Scene<'_, M, C>,
     fetched: &Fetched,
@@ -71,11 +73,11 @@ fn reach<M: PhysMemory + ?Sized, C>(
     follow(scene, base, &fetched.pointers)
 }
 
-/// What the pointers have led to.
+/// What pointers lead to.
 enum There {
-    /// Nowhere, as there were none: to the value.
+    /// There were no pointers: the value itself.
     Value(u64),
-    /// To what is at this address.
+    /// The memory at this address.
     At(Gva),
 }
 
@@ -98,7 +100,7 @@ fn follow<M: PhysMemory + ?Sized, C>(
     Some(There::At(address(value, *last)?))
 }
 
-/// Where `pointer` leads to from `value`, if that is in the memory it is to be in.
+/// Returns the address that `pointer` leads to from `value`, if that is in the memory that it has to be in.
 fn address(value: u64, pointer: Pointer) -> Option<Gva> {
     let at = Gva(value.wrapping_add_signed(pointer.offset));
     let right = match pointer.memory {
@@ -109,7 +111,7 @@ fn address(value: u64, pointer: Pointer) -> Option<Gva> {
     right.then_some(at)
 }
 
-/// Reads the text at `at` to the front of `bytes`, page by page: what is behind its end may not be there.
+/// Reads the text at `at` to the front of `bytes`, page by page: the memory after its end may not be readable.
 fn text<M: PhysMemory + ?Sized, C>(
     scene: &Scene<'_, M, C>,
     at: Gva,
@@ -129,7 +131,7 @@ fn text<M: PhysMemory + ?Sized, C>(
         }
         read += piece.len();
     }
-    // A text that fits exactly is whole, if that can be seen.
+    // A text that fits exactly is complete, if its NUL can be read.
     let mut next = [1];
     scene.read(at.wrapping_add(read as u64), &mut next);
     header(read, next != [0])

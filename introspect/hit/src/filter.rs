@@ -1,9 +1,9 @@
-//! Whether a hit counts, by its probe's filter.
+//! Decides by a probe's filter whether a hit counts.
 //!
-//! Invariant: nothing is allocated, and the work is bounded by the filter, what was captured and, for texts that it does
-//! not decide, [`TEXT_MAX`]; that of one pattern by [`LOOKS`], whatever it is matched with. Of a value
-//! that could not be read nothing holds. A text that goes on behind what was captured is never taken for that: what
-//! its beginning does not decide is decided by all of it, or not at all.
+//! Invariant: nothing is allocated. The work is bounded by the filter, by what was captured and, for texts that
+//! this does not decide, by [`TEXT_MAX`]; the work of one pattern by [`LOOKS`], whatever it is matched with. No
+//! condition holds for a value that could not be read. A text that goes on after the captured part is never
+//! taken for that part: what its beginning does not decide is decided by the whole text, or not at all.
 
 use hvprobe_arch::Regs;
 use hvprobe_linux::task::Task;
@@ -13,7 +13,7 @@ use hvprobe_spec::{Actions, Bits, Common, Source, TextHeader};
 
 use crate::event::Captured;
 
-/// What a filter looks at: an event, before it is one.
+/// Input of a filter: an event, before it is made.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen<'a> {
     pub(crate) actions: &'a Actions,
@@ -25,23 +25,24 @@ pub(crate) struct Seen<'a> {
     pub(crate) vcpu: u32,
 }
 
-/// The longest text that is looked at, as in the kernel (`MAX_STRING_SIZE` in kernel/trace/trace_probe.h).
+/// Maximum length of a text that is read, as in the kernel (`MAX_STRING_SIZE` in kernel/trace/trace_probe.h).
 const TEXT_MAX: usize = 4096;
 
-/// How many characters of a pattern are looked at for one text: some for each that the longest text has. One that begins
-/// to match at each of a thousand places, and fails far behind it, would take many times as long.
+/// Maximum number of characters of a pattern that are looked at for one text: some for each character of the
+/// longest text. A pattern that begins to match at each of a thousand places, and fails far after each, would
+/// take many times as long.
 const LOOKS: usize = 32 * TEXT_MAX;
 
-/// Reads all of the text that the captured item at a position has the beginning of; nothing where it is not to be had.
+/// Reads the whole text of which the captured item at a position has the beginning; `None` if it cannot be read.
 pub(crate) type Whole<'a> = dyn Fn(usize, &mut [u8]) -> Option<TextHeader> + 'a;
 
-/// For what is looked at when the guest has gone on.
+/// For filters that are evaluated when the guest has gone on: no more can be read.
 pub(crate) fn no_more(_: usize, _: &mut [u8]) -> Option<TextHeader> {
     None
 }
 
-/// Whether `filter`, which asks for nothing but the task and the virtual CPU, lets what `task` did on `vcpu`
-/// pass. Of anything else it asks for, nothing holds.
+/// Returns whether `filter`, which may only check the task and the vCPU, accepts what `task` did on `vcpu`. Any
+/// other check does not hold.
 #[must_use]
 pub fn passes_by_task(filter: &Predicate, task: Option<&Task>, vcpu: u32) -> bool {
     let seen = Seen {
@@ -56,9 +57,10 @@ pub fn passes_by_task(filter: &Predicate, task: Option<&Task>, vcpu: u32) -> boo
 }
 
 impl Seen<'_> {
-    /// Whether `filter` lets it pass; `None` if that depends on the rest of a text that `whole` cannot read.
+    /// Returns whether `filter` accepts the event; `None` if that depends on the rest of a text that `whole`
+    /// cannot read.
     pub(crate) fn passes(&self, filter: &Predicate, whole: &Whole<'_>) -> Option<bool> {
-        // The first that decides, or whether one was open.
+        // Returns `by` if one filter does; otherwise `None` if one of them is undecided, or else the opposite.
         let decides = |filters: &[Predicate], by: bool| {
             let mut all = Some(!by);
             for filter in filters {
@@ -94,7 +96,7 @@ impl Seen<'_> {
         }
     }
 
-    /// Whether the text of the captured item at `index` compares so with `with`.
+    /// Returns whether the comparison of the text of the captured item `index` with `with` holds.
     fn text_holds(
         &self,
         index: usize,
@@ -109,7 +111,7 @@ impl Seen<'_> {
             .or_else(|| whole_matches(index, operator, with, whole))
     }
 
-    /// A number, extended to 64 bits, and whether it has a sign.
+    /// Returns a number, extended to 64 bits, and whether it is signed.
     pub(crate) fn number(&self, field: &Field) -> Option<(u64, bool)> {
         let task = |of: fn(&Task) -> i32| Some((i64::from(of(self.task?)).cast_unsigned(), true));
         match field {
@@ -134,7 +136,7 @@ impl Seen<'_> {
         }
     }
 
-    /// What `take` makes of the bytes at `source`.
+    /// Returns the result of `take` for the bytes at `source`.
     pub(crate) fn bytes<T>(&self, source: &Source, take: impl FnOnce(&[u8]) -> T) -> Option<T> {
         match source {
             Source::Registers { registers, entry } => {
@@ -155,12 +157,12 @@ impl Seen<'_> {
         }
     }
 
-    /// The captured item at `wanted`; of a text or a stack what it says.
+    /// Returns the captured item `wanted`; of a text or a stack, the content without the header.
     pub(crate) fn item(&self, wanted: usize) -> Option<&[u8]> {
         self.found(wanted).map(|(bytes, _)| bytes)
     }
 
-    /// The same, and whether it is a text that goes on behind that.
+    /// Like [`Seen::item`], and whether it is a text that goes on after that.
     fn found(&self, wanted: usize) -> Option<(&[u8], bool)> {
         let mut rest = self.captured.bytes();
         let (first, then) = (&self.actions.capture, &self.actions.capture_at_return);
@@ -188,7 +190,7 @@ impl Seen<'_> {
     }
 }
 
-/// The bits of `value` that are meant, extended to 64.
+/// Returns the bits of `value` that `bits` selects, extended to 64.
 fn extend(value: u64, size: u8, bits: Option<Bits>, signed: bool) -> u64 {
     let (offset, width) = match bits {
         Some(bits) => (u32::from(bits.offset), u32::from(bits.width)),
@@ -221,8 +223,8 @@ fn compare(operator: Operator, value: u64, signed: bool, with: u64) -> bool {
     }
 }
 
-/// Whether the text that `bytes` are, up to the first NUL, compares so with `with`. Of one that `goes_on` behind them
-/// they may not be enough to tell.
+/// Returns whether the comparison of the text in `bytes`, up to the first NUL, with `with` holds. If the text
+/// `goes_on` after `bytes`, they may not decide this: then returns `None`.
 fn matches_text(operator: Operator, bytes: &[u8], with: &[u8], goes_on: bool) -> Option<bool> {
     let end = bytes.iter().position(|byte| *byte == 0);
     let text = &bytes[..end.unwrap_or(bytes.len())];
@@ -240,9 +242,9 @@ fn matches_text(operator: Operator, bytes: &[u8], with: &[u8], goes_on: bool) ->
     }
 }
 
-/// Whether all of `text` matches `pattern`: `*`, `?`, `[...]` and `\` as the kernel has them
-/// (`glob_match` in lib/glob.c). Only the last `*` is ever gone back to; `None` after [`LOOKS`]. If `text` is the
-/// beginning of one that `goes_on`, that is told only where it is the same whatever follows.
+/// Returns whether all of `text` matches `pattern`: `*`, `?`, `[...]` and `\` as in the kernel (`glob_match` in
+/// lib/glob.c). Only goes back to the last `*`; returns `None` after [`LOOKS`]. If `text` is the beginning of a
+/// text that `goes_on`, returns a result only if it is the same whatever follows.
 fn glob(pattern: &[u8], text: &[u8], goes_on: bool) -> Option<bool> {
     let (mut at, mut read) = (0, 0);
     let mut back: Option<(usize, usize)> = None;
@@ -280,16 +282,16 @@ fn glob(pattern: &[u8], text: &[u8], goes_on: bool) -> Option<bool> {
     }
 }
 
-/// How many more characters of `pattern` than its first are looked at to tell whether `byte` matches its first part,
-/// which is no `*`; how long that is, if it does.
+/// Matches `byte` with the first part of `pattern`, which is not `*`. Returns how many characters of `pattern`
+/// besides its first are looked at for that, and the length of the part if it matches.
 fn one(pattern: &[u8], byte: u8) -> (usize, Option<usize>) {
     match *pattern {
         [b'?', ..] => (0, Some(1)),
         [b'\\', escaped, ..] => (0, (escaped == byte).then_some(2)),
-        // A set is looked through to its end.
+        // A set is searched to its end.
         [b'[', ref rest @ ..] => match set(pattern, byte) {
             Some((len, matches)) => (len - 1, matches.then_some(len)),
-            // Not closed: itself.
+            // Not closed: a literal `[`.
             None => (rest.len(), (byte == b'[').then_some(1)),
         },
         [first, ..] => (0, (first == byte).then_some(1)),
@@ -297,7 +299,7 @@ fn one(pattern: &[u8], byte: u8) -> (usize, Option<usize>) {
     }
 }
 
-/// How long the set is that `pattern` begins with, and whether `byte` is in it.
+/// Returns the length of the set that `pattern` begins with, and whether `byte` is in it.
 fn set(pattern: &[u8], byte: u8) -> Option<(usize, bool)> {
     let mut at = 1;
     let inverted = pattern.get(at) == Some(&b'!');
@@ -320,7 +322,8 @@ fn set(pattern: &[u8], byte: u8) -> Option<(usize, bool)> {
     }
 }
 
-/// Whether all of the text of the captured item at `index` compares so with `with`. Apart, for its buffer.
+/// Returns whether the comparison of the whole text of the captured item `index` with `with` holds. Not inlined,
+/// because of its buffer.
 #[cold]
 #[inline(never)]
 fn whole_matches(index: usize, operator: Operator, with: &[u8], whole: &Whole<'_>) -> Option<bool> {
@@ -411,12 +414,12 @@ mod tests {
             let found = matches_text(operator, b"/etc/", with.as_bytes(), true);
             assert_eq!(found, expected, "{operator:?} {with}");
         }
-        // What has its end in it is whole.
+        // A text whose end was captured is complete.
         let found = matches_text(Glob, b"/etc\0", b"*c", true);
         assert_eq!(found, Some(true));
     }
 
-    /// A hit at which `text` was captured of one that goes on behind it.
+    /// A hit at which `text` was captured: the beginning of a text that goes on.
     fn beginning(text: &[u8]) -> (Actions, Captured) {
         let actions = Actions {
             capture: vec![Item::Fetched(Box::new(Fetched {

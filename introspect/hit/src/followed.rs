@@ -1,9 +1,8 @@
-//! Calls that return probes follow without exits: where their instances are, and what the host does
-//! with them.
+//! Calls that return probes follow without exits: their instances, and what the host does with them.
 //!
-//! A call in flight returns to the stub of its instance, whoever runs it and wherever. Invariants:
-//! the host takes an instance from a call only when the task that made it will never run again; the
-//! memory of a probe that has left stays as it is until nobody can be on the way through its code.
+//! A call in flight returns to the stub of its instance, on whatever task or CPU. Invariants: the host takes an
+//! instance from a call only when the task that made it will never run again; the memory of a probe that has
+//! left stays as it is until no task can be in its code any more.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -12,38 +11,38 @@ use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::PageTables;
 use hvprobe_arch::{Gpa, Gva};
 
-/// How often the guest may be faster at the free list before the host gives an instance up.
+/// Number of tries at the free list, in which the guest may be faster, before the host gives up the instance.
 const TRIES: u32 = 1000;
 
 /// The calls of one return probe.
 #[derive(Debug)]
 pub struct Followed {
-    /// The instances, as detours know them.
+    /// The instances, at the addresses that detours use.
     pub instances: Instances,
-    /// What each looks like.
+    /// Layout of an instance.
     pub layout: InstanceLayout,
-    /// Where the instances and the word of their free list are in physical memory.
+    /// Physical address of the instances.
     pub at: Gpa,
-    /// See [`Followed::at`].
+    /// Physical address of the word of their free list.
     pub free: Gpa,
-    /// The first stub, where the code begins.
+    /// Address of the first stub, with which the code begins.
     pub stubs: Gva,
-    /// Bytes of the code.
+    /// Size of the code in bytes.
     pub code_len: u64,
 }
 
 /// A call that has begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Begun {
-    /// Where it returns to.
+    /// Address that it returns to.
     pub(crate) to: Gva,
-    /// When, and by whose clock: the guest's counter, or the host's time.
+    /// When it began: a value of the guest's counter, or the host's time if `by_host` is set.
     pub(crate) tsc: u64,
     pub(crate) by_host: bool,
 }
 
 impl Followed {
-    /// Bytes that the instances take.
+    /// Returns the number of bytes that the instances take.
     #[must_use]
     pub fn size(&self) -> u64 {
         u64::from(self.instances.count) * self.stride()
@@ -66,7 +65,7 @@ impl Followed {
         mem.read_u64(at).ok()
     }
 
-    /// The calls in flight, as (index, slot, return address).
+    /// Iterates over the calls in flight, as (index, slot, return address).
     fn in_flight<'a>(
         &'a self,
         mem: &'a (impl PhysMemory + ?Sized),
@@ -78,23 +77,23 @@ impl Followed {
         })
     }
 
-    /// Where the call returns to whose stub is at `at`.
+    /// Returns the return address of the call whose stub is at `at`.
     pub fn return_address(&self, at: Gva, mem: &(impl PhysMemory + ?Sized)) -> Option<Gva> {
         self.word(self.index(at)?, InstanceLayout::RETURN, mem)
             .map(Gva)
     }
 
-    /// Where the function of the call in flight really returns to whose stub is at `at`.
+    /// Returns the address to which the function of the call in flight whose stub is at `at` really returns.
     pub(crate) fn caller(&self, at: Gva, mem: &(impl PhysMemory + ?Sized)) -> Option<Gva> {
         self.word(self.index(at)?, InstanceLayout::CALLER, mem)
             .map(Gva)
     }
 
-    /// The call whose stub is at `at`, or another one that has its instance by now.
+    /// Returns the call whose stub is at `at`, or another one that has its instance by now.
     pub(crate) fn begun(&self, at: Gva, mem: &(impl PhysMemory + ?Sized)) -> Option<Begun> {
         let index = self.index(at)?;
         let to = self.word(index, InstanceLayout::RETURN, mem)?;
-        // What has the return address of another call has its time.
+        // If this is the return address of another call, the time that is read next is that call's, too.
         fence(Ordering::Acquire);
         Some(Begun {
             to: Gva(to),
@@ -103,32 +102,32 @@ impl Followed {
         })
     }
 
-    /// Whether the stub at `at` is of one of its instances.
+    /// Returns whether the stub at `at` belongs to one of the instances.
     pub(crate) fn has_stub(&self, at: Gva) -> bool {
         self.index(at).is_some()
     }
 
-    /// The instance whose stub is at `at`.
+    /// Returns the index of the instance whose stub is at `at`.
     fn index(&self, at: Gva) -> Option<u32> {
         let offset = at.offset_from(self.stubs)?;
         let index = u32::try_from(offset / u64::from(STUB)).ok()?;
         (index < self.instances.count).then_some(index)
     }
 
-    /// Lets the calls in flight whose stubs stand on their stacks go on without them, to where
-    /// `beyond` says that their return addresses lead. The virtual CPUs must stand still. Who has
-    /// already returned to a stub finishes there.
+    /// Lets the calls in flight whose stubs are on their stacks return without the stubs, to where `beyond` says
+    /// that their return addresses lead. The vCPUs must be stopped. A task that has already returned to a stub
+    /// finishes there.
     pub fn vacate(&self, tables: &PageTables, mem: &dyn PhysMemory, beyond: impl Fn(Gva) -> Gva) {
         for (index, slot, to) in self.in_flight(mem) {
             if tables.read_u64(mem, slot) == Ok(self.stub(index).0) {
-                // It could be read, so it is there.
+                // The slot could be read, so it is mapped.
                 let _ = tables.write(mem, slot, &beyond(to).0.to_le_bytes());
             }
         }
     }
 
-    /// Has the calls in flight return to where `beyond` says that their return addresses lead, and be told so. The
-    /// virtual CPUs must stand still.
+    /// Makes the calls in flight return to where `beyond` says that their return addresses lead, and report
+    /// that. The vCPUs must be stopped.
     pub fn redirect(&self, mem: &dyn PhysMemory, beyond: impl Fn(Gva) -> Gva) {
         for (index, ..) in self.in_flight(mem) {
             for word in [InstanceLayout::RETURN, InstanceLayout::CALLER] {
@@ -145,8 +144,9 @@ impl Followed {
         }
     }
 
-    /// Where calls may go on to that have an instance, or are about to: the return addresses of all
-    /// instances that are not on the free list. One that is on its way there counts.
+    /// Iterates over the addresses at which calls may continue that have an instance, or are about to: the
+    /// return addresses of all instances that are not on the free list. An instance that is about to be put on
+    /// it counts.
     pub fn leads_to<'a>(
         &'a self,
         mem: &'a (impl PhysMemory + ?Sized),
@@ -164,8 +164,8 @@ impl Followed {
         taken.filter_map(|index| self.word(index, InstanceLayout::RETURN, mem).map(Gva))
     }
 
-    /// Frees the instance of the call whose `stub` stands at `slot`, if it is one in flight that `task` has made, which
-    /// will not return from it; whether it was. Allocates nothing.
+    /// Frees the instance of the call whose `stub` is at `slot`, if that call is in flight and was made by
+    /// `task`, which will not return from it. Returns whether it did. Allocates nothing.
     pub(crate) fn reclaim_at(
         &self,
         (slot, stub): (Gva, Gva),
@@ -182,8 +182,8 @@ impl Followed {
         is_in_flight
     }
 
-    /// Frees the instances of calls that `task`, which will not run again, has made; returns how
-    /// many there were. Reads all instances. Allocates nothing.
+    /// Frees the instances of calls that `task`, which will not run again, has made. Returns their number. Reads
+    /// all instances. Allocates nothing.
     pub fn reclaim(&self, task: Gva, mem: &(impl PhysMemory + ?Sized)) -> u64 {
         let mut orphans = 0;
         for (index, ..) in self.in_flight(mem) {
@@ -198,9 +198,9 @@ impl Followed {
         orphans
     }
 
-    /// Takes an instance for a call that begins with `entry` (of which only the generation is not
-    /// used), as a detour does; returns its stub, which the call has to be sent to or be
-    /// [abandoned](Self::abandon). `None` if none is free. Allocates nothing.
+    /// Takes an instance for a call that begins with `entry` (of which only the generation is not used), as a
+    /// detour does. Returns its stub: the call has to be sent there, or to be [abandoned](Self::abandon). `None`
+    /// if no instance is free. Allocates nothing.
     pub fn enter(&self, entry: &Instance, mem: &(impl PhysMemory + ?Sized)) -> Option<Gva> {
         let index = self.take(mem)?;
         let at = self.instance_at(index);
@@ -211,7 +211,7 @@ impl Followed {
             ..*entry
         });
         let written = mem
-            // Who finds this call's return address finds its time.
+            // Whatever finds this call's return address finds its time.
             .write_u64(at.wrapping_add(InstanceLayout::RETURN), 0)
             .and_then(|()| {
                 fence(Ordering::Release);
@@ -226,14 +226,14 @@ impl Followed {
             })
             .and_then(|()| mem.write_u64(at.wrapping_add(InstanceLayout::CALLER), entry.caller.0))
             .and_then(|()| {
-                // Who finds the slot set finds the rest.
+                // Whatever finds the slot set finds the rest.
                 fence(Ordering::Release);
                 mem.write_u64(at.wrapping_add(InstanceLayout::SLOT), entry.slot.0)
             });
         written.is_ok().then(|| self.stub(index))
     }
 
-    /// Gives back the instance of a call that will not return to `stub`.
+    /// Releases the instance of a call that will not return to `stub`.
     pub fn abandon(&self, stub: Gva, mem: &(impl PhysMemory + ?Sized)) {
         if let Some(index) = self.index(stub) {
             let slot = self.instance_at(index).wrapping_add(InstanceLayout::SLOT);

@@ -1,6 +1,6 @@
-//! The memory that displaced instructions and handlers reach at a hit.
+//! The memory that displaced instructions and handlers access at a hit.
 //!
-//! Invariant: it is what the kernel itself could reach, whatever process runs.
+//! Invariant: it is the memory that the kernel itself could access, whatever process runs.
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::insn::{Memory, MemoryFault};

@@ -1,4 +1,4 @@
-//! One virtual CPU's side of a hit.
+//! The hit path of one vCPU.
 //!
 //! ```text
 //!                       hit: emulated, boosted, foreign
@@ -12,13 +12,12 @@
 //!          │ NMI before the copy ran            ▲ hit at the probepoint again
 //!          └────────► put off ──────────────────┘
 //! ```
-//! While *stepping* the guest runs a copy with interrupts held off and inside the exception window,
-//! so nothing but the copy runs before we are back. Invariants: the probe table is replaced only when
-//! nothing is being stepped or put off; pre-handlers see the registers as they were at the
-//! probepoint, and run once for each time the guest comes there; every hit of an enabled probe is
-//! counted, as a hit or as missed. Budget of a hit: no lock, no allocation, no formatting; two clock
-//! readings. What handlers do is in [`super::handlers`], how a stepped copy ends in
-//! [`super::step`], what return probes do in [`super::returns`].
+//! While *stepping* the guest runs a copy with interrupts held off and inside the exception window, so nothing
+//! but the copy runs before the next exit. Invariants: the probe table is replaced only when nothing is being
+//! stepped or put off; pre-handlers see the registers as they were at the probepoint, and run once for each time
+//! the guest reaches it; every hit of an enabled probe is counted, as a hit or as missed. Budget of a hit: no
+//! lock, no allocation, no formatting; two clock readings. [`super::handlers`] has what handlers do,
+//! [`super::step`] how a stepped copy ends, and [`super::returns`] what return probes do.
 
 use std::sync::Arc;
 
@@ -45,7 +44,7 @@ pub struct HitHandler {
 }
 
 impl HitHandler {
-    /// The hit path of virtual CPU `vcpu`, with no probes yet.
+    /// Creates the hit path of vCPU `vcpu`, with no probes yet.
     #[must_use]
     pub fn new(vcpu: u32, events: EventProducer) -> Self {
         Self {
@@ -62,56 +61,55 @@ impl HitHandler {
         }
     }
 
-    /// Takes over a new table and view of the kernel. Call only while stopped. Allocates.
+    /// Adopts a new table and view of the kernel. Call only while stopped. Allocates.
     pub fn adopt(&mut self, table: Arc<ProbeTable>, view: Option<KernelView>) {
         self.table = table;
         self.kernel = view.map(KernelReader::new);
     }
 
-    /// Whether there is anything to hit.
+    /// Returns whether there is anything to hit.
     #[must_use]
     pub fn can_hit(&self) -> bool {
         !self.table.is_empty()
     }
 
-    /// Whether the guest's kernel can be read.
+    /// Returns whether the guest's kernel can be read.
     #[must_use]
     pub fn knows_kernel(&self) -> bool {
         self.kernel.is_some()
     }
 
-    /// Whether a hit may open the exception window.
+    /// Returns whether a hit may open the exception window.
     #[must_use]
     pub fn can_step(&self) -> bool {
         self.table.steps()
     }
 
-    /// Whether handlers read or write memory by addresses that may be the process's.
+    /// Returns whether handlers read or write memory at addresses that may be the process's.
     #[must_use]
     pub fn reaches_process(&self) -> bool {
         self.table.reaches_process()
     }
 
-    /// Whether a hit may want to wait for room rather than be lost.
+    /// Returns whether a hit may wait for room rather than be lost.
     #[must_use]
     pub fn waits_for_room(&self) -> bool {
         self.table.waits_for_room()
     }
 
-    /// How much room there is for events of the next hits.
+    /// Returns how much room there is for events of the next hits.
     #[must_use]
     pub fn room(&self) -> Room {
         self.state.events.room()
     }
 
-    /// Whether an instruction is half carried out, so that this virtual CPU must not be stopped
-    /// yet.
+    /// Returns whether an instruction is half carried out, so that this vCPU must not be stopped yet.
     #[must_use]
     pub fn is_stepping(&self) -> bool {
         self.state.is_stepping()
     }
 
-    /// The interrupt descriptor table the virtual CPU must run with now, if not the guest's own.
+    /// Returns the interrupt descriptor table that the vCPU must run with now, if that is not the guest's own.
     #[must_use]
     pub fn window(&self) -> Option<Gva> {
         self.state
@@ -120,11 +118,11 @@ impl HitHandler {
             .map(|fixtures| fixtures.idt())
     }
 
-    /// Gives up on the instruction that is half carried out, because it does not come to its end:
-    /// the guest has changed what it would have run there, or its handler of an NMI stays away. A
-    /// copy that has not run, or is being repeated, is taken back to the probepoint, and who comes back there from
-    /// an NMI does so with interrupts as they were: it is a hit like any other then. Outside of the exception window
-    /// [`HitHandler::window`] tells of from then on, nothing of the guest's is changed.
+    /// Gives up the instruction that is half carried out, because it does not end: the guest has changed what it
+    /// would have run there, or its handler of an NMI does not return. A copy that has not run, or is being
+    /// repeated, is taken back to the probepoint. If the guest comes back there from an NMI, interrupts are as
+    /// they were. Then it is a hit like any other. Apart from the exception window, which [`HitHandler::window`]
+    /// reports as closed from then on, nothing of the guest's is changed.
     pub fn abandon<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
         regs: &mut Regs,
@@ -147,30 +145,30 @@ impl HitHandler {
         }
     }
 
-    /// The vector whose stub RIP has reached: [`HitHandler::exception`] is to be called.
+    /// Returns the vector whose stub RIP has reached; then [`HitHandler::exception`] has to be called.
     #[must_use]
     pub fn vector(&self, rip: Gva) -> Option<u8> {
         self.state.flight?;
         self.table.fixtures()?.vector(rip)
     }
 
-    /// The trampoline, if RIP has reached it: [`HitHandler::hit`] is to be called with it.
+    /// Returns the trampoline, if RIP has reached it; then [`HitHandler::hit`] has to be called with it.
     #[must_use]
     pub fn trampoline(&self, rip: Gva) -> Option<Gva> {
         let fixtures = self.table.fixtures()?;
         fixtures.at_trampoline(rip).then(|| fixtures.trampoline())
     }
 
-    /// Fills `into` with what the kernel has at `at`; whether it could be read. Hit path: what is read
-    /// here is likely to be looked at by the hit too.
+    /// Fills `into` with the kernel's memory at `at`. Returns whether it could be read. Hit path: the hit is
+    /// likely to read the same page.
     pub fn read<M: PhysMemory + ?Sized>(&self, mem: &M, at: Gva, into: &mut [u8]) -> bool {
         self.kernel
             .as_ref()
             .is_some_and(|kernel| kernel.read(mem, at, into))
     }
 
-    /// An int3 at `at`, or the trampoline there, stopped the virtual CPU in kernel mode; `regs` are as
-    /// at the probepoint, except that RIP may be anything. They stay what they are if the outcome is
+    /// Handles an int3 at `at`, or the trampoline there, that stopped the vCPU in kernel mode. `regs` are as at
+    /// the probepoint, except that RIP may be anything. They are unchanged if the outcome is
     /// [`Outcome::Foreign`].
     pub fn hit<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
@@ -192,8 +190,8 @@ impl HitHandler {
         outcome
     }
 
-    /// Goes on after an [`Outcome::Hold`], with what was decided; `regs` are the registers the
-    /// virtual CPU was held with.
+    /// Continues after an [`Outcome::Hold`] with `decision`. `regs` are the registers that the vCPU was held
+    /// with.
     pub fn resume<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
         decision: &Decision,
@@ -207,9 +205,9 @@ impl HitHandler {
         self.state.resume(&scene, decision, regs)
     }
 
-    /// The stub of exception `vector` was reached in the exception window; the processor has pushed
-    /// its frame. `own_idt` is the guest's interrupt descriptor table. Sends the guest to its own
-    /// handler, with everything as if the instruction had raised the exception in its place.
+    /// Handles exception `vector`, whose stub was reached in the exception window; the processor has pushed its
+    /// frame. `own_idt` is the guest's interrupt descriptor table. Sends the guest to its own handler, with
+    /// everything as if the instruction had raised the exception in its place.
     pub fn exception<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
         vector: u8,
@@ -227,15 +225,15 @@ impl HitHandler {
         outcome
     }
 
-    /// Whether the instruction before the probepoint of the last hit may have been `sti`, whose
-    /// interrupt shadow is over now (and without which no processor may enter with interrupts held
-    /// off, SDM vol. 3, 26.3.1.5). Asking resets it.
+    /// Returns whether the instruction before the probepoint of the last hit may have been `sti`, whose
+    /// interrupt shadow is over now (no processor may enter with a shadow while interrupts are held off, SDM
+    /// vol. 3, 26.3.1.5). The call resets this.
     pub fn ends_shadow(&mut self) -> bool {
         std::mem::take(&mut self.state.after_sti)
     }
 
-    /// What this virtual CPU is to ask a client; `regs` are the registers it is held with. `None`
-    /// when it is not held to ask, or the probe that asks is gone.
+    /// Returns what this vCPU has to ask a client. `regs` are the registers that it is held with. `None` if it
+    /// is not held to ask, or if the probe that asks is gone.
     pub fn question<M: PhysMemory + ?Sized, C: Clock>(
         &self,
         regs: &Regs,

@@ -1,8 +1,8 @@
 //! Running the handlers of a site.
 //!
-//! Invariants: they run in the order of their registration, each at most once for a hit; whoever holds
-//! the virtual CPU, or sends it elsewhere, keeps it from those behind. What few hits come to is apart
-//! from what all do, where it would cost these registers.
+//! Invariants: handlers run in the order of their registration, each at most once for a hit. A handler that
+//! holds the vCPU, or sends the guest elsewhere, keeps the hit from those after it. Code for rare cases is in
+//! functions of its own where it would cost the common path registers.
 
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::regs::Gpr;
@@ -18,7 +18,7 @@ use super::table::{Member, Role, Site};
 use crate::clock::Clock;
 use crate::event::{Captured, EventKind};
 
-/// What the pre-handlers of a site came to.
+/// Result of the pre-handlers of a site.
 pub(super) enum Handled {
     /// The displaced instruction is next.
     Proceed,
@@ -29,7 +29,7 @@ pub(super) enum Handled {
 }
 
 impl HitState {
-    /// Runs the handlers of the members behind `after`.
+    /// Runs the handlers of the members after `after`.
     #[inline]
     pub(super) fn pre_handlers<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
@@ -80,8 +80,8 @@ impl HitState {
         Handled::Proceed
     }
 
-    /// A hit of a probe with a filter, the member `index` of its site; `None` if the next handler is to run.
-    /// Cold, so that hits of others are as they would be without.
+    /// Handles a hit of a probe with a filter, the member `index` of its site. Returns `None` if the next
+    /// handler is to run. Cold, so that hits of other probes do not become slower.
     #[cold]
     #[inline(never)]
     fn filtered<M: PhysMemory + ?Sized, C: Clock>(
@@ -116,7 +116,7 @@ impl HitState {
         self.act(scene, site, member, actions, taken, regs)
     }
 
-    /// What a probe does besides looking; `None` if the next handler is to run.
+    /// Does what a probe does besides observing. Returns `None` if the next handler is to run.
     #[inline(never)]
     fn act<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
@@ -143,7 +143,8 @@ impl HitState {
         })
     }
 
-    /// A member that is no kprobe; what the virtual CPU waits for, if it does.
+    /// Handles a member that is not a kprobe: a return entry or a hook of the engine. Returns what the vCPU
+    /// waits for, if it does.
     #[inline(never)]
     pub(super) fn other<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
@@ -181,7 +182,7 @@ impl HitState {
         Some(Held::Engine { hooks, argument })
     }
 
-    /// The virtual CPU waits for `member`.
+    /// Makes the vCPU wait for `member`.
     fn wait(&mut self, site: &Site, member: &Member, taken: &Taken) {
         self.waiting = Some(Waiting {
             at: site.displaced.at(),
@@ -190,14 +191,14 @@ impl HitState {
         });
     }
 
-    /// Counts the hit as missed for the members behind the one that changed the execution path.
+    /// Counts the hit as missed for the members after the one that changed the execution path.
     pub(super) fn miss_behind(&self, site: &Site, probe: ProbeId) {
         for member in site.members.iter().filter(|member| member.id > probe) {
             member.counters.miss(self.vcpu);
         }
     }
 
-    /// Sends the guest where `then` says; whether it is elsewhere than at the probepoint.
+    /// Sends the guest where `then` says. Returns whether that is elsewhere than at the probepoint.
     pub(super) fn diverts<M: PhysMemory + ?Sized, C: Clock>(
         &self,
         scene: &Scene<'_, M, C>,

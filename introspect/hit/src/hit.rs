@@ -1,9 +1,9 @@
-//! The stages of a hit, in their order: the place is looked up in the table, the time is taken
-//! ([`super::sample`]), the handlers run ([`super::handlers`]), and the displaced instruction takes
-//! effect ([`super::step`]). Each stage returns a value, and the next begins with it here.
+//! The stages of a hit, in their order: the address is looked up in the table, the time is taken
+//! ([`super::sample`]), the handlers run ([`super::handlers`]), and the displaced instruction takes effect
+//! ([`super::step`]). Each stage returns a value, with which the next one begins here.
 //!
-//! Invariants: pre-handlers see the registers as they were at the probepoint, and run once for each
-//! time the guest comes there; every hit of an enabled probe is counted, as a hit or as missed.
+//! Invariants: pre-handlers see the registers as they were at the probepoint, and run once for each time the
+//! guest reaches it; every hit of an enabled probe is counted, as a hit or as missed.
 
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::regs::rflags;
@@ -52,7 +52,7 @@ impl HitState {
         self.handle(scene, index, site, None, taken, regs)
     }
 
-    /// Runs the handlers behind `after`, and then the instruction unless they say otherwise.
+    /// Runs the handlers after `after`, and then the instruction unless they decide otherwise.
     #[inline]
     fn handle<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
@@ -93,7 +93,7 @@ impl HitState {
             if !apply(&decision.changes, regs, scene) {
                 member.counters.error(self.vcpu);
             }
-            // Who stopped the machine still has to go where the probe says.
+            // If the probe stopped the machine, its own definition still says where the guest goes.
             let then = match &member.role {
                 Role::Probe(actions) if actions.hold == Some(Hold::Stop) => actions.then,
                 _ => decision.then,
@@ -106,7 +106,7 @@ impl HitState {
         self.handle(scene, index, site, Some(probe), taken, regs)
     }
 
-    /// A hit while an instruction is half carried out, if its handlers are not to run.
+    /// Handles a hit while an instruction is half carried out. Returns `None` if the handlers are to run.
     #[inline(never)]
     fn again<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
@@ -127,7 +127,7 @@ impl HitState {
             // processor.
             regs.rflags |= flight.interrupts;
         } else if regs.rflags & rflags::IF != 0 {
-            // No handler of an NMI turns interrupts on: the guest is elsewhere, for good.
+            // No handler of an NMI turns interrupts on: the guest is elsewhere and will not come back.
             self.put_off = None;
             return None;
         }
@@ -147,7 +147,7 @@ impl HitState {
         Some(self.carry_out(scene, index, site, &taken, regs))
     }
 
-    /// An int3 that is at no probepoint.
+    /// Handles an int3 that is not at a probepoint.
     #[inline(never)]
     fn elsewhere<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,

@@ -1,12 +1,12 @@
-//! The data plane: what happens when a virtual CPU comes to a probepoint.
+//! The data plane: what happens when a vCPU reaches a probepoint.
 //!
-//! Invariant: the hit path takes no lock that virtual CPUs share, allocates nothing and formats
-//! nothing. It knows nothing of how probes are registered: between it and the engine stands one
-//! immutable [`ProbeTable`](table::ProbeTable).
+//! Invariant: the hit path takes no lock that vCPUs share, allocates nothing and formats nothing. It does not
+//! know how probes are registered: the engine gives it one immutable [`ProbeTable`](table::ProbeTable) after
+//! another.
 //!
-//! A hit is read in `hit.rs` (the stages), `sample.rs` (time and what events show), `handlers.rs`
-//! (what probes do) and `step.rs` (the displaced instruction); `handler.rs` is the door for virtual
-//! CPUs.
+//! The code of a hit begins in `hit.rs` (the stages); `sample.rs` has the time and the content of events,
+//! `handlers.rs` what probes do, and `step.rs` the displaced instruction. `handler.rs` is the interface for
+//! vCPUs.
 
 pub mod aggregate;
 mod atomics;

@@ -1,4 +1,4 @@
-//! Budgets: how much of the machine a probe's hits may take, and what becomes of hits beyond it.
+//! Budgets: how much of the machine a probe's hits may take, and what happens to hits beyond it.
 //!
 //! ```text
 //!               hit beyond the budget                 look, once a second
@@ -7,13 +7,13 @@
 //!     └────────────────────────────────────────────────────────────────────────┘
 //!                                  a user enables the probe
 //! ```
-//! With the policy *sample* a probe stays within: what is left of a window's hits is only counted.
+//! With the policy *sample* a probe stays within: further hits of a window are only counted.
 //!
-//! Invariants: every hit is either admitted or counted as throttled, and every throttled hit is told
-//! in exactly one notice; a window admits no more hits than the budget says, whichever virtual CPUs
-//! they are on. A throttled hit makes no event and reads nothing of the guest, but what the probe
-//! *does* there (changes, another path, a stop or a question) is done nonetheless, as the guest
-//! relies on it; only turning the probe off ends that.
+//! Invariants: every hit is either admitted or counted as throttled, and every throttled hit is reported in
+//! exactly one notice; a window admits no more hits than the budget says, whichever vCPUs they are on. A
+//! throttled hit makes no event and reads nothing of the guest, but what the probe *does* there (changes,
+//! another path, a stop or a question) is done nonetheless, as the guest relies on it; only turning the probe
+//! off ends that.
 //!
 //! Hot path: no lock, no allocation, no division, no clock of its own. Virtual CPUs share one word
 //! per limit, which is written at most once for each hit that is admitted, so no more often than
@@ -25,22 +25,23 @@ use hvprobe_spec::{Budget, Excess};
 
 /// A tick, in binary logarithm of nanoseconds: about a millisecond, so that no time is divided.
 const TICK_SHIFT: u32 = 20;
-/// Ticks of a window: 1.0003 s.
+/// Number of ticks of a window: 1.0003 s.
 const WINDOW: u64 = 954;
-/// Low bits of a pool's word: what is left. The others: the tick the window began at.
+/// Number of low bits of a pool's word that hold what is left. The others hold the tick that the window began
+/// at.
 const LEFT_BITS: u32 = 36;
 const LEFT: u64 = (1 << LEFT_BITS) - 1;
 const TICKS: u64 = (1 << (64 - LEFT_BITS)) - 1;
-/// Virtual CPUs take the time before they come here, so one may be behind another that has begun
-/// the window: by so many ticks at most.
+/// vCPUs read the time before they get here, so the time of one may be earlier than the start of a window that
+/// another has begun: by at most this number of ticks.
 const BEHIND: u64 = 4096;
-/// Nanoseconds in a per cent of a second.
+/// Nanoseconds in one per cent of a second.
 const PER_CENT: u64 = 10_000_000;
 
-/// So much of something for every window.
+/// Quota per time window.
 ///
-/// Of 2^28 ticks, three days, only the remainder is known: a window whose probe was silent for just
-/// that long goes on for a moment.
+/// Ticks are known modulo 2^28, three days: a window whose probe was silent for just that long goes on for a
+/// moment.
 #[derive(Debug)]
 struct Pool {
     limit: u64,
@@ -56,7 +57,7 @@ impl Pool {
         }
     }
 
-    /// The tick the window at `now_ns` began at, and what is left in it.
+    /// Returns the tick at which the window of `now_ns` began, and what is left in it.
     fn window(&self, word: u64, now_ns: u64) -> (u64, u64) {
         let (start, left) = (word >> LEFT_BITS, word & LEFT);
         let tick = now_ns >> TICK_SHIFT & TICKS;
@@ -72,12 +73,12 @@ impl Pool {
         self.window(self.word.load(Ordering::Relaxed), now_ns).1 == 0
     }
 
-    /// Takes one; `false` when nothing is left.
+    /// Takes one; returns `false` if nothing is left.
     fn take(&self, now_ns: u64) -> bool {
         self.spend(now_ns, 1) > 0
     }
 
-    /// Takes `amount`, or what is left; returns what was left before.
+    /// Takes `amount`, or what is left. Returns what was left before.
     fn spend(&self, now_ns: u64, amount: u64) -> u64 {
         let mut word = self.word.load(Ordering::Relaxed);
         loop {
@@ -86,7 +87,7 @@ impl Pool {
                 return 0;
             }
             let next = start << LEFT_BITS | left.saturating_sub(amount);
-            // The word stands for itself, nothing else is published with it.
+            // The word is the whole state; nothing else is published with it.
             match self
                 .word
                 .compare_exchange_weak(word, next, Ordering::Relaxed, Ordering::Relaxed)
@@ -98,21 +99,21 @@ impl Pool {
     }
 }
 
-/// A probe's budget, as its hits use it up.
+/// A probe's budget, and what its hits have used of it.
 #[derive(Debug)]
 pub struct Meter {
     hits: Option<Pool>,
     /// In nanoseconds.
     time: Option<Pool>,
     excess: Excess,
-    /// Exceeded, with the policy to disable: nothing is admitted any more.
+    /// The budget was exceeded, with the policy to disable: nothing is admitted any more.
     tripped: AtomicBool,
-    /// Throttled hits that notices have told of. The control side's.
+    /// Number of throttled hits that notices have reported. For the control side.
     told: AtomicU64,
 }
 
 impl Meter {
-    /// A budget of which nothing is used, of a machine with `vcpus` virtual CPUs.
+    /// Creates an unused budget on a machine with `vcpus` vCPUs.
     #[must_use]
     pub fn new(budget: &Budget, vcpus: usize) -> Self {
         let vcpus = u64::try_from(vcpus).unwrap_or(u64::MAX);
@@ -126,7 +127,7 @@ impl Meter {
         }
     }
 
-    /// Whether a hit at `now_ns` is within the budget; then it is taken off.
+    /// Returns whether a hit at `now_ns` is within the budget. If so, takes it off the budget.
     pub fn admit(&self, now_ns: u64) -> bool {
         if self.is_tripped() {
             return false;
@@ -139,20 +140,20 @@ impl Meter {
         admitted
     }
 
-    /// The hit at `now_ns` took `cost_ns`.
+    /// Charges the hit at `now_ns` with its cost of `cost_ns`.
     pub fn charge(&self, now_ns: u64, cost_ns: u64) {
         if let Some(time) = &self.time {
             time.spend(now_ns, cost_ns);
         }
     }
 
-    /// Whether the budget was exceeded so that the probe is, or is to be, turned off.
+    /// Returns whether the budget was exceeded so that the probe is, or is to be, turned off.
     #[must_use]
     pub fn is_tripped(&self) -> bool {
         self.tripped.load(Ordering::Relaxed)
     }
 
-    /// Gives a probe that was turned off its budget back.
+    /// Restores the budget of a probe that was turned off.
     pub fn reset(&self) {
         if self.tripped.swap(false, Ordering::Relaxed) {
             for pool in [&self.hits, &self.time].into_iter().flatten() {
@@ -161,7 +162,7 @@ impl Meter {
         }
     }
 
-    /// Of `throttled` hits in all, those that no notice has told of. From now on they are told.
+    /// Returns how many of `throttled` hits in all no notice has reported, and counts these as reported.
     pub fn untold(&self, throttled: u64) -> u64 {
         throttled - self.told.swap(throttled, Ordering::Relaxed)
     }
@@ -196,7 +197,7 @@ mod tests {
         let meter = meter(Some(100), None, Excess::Sample);
         let start = 1_000_000 * SECOND;
         assert_eq!(admitted(&meter, (0..1000).map(|n| start + n)), 100);
-        // Just before the end of the window, and just behind it.
+        // Just before the end of the window, and just after it.
         let end = start + (WINDOW << TICK_SHIFT);
         assert!(!meter.admit(end - (1 << TICK_SHIFT)));
         assert_eq!(admitted(&meter, (0..1000).map(|n| end + n)), 100);

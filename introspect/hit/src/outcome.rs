@@ -1,4 +1,4 @@
-//! What comes of a hit.
+//! Outcome of a hit.
 
 use std::time::Duration;
 
@@ -8,14 +8,14 @@ use hvprobe_spec::{Decision, ProbeId};
 use super::event::Event;
 use super::table::HookSet;
 
-/// What the virtual CPU has to do next. After every outcome it also sees to it that its IDTR is
-/// [`HitHandler::window`](crate::HitHandler::window)'s, or the guest's own.
+/// What the vCPU has to do next. After every outcome it also makes sure that its IDTR is that of
+/// [`HitHandler::window`](crate::HitHandler::window), or the guest's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The int3 is not ours: the guest must get it.
     Foreign,
-    /// Go on with the changed registers; with `shadow`, interrupts stay held off for one more
-    /// instruction, as after `sti`.
+    /// Continue with the changed registers; with `shadow`, interrupts stay held off for one more instruction, as
+    /// after `sti`.
     Resume {
         /// Whether to hold interrupts off.
         shadow: bool,
@@ -30,12 +30,11 @@ pub enum Outcome {
 /// An exception that an emulated instruction raises (SDM vol. 3, chapter 6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// Its number.
+    /// Number of the exception.
     pub vector: u8,
-    /// Its error code, if it has one.
+    /// Error code, if the exception has one.
     pub error_code: Option<u32>,
-    /// For a page fault that the processor has not met itself: the address accessed, which goes to
-    /// CR2.
+    /// For a page fault that the processor has not raised itself: the address accessed, which goes to CR2.
     pub address: Option<Gva>,
 }
 
@@ -46,11 +45,11 @@ pub enum Held {
     Stop(ProbeId),
     /// A client is to be asked for a decision; [`HitHandler::question`](crate::HitHandler::question) has the details.
     Ask(ProbeId),
-    /// The engine is to be told that the guest has come to where these hooks of its are.
+    /// The engine has to be notified that the guest has reached these hooks.
     Engine {
         /// The hooks.
         hooks: HookSet,
-        /// The first argument of the function they are at.
+        /// First argument of the function that they are at.
         argument: Gva,
     },
 }
@@ -62,6 +61,6 @@ pub struct Inquiry {
     pub event: Event,
     /// How long the client has, from the event's host time.
     pub deadline: Duration,
-    /// What is done when it does not answer.
+    /// What is done if the client does not answer.
     pub default: Decision,
 }

@@ -1,5 +1,5 @@
-//! The places in the hidden region that a hit knows: stubs, trampoline and interrupt descriptor table,
-//! the ring, and the counters of detours. The engine maps the region and fills it.
+//! The places in the hidden region that a hit uses: stubs, trampoline and interrupt descriptor table, the ring,
+//! and the counters of detours. The engine maps the region and fills it.
 
 use hvprobe_arch::detour::RECORD_CELLS;
 use hvprobe_arch::insn::{ENDBR64, GateHead};
@@ -10,17 +10,17 @@ use hvprobe_arch::{Gpa, Gva};
 use crate::event::Room;
 
 const PAGE: u64 = 4096;
-/// What one page table maps, in bytes.
+/// Number of bytes that one page table maps.
 pub const TABLE_SPAN: u64 = 2 << 20;
-/// Where the stubs and the trampoline are, in pages from the start of the region.
+/// Page of the stubs and the trampoline, counted from the start of the region.
 pub const CODE_PAGE: u64 = 1;
-/// Where the interrupt descriptor table is, in pages from the start of the region.
+/// Page of the interrupt descriptor table, counted from the start of the region.
 pub const IDT_PAGE: u64 = 2;
-/// Bytes of one stub: `endbr64`, `out imm8, al` and two int3s.
+/// Size in bytes of one stub: `endbr64`, `out imm8, al` and two int3s.
 pub const STUB: u64 = 8;
-/// Where the trampoline is in the code page: after the stubs.
+/// Offset of the trampoline in the code page: after the stubs.
 pub const TRAMPOLINE: u64 = VECTORS * STUB + 64;
-/// `out GATE_PORT, al`, with which stubs and trampoline come to us.
+/// `out GATE_PORT, al`, with which stubs and trampoline exit to the host.
 pub const OUT: [u8; 2] = GateHead::patch(GATE_PORT);
 
 /// The range of kernel addresses below the kernel image (`__START_KERNEL_map` up to the lowest
@@ -31,7 +31,7 @@ pub const KERNEL_WINDOW: Window = Window {
     end: Gva(0xffff_ffff_8100_0000),
 };
 
-/// Where in the guest's address space the region may be mapped; both ends multiples of 2 MiB.
+/// A range of the guest's address space in which the region may be mapped; both ends are multiples of 2 MiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
     /// First address.
@@ -41,7 +41,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// Whether `at` lies in it.
+    /// Returns whether `at` lies in the window.
     #[must_use]
     pub fn contains(&self, at: Gva) -> bool {
         (self.start..self.end).contains(&at)
@@ -55,39 +55,39 @@ pub struct Fixtures {
 }
 
 impl Fixtures {
-    /// Those of a region that is mapped at `start`.
+    /// Returns the fixed places of a region that is mapped at `start`.
     #[must_use]
     pub fn new(start: Gva) -> Self {
         Self { start }
     }
 
-    /// The `out` that functions with a return probe return to.
+    /// Returns the address of the trampoline: the `out` that functions with a return probe return to.
     #[must_use]
     pub fn trampoline(&self) -> Gva {
         self.start.wrapping_add(CODE_PAGE * PAGE + TRAMPOLINE)
     }
 
-    /// Whether RIP has reached the trampoline, whether or not it has passed the `out` (hosts differ).
+    /// Returns whether RIP has reached the trampoline, whether or not it has passed the `out` (hosts differ).
     #[must_use]
     pub fn at_trampoline(&self, rip: Gva) -> bool {
         let offset = rip.offset_from(self.trampoline());
         offset.is_some_and(|offset| offset == 0 || offset == OUT.len() as u64)
     }
 
-    /// The interrupt descriptor table of the exception window.
+    /// Returns the address of the exception window's interrupt descriptor table.
     #[must_use]
     pub fn idt(&self) -> Gva {
         self.start.wrapping_add(IDT_PAGE * PAGE)
     }
 
-    /// Where exception `vector` is sent while the exception window is open.
+    /// Returns the stub that exception `vector` is sent to while the exception window is open.
     #[must_use]
     pub fn stub(&self, vector: u64) -> Gva {
         self.start.wrapping_add(CODE_PAGE * PAGE + vector * STUB)
     }
 
-    /// The vector whose stub RIP has reached, whether or not it has passed the `out` (hosts
-    /// differ), or the `endbr64` before it (an NMI may come there).
+    /// Returns the vector whose stub RIP has reached, whether or not it has passed the `out` (hosts differ), or
+    /// the `endbr64` before it (an NMI may come there).
     #[must_use]
     pub fn vector(&self, rip: Gva) -> Option<u8> {
         const AT: u64 = ENDBR64.len() as u64;
@@ -98,7 +98,7 @@ impl Fixtures {
             .flatten()
     }
 
-    /// Whether `at` lies in the region.
+    /// Returns whether `at` lies in the region.
     #[must_use]
     pub fn contain(&self, at: Gva) -> bool {
         at.offset_from(self.start)
@@ -106,31 +106,31 @@ impl Fixtures {
     }
 }
 
-/// Where the host finds the ring in the guest's physical memory.
+/// Addresses of the ring in the guest's physical memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingPlace {
-    /// The word that detours reserve from.
+    /// The word of the head, from which detours reserve.
     pub head: Gpa,
-    /// The word that it must not pass.
+    /// The word of the limit, which the head must not pass.
     pub limit: Gpa,
-    /// The word that it rings the doorbell at.
+    /// The word of the bell: the doorbell rings when the head passes it.
     pub bell: Gpa,
     /// The first cell.
     pub cells: Gpa,
-    /// How many cells there are before the spare ones.
+    /// Number of cells, without the spare ones.
     pub capacity: u32,
-    /// How many cells are in use when the doorbell rings.
+    /// Number of used cells at which the doorbell rings.
     pub watermark: u32,
 }
 
 impl RingPlace {
-    /// Limit and bell of a ring that nothing was ever in.
+    /// Returns limit and bell of a ring that was never used.
     #[must_use]
     pub fn initial(&self) -> (u64, u64) {
         (self.capacity.into(), self.watermark.into())
     }
 
-    /// How much room detours find in the ring now.
+    /// Returns how much room detours find in the ring now.
     ///
     /// # Errors
     /// When there is no such memory.
@@ -139,12 +139,12 @@ impl RingPlace {
             .read_u64(self.limit)?
             .wrapping_sub(mem.read_u64(self.head)?);
         let all = self.capacity.into();
-        // No more than that, unless the guest has written the head: then nothing can be reserved.
+        // Not more than the capacity, unless the guest has written the head: then nothing can be reserved.
         let free = if free <= all { free } else { 0 };
         Ok(Room::of(free, all, RECORD_CELLS.into()))
     }
 
-    /// Tells detours up to where they may reserve cells, and where to ring.
+    /// Sets the limit up to which detours may reserve cells, and the position at which they ring.
     ///
     /// # Errors
     /// When there is no such memory.
@@ -159,25 +159,25 @@ impl RingPlace {
 pub struct CounterPlace(pub Gva);
 
 impl CounterPlace {
-    /// Hits that found no room in the ring.
+    /// Returns the counter of hits that found no room in the ring.
     #[must_use]
     pub fn lost(self) -> Gva {
         self.0
     }
 
-    /// Hits that a condition left alone.
+    /// Returns the counter of hits that a condition rejected.
     #[must_use]
     pub fn vetoed(self) -> Gva {
         self.0.wrapping_add(8)
     }
 
-    /// Calls for which there was no free instance.
+    /// Returns the counter of calls for which there was no free instance.
     #[must_use]
     pub fn missed(self) -> Gva {
         self.0.wrapping_add(16)
     }
 
-    /// The word of the free list of instances.
+    /// Returns the word of the free list of instances.
     #[must_use]
     pub fn free(self) -> Gva {
         self.0.wrapping_add(24)

@@ -25,10 +25,10 @@ use crate::event::{Call, Captured, EventKind};
 use crate::record::{NESTED_MAX, RecordSource};
 use crate::region::KERNEL_WINDOW;
 
-/// Bytes before the entry's capture in the private data of a call: which items were unreadable.
+/// Size of the header before the entry's capture in the private data of a call: a bit for each unreadable item.
 const HEADER: usize = 4;
 
-/// How much private data a call of such a probe has.
+/// Returns the size of the private data of a call of a probe with these `actions`.
 #[must_use]
 pub fn entry_data_size(actions: &Actions) -> usize {
     match actions.capture.as_slice() {
@@ -38,8 +38,8 @@ pub fn entry_data_size(actions: &Actions) -> usize {
 }
 
 impl HitState {
-    /// The entry of a function with a return probe: puts the trampoline in the place of the return
-    /// address. Not made part of what calls it, where it would cost other probes' hits registers.
+    /// Handles the entry of a function with a return probe: puts the trampoline in place of the return address.
+    /// Not inlined into its caller, where it would cost other probes' hits registers.
     #[inline(never)]
     pub(super) fn enter<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
@@ -54,7 +54,7 @@ impl HitState {
             member.counters.veto(self.vcpu);
             return;
         }
-        // A probe that changes something at the return has to see it whatever its budget says.
+        // A probe that changes something at the return has to see it, whatever its budget says.
         if actions.changes.is_empty() && !member.counters.admit(self.vcpu, taken.at.host_ns) {
             return;
         }
@@ -117,7 +117,7 @@ impl HitState {
         Some(())
     }
 
-    /// The trampoline: a function has returned. Runs the return handlers of all probes that saw its
+    /// Handles the trampoline: a function has returned. Runs the return handlers of all probes that saw its
     /// entry and sends the guest to the caller.
     pub(super) fn returned<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
@@ -167,8 +167,8 @@ impl HitState {
                 }
             })
         });
-        // Without a call the slot that was popped tells: the real address was put back there just
-        // after the function had read the trampoline's from it.
+        // Without a call, the slot that was popped has the address: the real one was put back there just after
+        // the function had read the trampoline's from it.
         let to = known.or_else(|| {
             let found = scene.read_u64(slot).map(Gva);
             let on_the_way = found.is_some_and(|found| table.is_trampoline(found));
@@ -192,7 +192,7 @@ impl HitState {
         }
     }
 
-    /// The return of a call that a probe with a filter followed; whether that lets it pass.
+    /// Handles the return of a call that a probe with a filter followed. Returns whether the filter accepts it.
     #[cold]
     #[inline(never)]
     fn filtered_return<M: PhysMemory + ?Sized, C: Clock>(
@@ -225,10 +225,10 @@ impl HitState {
         true
     }
 
-    /// `task`, which is current and whose stack is at `stack` by now, is about to run for the last time. Calls that
-    /// stubs follow are looked for where they are, on that stack: so it takes no longer when there are more probes. Only
-    /// where the kernel has left a stack that was broken, which it has written to since, or keeps return addresses itself,
-    /// all are asked.
+    /// Handles the death of `task`, which is current, has its stack pointer at `stack` and is about to run for
+    /// the last time. Calls that stubs follow are searched on that stack, so this takes no longer when there are
+    /// more probes. All sources are asked only if the kernel has left a broken stack that it has written to
+    /// since, or if it keeps return addresses itself.
     pub(super) fn task_dies<M: PhysMemory + ?Sized, C: Clock>(
         &self,
         scene: &Scene<'_, M, C>,
@@ -248,7 +248,7 @@ impl HitState {
         }
     }
 
-    /// None of the calls that `task` has made will return.
+    /// Accounts for all calls that `task` has made: none of them will return.
     pub(super) fn task_dead<M: PhysMemory + ?Sized, C: Clock>(
         &self,
         scene: &Scene<'_, M, C>,
@@ -260,7 +260,7 @@ impl HitState {
         self.discard_calls(scene, task);
     }
 
-    /// Accounts for the calls of `task`, which will not return, that were to come back to the trampoline.
+    /// Accounts for the calls of `task` that were to return through the trampoline, and will not return.
     fn discard_calls<M: PhysMemory + ?Sized, C: Clock>(&self, scene: &Scene<'_, M, C>, task: Gva) {
         let open = || scene.table.returns()?.calls.open(task);
         if let Some(mut calls) = open() {
@@ -275,8 +275,8 @@ impl HitState {
     }
 }
 
-/// Accounts for the call of `task` whose stub stands, or stood, at a slot, both of these given, and for those that it was
-/// to go on to the stubs of: of other probes of the same function, or of one that it was jumped to from.
+/// Accounts for the call of `task` whose stub is, or was, at a slot, and for the calls to whose stubs it was to
+/// go on: of other probes of the same function, or of a function that jumped to it.
 fn calls_dead<M: PhysMemory + ?Sized>(
     table: &ProbeTable,
     (slot, mut stub): (Gva, Gva),
@@ -299,7 +299,7 @@ fn calls_dead<M: PhysMemory + ?Sized>(
     }
 }
 
-/// The entry of a function whose return is recorded without an exit: does what a detour would.
+/// Handles the entry of a function whose return is recorded without an exit: does what a detour would.
 fn enter_followed<M: PhysMemory + ?Sized, C: Clock>(
     scene: &Scene<'_, M, C>,
     source: &RecordSource,
@@ -328,7 +328,7 @@ fn enter_followed<M: PhysMemory + ?Sized, C: Clock>(
     sent.ok()
 }
 
-/// What a return tells of its call.
+/// Returns what the event of a return reports of its call.
 #[inline]
 fn told(call: &InFlight<'_>) -> Call {
     Call {
@@ -339,7 +339,7 @@ fn told(call: &InFlight<'_>) -> Call {
     }
 }
 
-/// What a call keeps of its entry, written to the front of `into`.
+/// Writes what a call keeps of its entry to the front of `into`.
 fn entry_data<'a, M: PhysMemory + ?Sized, C>(
     scene: &Scene<'_, M, C>,
     into: &'a mut [u8; DATA_MAX],
@@ -354,7 +354,7 @@ fn entry_data<'a, M: PhysMemory + ?Sized, C>(
     &into[..len]
 }
 
-/// What a call kept of its entry: these items.
+/// Restores `items` from what a call kept of its entry.
 fn restore(items: &[Item], data: &[u8]) -> Captured {
     match data.split_first_chunk::<HEADER>() {
         Some((header, bytes)) => Captured::again(bytes, u32::from_le_bytes(*header), items.len()),

@@ -1,7 +1,7 @@
 //! What handlers do: capture, change, report.
 //!
-//! Invariants: nothing here fails for the guest's sake: what cannot be read is zeros and marked,
-//! what cannot be written is counted; work is bounded by the limits of [`hvprobe_spec`].
+//! Invariants: the guest cannot make anything here fail: what cannot be read is zeros and marked, what cannot be
+//! written is counted; work is bounded by the limits of [`hvprobe_spec`].
 
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::regs::Gpr;
@@ -19,11 +19,11 @@ use crate::fetch::{fetch, whole_text};
 use crate::filter;
 use crate::stack_trace::stack_trace;
 
-/// When and for whom a hit was taken up.
+/// Time at which a hit was taken up, and the members for which it is not reported.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Taken {
     pub(super) at: Reading,
-    /// Members whose budget this hit is beyond: a bit for each of the first 64 of the site.
+    /// Members whose budget this hit exceeds: a bit for each of the first 64 of the site.
     muted: u64,
 }
 
@@ -36,19 +36,19 @@ impl Taken {
         }
     }
 
-    /// The hit is beyond the budget of the site's member `index`. Of a member behind the 64th it is
+    /// Notes that the hit exceeds the budget of the site's member `index`. For a member after the 64th this is
     /// forgotten, so that what comes after its pre-handler is reported.
     pub(super) fn mute(&mut self, index: usize) {
         let bit = u32::try_from(index).ok().and_then(|n| 1_u64.checked_shl(n));
         self.muted |= bit.unwrap_or(0);
     }
 
-    /// Whether the hit is beyond the budget of the site's member `index`.
+    /// Returns whether the hit exceeds the budget of the site's member `index`.
     pub(super) fn is_muted(&self, index: usize) -> bool {
         index < 64 && self.muted >> index & 1 == 1
     }
 
-    /// The same hit, taken up again after the guest was held.
+    /// Returns the same hit, taken up again after the guest was held.
     pub(super) fn again(self, earlier: Self) -> Self {
         Self {
             muted: earlier.muted,
@@ -57,7 +57,7 @@ impl Taken {
     }
 }
 
-/// What an event is made of, besides what is read of the guest for it.
+/// Content of an event, besides what is read from the guest for it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seen<'a> {
     vcpu: u32,
@@ -85,9 +85,8 @@ impl<'a> Seen<'a> {
         }
     }
 
-    /// Queues the event, with `items` and the task; returns its cost. An event is large: it is made in its
-    /// place in the queue, which is why its kind is made by a function, and what is read for it is read to
-    /// there.
+    /// Queues the event, with `items` and the task, and returns its cost. An event is large, so it is made in
+    /// its place in the queue: its kind is made by a function, and what is read for it is read to there.
     #[inline]
     pub(super) fn report<M: PhysMemory + ?Sized, C: Clock>(
         &self,
@@ -110,7 +109,7 @@ impl<'a> Seen<'a> {
         cost_ns
     }
 
-    /// As [`Seen::report`], with what was `captured` before `items`.
+    /// Like [`Seen::report`], with what was `captured` before `items`.
     pub(super) fn report_with<M: PhysMemory + ?Sized, C: Clock>(
         &self,
         scene: &Scene<'_, M, C>,
@@ -125,8 +124,8 @@ impl<'a> Seen<'a> {
         })
     }
 
-    /// As [`Seen::report`], with what `read` reads. Apart, so that hits for which nothing is read have few
-    /// instructions.
+    /// Like [`Seen::report`], with what `read` reads. Not inlined, so that hits for which nothing is read have
+    /// few instructions.
     #[inline(never)]
     fn report_read<M: PhysMemory + ?Sized, C: Clock>(
         &self,
@@ -162,7 +161,7 @@ impl<'a> Seen<'a> {
         capture(scene, &mut event.captured, items, self.regs, entry);
     }
 
-    /// The event, with `items` and the task, but without a cost.
+    /// Returns the event, with `items` and the task, but without a cost.
     pub(super) fn event_now<M: PhysMemory + ?Sized, C>(
         &self,
         scene: &Scene<'_, M, C>,
@@ -175,7 +174,7 @@ impl<'a> Seen<'a> {
         event
     }
 
-    /// Without what is added when it is in its place: registers, and what is read.
+    /// Returns the event without what is added when it is in its place: registers, and what is read.
     #[inline]
     fn event(&self, kind: EventKind, task: Option<Task>, cost_ns: u64) -> Event {
         Event {
@@ -223,8 +222,9 @@ pub(super) fn capture<M: PhysMemory + ?Sized, C>(
     }
 }
 
-/// Whether `filter`, which is that of `actions`, lets a hit pass at which that was `captured`, with its registers and, at a
-/// return, those of the call's entry; `None` if nothing can tell.
+/// Returns whether `filter`, which is that of `actions`, accepts a hit at which `captured` was read. `regs` are
+/// the registers at the hit; at a return, `entry` are those at the call's entry. `None` if this cannot be
+/// decided.
 pub(super) fn passes<M: PhysMemory + ?Sized, C>(
     scene: &Scene<'_, M, C>,
     vcpu: u32,
@@ -260,7 +260,7 @@ pub(super) fn passes<M: PhysMemory + ?Sized, C>(
     })
 }
 
-/// Makes `changes`; whether all could be made. Those that can be are.
+/// Makes the `changes` that can be made. Returns whether all could be.
 #[inline]
 pub(super) fn apply<M: PhysMemory + ?Sized, C>(
     changes: &[Change],
@@ -270,7 +270,7 @@ pub(super) fn apply<M: PhysMemory + ?Sized, C>(
     changes.is_empty() || apply_all(changes, regs, scene)
 }
 
-/// Apart from [`apply`], so that hits that change nothing need not have all registers at hand.
+/// Separate from [`apply`], so that hits that change nothing do not need all registers.
 #[inline(never)]
 fn apply_all<M: PhysMemory + ?Sized, C>(
     changes: &[Change],

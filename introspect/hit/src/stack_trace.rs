@@ -1,7 +1,7 @@
 //! The kernel's stack at a hit.
 //!
-//! Invariant: return addresses that return probes have replaced are told as if these were not there. Hit
-//! path: nothing is allocated, and what is read is bounded by the number of addresses.
+//! Invariant: return addresses that return probes have replaced are reported as if there were no return probes.
+//! Hit path: no allocation, and what is read is bounded by the number of addresses.
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::mem::PhysMemory;
@@ -21,7 +21,7 @@ pub(super) fn stack_trace<M: PhysMemory + ?Sized, C>(
     walk(scene.table.unwinder(), scene, into, most, start);
 }
 
-/// The same by what `unwinder` knows of `guest`; that it could not be read, without one.
+/// Appends the stack of `guest` as `unwinder` finds it; without an unwinder, marks it as unreadable.
 pub(crate) fn walk(
     unwinder: Option<&Unwinder>,
     guest: &(impl Surroundings + ?Sized),

@@ -1,4 +1,4 @@
-//! What changes from hit to hit on one virtual CPU.
+//! State of one vCPU that changes from hit to hit.
 
 use hvprobe_arch::Gva;
 use hvprobe_spec::ProbeId;
@@ -6,13 +6,13 @@ use hvprobe_spec::ProbeId;
 use super::event::EventProducer;
 use super::sample::Taken;
 
-/// A stepped instruction that has not come to its end.
+/// A stepped instruction that has not ended.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InFlight {
     pub(crate) site: u32,
     /// The stack pointer at the probepoint.
     pub(crate) rsp: u64,
-    /// RFLAGS.IF at the probepoint, in its place.
+    /// RFLAGS.IF at the probepoint, at its bit position.
     pub(crate) interrupts: u64,
     pub(crate) taken: Taken,
 }
@@ -20,12 +20,12 @@ pub(crate) struct InFlight {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Waiting {
     pub(crate) at: Gva,
-    /// The member that holds; those behind it have not run.
+    /// The member that holds the vCPU; those after it have not run.
     pub(crate) probe: ProbeId,
     pub(crate) taken: Taken,
 }
 
-/// What changes from hit to hit.
+/// State that changes from hit to hit.
 #[derive(Debug)]
 pub(crate) struct HitState {
     pub(crate) vcpu: u32,

@@ -1,10 +1,10 @@
 //! Carrying out the displaced instruction, and the exception window around a stepped copy.
 //!
-//! A stepped copy runs with interrupts held off and with an interrupt descriptor table of ours, so it
-//! ends in one of two ways: at the int3 behind it, or with an exception, whose frame then speaks of
-//! the slot. The guest gets to see that exception as if the instruction had raised it in its place:
-//! the frame's RIP is the probepoint (or the instruction after it, when the copy was complete), and
-//! the exception table finds its entry. Invariant: whichever way it ends, RFLAGS.IF is what it was.
+//! A stepped copy runs with interrupts held off and with an interrupt descriptor table of ours, so it ends in
+//! one of two ways: at the int3 after it, or with an exception, whose frame then refers to the slot. The guest
+//! sees that exception as if the instruction had raised it in its place: the frame's RIP is the probepoint (or
+//! the instruction after it, when the copy was complete), and the exception table finds its entry. Invariant:
+//! whichever way it ends, RFLAGS.IF is what it was.
 
 use hvprobe_arch::insn::{Effect, Memory as _, MemoryFault, SlotCode, SlotKind};
 use hvprobe_arch::mem::PhysMemory;
@@ -47,7 +47,7 @@ impl HitState {
         regs: &mut Regs,
     ) -> Outcome {
         if let Some(detour) = &site.detour {
-            // It runs the copies of all that the jump displaced.
+            // The tail runs the copies of everything that the jump displaced.
             regs.rip = detour.tail().0;
             return Outcome::Resume { shadow: false };
         }
@@ -97,7 +97,7 @@ impl HitState {
         }
     }
 
-    /// The int3 at the end of a slot: the copy ran.
+    /// Handles the int3 at the end of a slot: the copy ran.
     pub(super) fn slot_end<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
         scene: &Scene<'_, M, C>,
@@ -132,7 +132,7 @@ impl HitState {
         {
             return outcome;
         }
-        // Whatever comes of it, the copy has come to its end.
+        // Whatever the exception is, the copy has ended.
         let Some((flight, site, slot)) = self.flight.take().and_then(|flight| {
             let site = scene.table.site(flight.site)?;
             Some((flight, site, site.slot.as_ref()?))
@@ -166,8 +166,8 @@ impl HitState {
         let in_place = site.displaced.in_place(slot, Gva(rip));
         before.rip = in_place.map_or(rip, |at| at.0);
         before.rflags |= flight.interrupts;
-        // The processor sets it in the frame of a fault (SDM vol. 3, 17.3.1.1), where the guest
-        // finds it; the instruction did not run with it.
+        // The processor sets RF in the frame of a fault (SDM vol. 3, 17.3.1.1), where the guest finds it; the
+        // instruction did not run with it.
         let seen = Regs {
             rflags: before.rflags & !rflags::RF,
             ..before
@@ -189,8 +189,8 @@ impl HitState {
                 self.put_off = None;
                 return Outcome::Foreign;
             }
-            // The guest's own table is nowhere: raised once more, without the window, the exception
-            // does to the guest what it would have done.
+            // The guest's own table cannot be read. Raised once more, without the window, the exception does to the
+            // guest what it would have done.
             *regs = before;
             return Outcome::Fault(Fault {
                 vector,
@@ -199,16 +199,16 @@ impl HitState {
             });
         };
         let mut memory = scene.memory();
-        // The processor wrote there a moment ago; should the guest have taken the page away
-        // meanwhile, it sees the slot's address.
+        // The processor wrote there a moment ago. If the guest has unmapped the page meanwhile, it sees the
+        // slot's address.
         let _ = memory.write_u64(frame, before.rip);
         let _ = memory.write_u64(frame.wrapping_add(FRAME_RFLAGS), before.rflags);
         regs.rip = handler;
         Outcome::Resume { shadow: false }
     }
 
-    /// An NMI or machine check that came when the guest had reached the stub of another exception, but
-    /// not left it for us: the other is seen to first, and this one comes where the guest goes on.
+    /// Handles an NMI or machine check that came when the guest had reached the stub of another exception, but
+    /// had not exited. The other exception is handled first, and this one comes where the guest then continues.
     fn overtaking<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
         scene: &Scene<'_, M, C>,
@@ -220,7 +220,7 @@ impl HitState {
         let rip = scene.read_u64(frame)?;
         let first = scene.table.fixtures()?.vector(Gva(rip))?;
         let handler = gate_handler(scene, own_idt, vector)?;
-        // One abrupt exception overtakes another only where a guest has made that up.
+        // One abrupt exception interrupts another only if a guest has made that up.
         if is_abrupt(first) {
             return None;
         }
@@ -243,9 +243,9 @@ impl HitState {
         Some(outcome)
     }
 
-    /// The guest's kernel has faulted, with what is at `pt_regs` as its registers, and looks for an
-    /// entry in its exception table. If that was in a copy that ran without us, it finds the
-    /// instruction's own place instead, here and in all it prints.
+    /// Handles a fault of the guest's kernel, which looks for an entry in its exception table; its registers are
+    /// at `pt_regs`. If the fault was in a copy that ran without an exit, writes the address of the instruction
+    /// there, so that the kernel uses that here and in everything it prints.
     #[inline(never)]
     pub(super) fn fault_of_copy<M: PhysMemory + ?Sized, C: Clock>(
         &self,
@@ -264,7 +264,7 @@ impl HitState {
         }
     }
 
-    /// Reports the state after the displaced instruction to those who asked for it.
+    /// Reports the state after the displaced instruction to the probes that asked for it.
     #[inline(never)]
     fn post_handlers<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
@@ -289,7 +289,7 @@ impl HitState {
         }
     }
 
-    /// Counts a fault of the displaced instruction, and reports it to those who asked for it.
+    /// Counts a fault of the displaced instruction, and reports it to the probes that asked for it.
     #[inline(never)]
     fn faulted<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
@@ -312,9 +312,9 @@ impl HitState {
     }
 }
 
-/// The instruction that was put off for an NMI is given up: lets the guest come back to it
-/// with interrupts as they were. Linux returns by a copy of the frame that the processor pushed (`asm_exc_nmi` in
-/// arch/x86/entry/entry_64.S), so all that speak of it are changed.
+/// Lets the guest come back, with interrupts as they were, to an instruction that was put off for an NMI and is
+/// now given up. Linux returns by a copy of the frame that the processor pushed (`asm_exc_nmi` in
+/// arch/x86/entry/entry_64.S), so all frames that refer to the instruction are changed.
 pub(super) fn come_back<M: PhysMemory + ?Sized, C: Clock>(
     scene: &Scene<'_, M, C>,
     flight: &InFlight,
@@ -325,26 +325,26 @@ pub(super) fn come_back<M: PhysMemory + ?Sized, C: Clock>(
     };
     let at = site.displaced.at();
     if (Gva(regs.rip), regs.rsp) == (at, flight.rsp) {
-        // It has come back, and not gone on.
+        // The guest has come back to the instruction, and has not gone on.
         regs.rflags |= flight.interrupts;
         return;
     }
-    // What is at RIP's place in a frame, at that of CS, and at that of RFLAGS.
+    // The words at the places of RIP, CS and RFLAGS in a frame.
     let mut frame = [Gva(0); 3];
     scene.words_above(Gva(regs.rsp), |place, word| {
         let [rip, _, flags] = frame;
         if rip == at && word.0 == flight.rsp {
             let flags = flags.0 | flight.interrupts;
             let place = place.wrapping_sub(FRAME_RSP - FRAME_RFLAGS);
-            // It has just been read.
+            // The word has just been read.
             let _ = scene.memory().write_u64(place, flags);
         }
         frame = [frame[1], frame[2], word];
     });
 }
 
-/// The exception that an access or a jump raises in kernel mode (SDM vol. 3, 4.7 and 6.15): a page
-/// fault where nothing is mapped, a general protection fault where there is no address.
+/// Returns the exception that an access or a jump raises in kernel mode (SDM vol. 3, 4.7 and 6.15): a page fault
+/// where nothing is mapped, a general protection fault where there is no address.
 fn exception_of(fault: &MemoryFault, write: bool) -> Fault {
     if matches!(fault.cause, WalkError::NonCanonical { .. }) {
         Fault {
@@ -361,18 +361,18 @@ fn exception_of(fault: &MemoryFault, write: bool) -> Fault {
     }
 }
 
-/// Whether exception `vector` comes whenever it likes, interrupts held off or not.
+/// Returns whether exception `vector` may come at any time, interrupts held off or not.
 fn is_abrupt(vector: u8) -> bool {
     matches!(vector, NMI | MACHINE_CHECK)
 }
 
-/// Whether the processor pushes an error code with exception `vector` (SDM vol. 3, table 6-1; 29
-/// and 30 are AMD's, APM vol. 2, 8.2).
+/// Returns whether the processor pushes an error code with exception `vector` (SDM vol. 3, table 6-1; 29 and 30
+/// are AMD's, APM vol. 2, 8.2).
 fn has_error_code(vector: u8) -> bool {
     matches!(vector, 8 | 10..=14 | 17 | 21 | 29 | 30)
 }
 
-/// The handler of `vector` in the interrupt descriptor table at `idt` (SDM vol. 3, 6.14.1).
+/// Returns the handler of `vector` in the interrupt descriptor table at `idt` (SDM vol. 3, 6.14.1).
 fn gate_handler<M: PhysMemory + ?Sized, C: Clock>(
     scene: &Scene<'_, M, C>,
     idt: Gva,

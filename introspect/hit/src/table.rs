@@ -1,7 +1,7 @@
-//! The probe table: what the virtual CPUs look hits up in.
+//! The probe table, in which vCPUs look up hits.
 //!
-//! Invariant: a table never changes once built. The control side builds a new one for every
-//! change and hands it over while the virtual CPUs are stopped, so looking up takes no lock.
+//! Invariant: a table never changes once built. The control side builds a new one for every change and hands it
+//! over while the vCPUs are stopped, so a lookup takes no lock.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,17 +21,17 @@ use crate::calls::{Calls, Found, Pool};
 use crate::record::{NESTED_MAX, RecordSource, Stubs};
 use crate::region::{Fixtures, KERNEL_WINDOW};
 
-/// What the engine itself wants of a hit, for all of its hooks at one function together.
+/// What the engine itself needs of a hit, for all of its hooks at one function together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Internal {
     /// The current task is about to run for the last time: its calls in flight are orphans.
     pub task_dead: bool,
-    /// A task that has run for the last time, the function's first argument, is freed: so are the calls
-    /// that it made since.
+    /// A task that has run for the last time, the function's first argument, is freed: the calls that it made
+    /// since are orphans too.
     pub task_freed: bool,
-    /// The guest's kernel has faulted; the function's first argument leads to the registers.
+    /// The guest's kernel has faulted; the function's first argument points to the registers.
     pub fault: bool,
-    /// The hooks whose events the engine is told of while the virtual CPU waits.
+    /// Hooks that the engine is notified of while the vCPU waits.
     pub told: HookSet,
 }
 
@@ -40,7 +40,7 @@ pub struct Internal {
 pub struct HookSet(pub u32);
 
 impl HookSet {
-    /// Whether it has none.
+    /// Returns whether the set is empty.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.0 == 0
@@ -48,11 +48,11 @@ impl HookSet {
 }
 
 impl Internal {
-    /// The id of the engine's own member: before all probes of a site, none of which can keep the
-    /// hit from it.
+    /// Id of the engine's own member. It comes before all probes of a site, so none of them can keep the hit
+    /// from it.
     pub const ID: ProbeId = ProbeId(0);
 
-    /// What both want.
+    /// Returns what either of the two needs.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {
@@ -63,7 +63,7 @@ impl Internal {
         }
     }
 
-    /// Whether the virtual CPU waits there.
+    /// Returns whether the vCPU waits there.
     #[must_use]
     pub fn holds(&self) -> bool {
         !self.told.is_empty()
@@ -82,16 +82,16 @@ pub enum Role {
         /// How its calls are followed.
         calls: Following,
     },
-    /// The engine's own.
+    /// Hooks of the engine.
     Internal(Internal),
 }
 
-/// How the calls are followed that an exit has seen the entry of.
+/// How calls are followed whose entry took an exit.
 #[derive(Debug)]
 pub enum Following {
     /// They return through the trampoline, with another exit.
     Trampoline(Arc<Pool>),
-    /// They return to code that records it, as those that a detour has seen the entry of.
+    /// They return to code that records the return, like calls whose entry went through a detour.
     Stubs(Arc<RecordSource>),
 }
 
@@ -100,9 +100,9 @@ pub enum Following {
 pub struct Member {
     /// The probe; [`Internal::ID`] for the engine's own.
     pub id: ProbeId,
-    /// What it counts.
+    /// Its counters.
     pub counters: Arc<Counters>,
-    /// What it does.
+    /// What it does at a hit.
     pub role: Role,
 }
 
@@ -110,13 +110,13 @@ pub struct Member {
 /// their registration.
 #[derive(Debug)]
 pub struct Site {
-    /// The instruction that was there.
+    /// The instruction at the probepoint.
     pub displaced: Displaced,
     /// The out-of-line copy; `None` when the instruction is emulated.
     pub slot: Option<SlotCode>,
-    /// Where the jump that is there instead of an int3 leads.
+    /// The detour that the jump leads to, if there is a jump instead of an int3.
     pub detour: Option<Arc<Detour>>,
-    /// The instruction before it may be `sti`.
+    /// Whether the instruction before it may be `sti`.
     pub after_sti: bool,
     /// The probes.
     pub members: Box<[Member]>,
@@ -124,25 +124,25 @@ pub struct Site {
     pub posts: bool,
 }
 
-/// A return probe, as its returns need it.
+/// A return probe, with what its returns need.
 #[derive(Debug)]
 pub struct Returning {
-    /// What it counts.
+    /// Its counters.
     pub counters: Arc<Counters>,
     /// What happens at a return.
     pub actions: Arc<Actions>,
-    /// Disabled: calls that were entered before only go back to their callers.
+    /// Whether it is disabled: calls that were entered before only return to their callers.
     pub disabled: bool,
 }
 
-/// What all virtual CPUs share for return probes.
+/// State for return probes that all vCPUs share.
 #[derive(Debug)]
 pub struct Returns {
     /// The calls in flight that return through the trampoline.
     pub calls: Calls,
-    /// Returns through the trampoline that no call was known for.
+    /// Number of returns through the trampoline for which no call was known.
     pub unmatched: AtomicU64,
-    /// Numbers the calls.
+    /// Number of the next call.
     pub next_call: AtomicU64,
 }
 
@@ -150,16 +150,16 @@ pub struct Returns {
 #[derive(Debug, Default)]
 pub struct ProbeTable {
     by_address: FxHashMap<u64, u32>,
-    /// Their slots, by where they begin.
+    /// Sites with a slot, by the address of the slot.
     by_slot: FxHashMap<u64, u32>,
-    /// The sites of detours, by the int3 with which they ask for an exit.
+    /// Sites with a detour, by the int3 with which the detour asks for an exit.
     by_escape: FxHashMap<u64, u32>,
-    /// Where to go on from the int3s in the bytes of jumps, and from those of detours that have no
+    /// Where the guest continues after the int3s in the bytes of jumps, and after those of detours that have no
     /// site any more.
     inside_jumps: FxHashMap<u64, Gva>,
     sites: Vec<Site>,
-    /// Addresses that carried one of our int3s once: a virtual CPU may still be on its way to the
-    /// #BP entry with one of them in its exception frame.
+    /// Addresses that once had one of our int3s: a vCPU may still be on its way to the #BP entry with one of
+    /// them in its exception frame.
     retired: Arc<FxHashSet<u64>>,
     fixtures: Option<Fixtures>,
     returning: FxHashMap<ProbeId, Returning>,
@@ -169,42 +169,42 @@ pub struct ProbeTable {
     followed: Stubs,
     ask_all: Vec<Range<Gva>>,
     unwinder: Option<Unwinder>,
-    /// Whether an instruction is stepped.
+    /// Whether any instruction is stepped.
     steps: bool,
-    /// Whether handlers reach for memory that may be the process's.
+    /// Whether handlers access memory that may be the process's.
     reaches_process: bool,
-    /// Whether hits wait for room.
+    /// Whether any hits wait for room.
     waits_for_room: bool,
 }
 
-/// What a table is made of.
+/// The parts of a table.
 #[derive(Debug)]
 pub struct Parts {
     /// Armed sites.
     pub sites: Vec<Site>,
-    /// Addresses that carried one of our int3s once.
+    /// Addresses that once had one of our int3s.
     pub retired: Arc<FxHashSet<u64>>,
     /// The fixed places of the hidden region, while it is mapped.
     pub fixtures: Option<Fixtures>,
     /// The return probes.
     pub returning: FxHashMap<ProbeId, Returning>,
-    /// What they share.
+    /// State that they share.
     pub returns: Arc<Returns>,
-    /// Frames that have their return addresses back.
+    /// Frames whose return addresses were restored.
     pub vacated: Arc<Vacated>,
     /// The return probes that follow calls without exits.
     pub followed: Vec<Arc<RecordSource>>,
-    /// Return addresses that say that not all of a task's calls can be found on its stack: behind the beginning of
-    /// each, and as far as its end.
+    /// Ranges of return addresses which show that not all of a task's calls can be found on its stack. The start
+    /// of a range is not part of it; its end is.
     pub ask_all: Vec<Range<Gva>>,
-    /// The int3s of detours without a site, and where to go on from each.
+    /// The int3s of detours without a site, and where the guest continues after each.
     pub ghosts: Vec<(Gva, Gva)>,
-    /// What follows stacks, if the kernel has tables for that.
+    /// The unwinder, if the kernel has tables for it.
     pub unwinder: Option<Unwinder>,
 }
 
 impl ProbeTable {
-    /// A table of these parts.
+    /// Builds a table of these parts.
     #[must_use]
     pub fn new(parts: Parts) -> Self {
         let by_address = parts
@@ -269,7 +269,7 @@ impl ProbeTable {
         }
     }
 
-    /// Whether no site is armed.
+    /// Returns whether no site is armed.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.sites.is_empty()
@@ -287,26 +287,26 @@ impl ProbeTable {
         self.waits_for_room
     }
 
-    /// The index of the armed site at `at`.
+    /// Returns the index of the armed site at `at`.
     #[must_use]
     pub fn find(&self, at: Gva) -> Option<u32> {
         self.by_address.get(&at.0).copied()
     }
 
-    /// The armed site at `at`, with its index.
+    /// Returns the armed site at `at`, with its index.
     #[must_use]
     pub fn at(&self, at: Gva) -> Option<(u32, &Site)> {
         let index = self.find(at)?;
         Some((index, self.site(index)?))
     }
 
-    /// The site with that index.
+    /// Returns the site with that index.
     #[must_use]
     pub fn site(&self, index: u32) -> Option<&Site> {
         self.sites.get(index as usize)
     }
 
-    /// The slot that `at` lies in, with the index of its site.
+    /// Returns the slot that `at` lies in, with the index of its site.
     pub(crate) fn slot_around(&self, at: Gva) -> Option<(u32, &SlotCode)> {
         // Slots are aligned to their size.
         let start = at.0 & !(SLOT_SIZE as u64 - 1);
@@ -314,8 +314,8 @@ impl ProbeTable {
         Some((index, self.site(index)?.slot.as_ref()?))
     }
 
-    /// Where the instruction is whose copy, of a slot or a detour, is at `at`, and the site that the
-    /// copy was made for. Looks at all sites: not for what every hit does.
+    /// Returns the address of the instruction whose copy, in a slot or a detour, is at `at`, and the site that
+    /// the copy was made for. Looks at all sites: not for what every hit does.
     pub(crate) fn in_place(&self, at: Gva) -> Option<(Gva, &Site)> {
         if let Some((index, slot)) = self.slot_around(at) {
             let site = self.site(index)?;
@@ -326,8 +326,9 @@ impl ProbeTable {
             .find_map(|site| Some((site.detour.as_ref()?.in_place(at)?, site)))
     }
 
-    /// The instruction that our code at `at` stands for, a copy or what serves probes before it, and how many bytes of
-    /// the stack that has pushed. Likewise.
+    /// Returns the instruction that our code at `at` stands for, as its copy or as code that serves probes
+    /// before it, and the number of bytes that this code has pushed on the stack. Looks at all sites: not for
+    /// what every hit does.
     pub(crate) fn stands_for(&self, at: Gva) -> Option<(Gva, u64)> {
         if !KERNEL_WINDOW.contains(at) {
             return None;
@@ -337,12 +338,12 @@ impl ProbeTable {
         copied.or_else(|| detours.find_map(|detour| detour.interrupted(at)))
     }
 
-    /// The site whose detour asks for an exit at `at`.
+    /// Returns the site whose detour asks for an exit at `at`.
     pub(crate) fn escape(&self, at: Gva) -> Option<u32> {
         self.by_escape.get(&at.0).copied()
     }
 
-    /// Where to go on from the int3 at `at` in the bytes of a jump.
+    /// Returns where the guest continues after the int3 at `at` in the bytes of a jump.
     pub(crate) fn inside_jump(&self, at: Gva) -> Option<Gva> {
         self.inside_jumps.get(&at.0).copied()
     }
@@ -351,7 +352,7 @@ impl ProbeTable {
         self.retired.contains(&at.0)
     }
 
-    /// The fixed places of the hidden region, while it is mapped.
+    /// Returns the fixed places of the hidden region, while it is mapped.
     #[must_use]
     pub fn fixtures(&self) -> Option<&Fixtures> {
         self.fixtures.as_ref()
@@ -370,19 +371,20 @@ impl ProbeTable {
         &self.followed
     }
 
-    /// Whether `at`, a return address, says that not all of its task's calls can be found on the stack.
+    /// Returns whether `at`, a return address, shows that not all of its task's calls can be found on the stack.
     pub(crate) fn asks_all(&self, at: Gva) -> bool {
         let is_of = |places: &Range<Gva>| places.start < at && at <= places.end;
         self.ask_all.iter().any(is_of)
     }
 
-    /// What follows stacks.
+    /// Returns the unwinder.
     pub(crate) fn unwinder(&self) -> Option<&Unwinder> {
         self.unwinder.as_ref()
     }
 
-    /// Where a call with `at` in the place of its return address goes on to, without what return probes put
-    /// there: the trampoline, if the way leads there; `None` if it is code of ours that nobody knows any more.
+    /// Returns the address to which a call leads that has `at` in place of its return address, without what
+    /// return probes put there: the trampoline, if the way leads there. `None` if `at` is code of ours that is
+    /// not known any more.
     pub(crate) fn leads_to(&self, mem: &(impl PhysMemory + ?Sized), at: Gva) -> Option<Gva> {
         let mut leads_to = at;
         for _ in 0..NESTED_MAX {
@@ -395,7 +397,8 @@ impl ProbeTable {
         None
     }
 
-    /// Where a function returns to that begins now and has found `at` in the place of its return address.
+    /// Returns the address to which a function returns that begins now and has found `at` in place of its return
+    /// address.
     pub(crate) fn caller(&self, mem: &(impl PhysMemory + ?Sized), at: Gva) -> Gva {
         if !KERNEL_WINDOW.contains(at) {
             return at;
@@ -406,25 +409,25 @@ impl ProbeTable {
             .unwrap_or(at)
     }
 
-    /// What a function has found at its entry in the place of its return address.
+    /// Classifies what a function has found at its entry in place of its return address.
     pub(crate) fn found(&self, mem: &(impl PhysMemory + ?Sized), at: Gva) -> Found {
         if self.is_trampoline(at) {
             return Found::Trampoline;
         }
         match self.leads_to(mem, at) {
             Some(leads_to) if !self.is_trampoline(leads_to) => Found::Caller(at),
-            // Without an end: of a probe that has left, which calls in flight may still lead to the
-            // trampoline.
+            // The way has no known end: it is code of a probe that has left, and its calls in flight may still lead
+            // to the trampoline.
             Some(_) | None => Found::OnTheWay,
         }
     }
 
-    /// Where a frame really returns to that got its return address back.
+    /// Returns the real return address of a frame whose return address was restored.
     pub(crate) fn vacated(&self, task: Gva, slot: Gva) -> Option<Gva> {
         self.vacated.get(task, slot)
     }
 
-    /// What return probes share.
+    /// Returns the state that return probes share.
     #[must_use]
     pub fn returns(&self) -> Option<&Returns> {
         self.returns.as_deref()

@@ -1,4 +1,4 @@
-//! Frames that nobody waits for any longer, and that get their real return addresses back.
+//! Frames whose calls no probe follows any longer, and whose real return addresses were restored.
 
 use std::collections::VecDeque;
 
@@ -9,17 +9,17 @@ use rustc_hash::FxHashMap;
 
 use super::calls::{Fate, Frame};
 
-/// How many frames are remembered that got their return addresses back.
+/// Maximum number of frames that are remembered.
 const VACATED_MAX: usize = 4096;
-/// Frames that were given their real return addresses back, the newest few thousand.
+/// Frames whose real return addresses were restored: the newest few thousand.
 ///
-/// A task that was interrupted in a detour just after it had read the trampoline's address from its
-/// frame still comes to the trampoline, by way of that detour's stub.
+/// A task that was interrupted in a detour, just after that had read the trampoline's address from the task's
+/// frame, still reaches the trampoline, through the detour's stub.
 #[derive(Clone, Debug, Default)]
 pub struct Vacated {
     /// Real return addresses, by the task and the slot.
     frames: FxHashMap<(Gva, Gva), Gva>,
-    /// The oldest first.
+    /// Keys of `frames`, the oldest first.
     order: VecDeque<(Gva, Gva)>,
 }
 
@@ -37,18 +37,17 @@ impl Vacated {
         }
     }
 
-    /// Where the frame of `task` at `slot` really returns to.
+    /// Returns the real return address of the frame of `task` at `slot`.
     #[must_use]
     pub fn get(&self, task: Gva, slot: Gva) -> Option<Gva> {
         self.frames.get(&(task, slot)).copied()
     }
 }
 
-/// Puts the real return address of a call nobody waits for back into its slot, while the virtual
-/// CPUs stand still.
+/// Writes the real return address of a call that no probe follows back into its slot. The vCPUs must be stopped.
 pub fn vacate(frame: &Frame, trampoline: Gva, tables: &PageTables, mem: &dyn PhysMemory) -> Fate {
-    // The slot is overwritten when the function has returned, an interrupt came at the trampoline,
-    // and its frame lies over the slot. Then the call is still needed.
+    // If the function has returned and was interrupted at the trampoline, the interrupt's frame lies over the
+    // slot. Then the call is still needed.
     let holds = tables.read_u64(mem, frame.slot) == Ok(trampoline.0);
     if holds
         && tables

@@ -1,4 +1,4 @@
-//! What a hit is given: how to read the guest's kernel, and the virtual CPU it happens on.
+//! Input of a hit: how to read the guest's kernel, and the vCPU that it happens on.
 
 use std::fmt;
 
@@ -12,16 +12,16 @@ use hvprobe_linux::task::TaskUnknown;
 pub struct KernelView {
     /// The kernel's own page tables, which do not depend on the running process.
     pub tables: PageTables,
-    /// Where to find the current task; if nothing tells, it is left out of events.
+    /// Where to find the current task; if that is not known, events leave it out.
     pub task: Result<TaskLayout, TaskUnknown>,
-    /// What to add, modulo 2^64, to a CPU's per-CPU base for the address of its number, an `i32`, if that
-    /// can be told.
+    /// Offset that is added, modulo 2^64, to a CPU's per-CPU base for the address of its number, an `i32`, if
+    /// that is known.
     pub cpu_number: Option<u64>,
     /// The kernel's interrupt descriptor table.
     pub idt: Gva,
 }
 
-/// What a hit is given by the virtual CPU it happened on.
+/// Input of a hit from the vCPU that it happened on.
 pub struct Surroundings<'a, M: ?Sized, C> {
     /// Guest memory.
     pub mem: &'a M,
@@ -29,8 +29,8 @@ pub struct Surroundings<'a, M: ?Sized, C> {
     pub clock: &'a C,
     /// GS base: the per-CPU base while the kernel runs.
     pub gs_base: u64,
-    /// Tells CR3. It is asked when a handler reaches for memory of the process, once in a hit; to be
-    /// given where [`HitHandler::reaches_process`](crate::HitHandler::reaches_process) says so.
+    /// Returns CR3. Called at most once in a hit, when a handler accesses memory of the process. Has to be given
+    /// if [`HitHandler::reaches_process`](crate::HitHandler::reaches_process) says so.
     pub cr3: Option<&'a dyn Fn() -> Option<u64>>,
 }
 

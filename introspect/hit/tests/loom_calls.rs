@@ -1,4 +1,4 @@
-//! The table of calls in flight, the same source that the crate has, under every interleaving and every
+//! Tests the table of calls in flight, compiled from the crate's own source, under every interleaving and every
 //! reordering that the memory model allows.
 //!
 //! A record has many words, each a point where threads can be interleaved, so the number of
@@ -16,7 +16,7 @@ mod atomics {
         atomic::{AtomicU64, Ordering},
     };
 
-    /// Few, as all that can happen is tried: every task may be in every cell.
+    /// Small, because all that can happen is tried: every task may be in every cell.
     pub(crate) const WINDOW: usize = 2;
     pub(crate) const FIRST_LOG2: u32 = 0;
 }
@@ -51,7 +51,7 @@ struct Machine {
     pool: Pool,
 }
 
-/// Two cells, which are the window of every task.
+/// A machine with two cells, which are the window of every task.
 fn machine(maxactive: MaxActive) -> Arc<Machine> {
     let calls = Calls::new(2, 2);
     let pool = calls.pool(ProbeId(1), maxactive, 8).expect("a pool");
@@ -67,7 +67,7 @@ fn regs(id: u64) -> Regs {
 }
 
 impl Machine {
-    /// A call with its return address at `slot`; `false` if it was missed.
+    /// Makes a call with its return address at `slot`; `false` if it was missed.
     fn enter(&self, task: Gva, slot: u64) -> bool {
         let Some(mut open) = self.calls.open(task) else {
             return false;
@@ -91,12 +91,12 @@ impl Machine {
         )
     }
 
-    /// The return of a call that was not missed.
+    /// Makes the return of a call that was not missed.
     fn ret(&self, task: Gva, slot: u64) {
         assert!(self.try_ret(task, slot), "the call was lost");
     }
 
-    /// A return; `false` if there is no such call.
+    /// Makes a return; `false` if there is no such call.
     fn try_ret(&self, task: Gva, slot: u64) -> bool {
         let mut seen = 0;
         let mut open = self.calls.open(task).expect("the task's own cell");
@@ -112,7 +112,7 @@ impl Machine {
         to.is_some()
     }
 
-    /// Everything is free, and `free` calls can be made again.
+    /// Checks that everything is free, and that `free` calls can be made again.
     fn end(&self, free: u64) {
         self.calls.live(|call| panic!("left over: {call:?}"));
         assert_eq!(self.pool.active(), 0);

@@ -1,7 +1,7 @@
-//! What tells the entries of a histogram apart.
+//! Keys of a histogram's entries.
 //!
-//! A key is kept as bytes, each part with its length known from its first byte, so that looking an entry up
-//! needs no allocation, and different values are different bytes.
+//! A key is stored as bytes. The length of each part is known from its first bytes, so that an entry is looked
+//! up without an allocation, and different values are different bytes.
 
 use hvprobe_arch::Gva;
 use hvprobe_spec::FRAME;
@@ -11,9 +11,9 @@ use hvprobe_spec::histogram::KeyForm;
 /// A part of a key.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum KeyValue {
-    /// What could not be read.
+    /// A value that could not be read.
     Unreadable,
-    /// A number, extended to 64 bits, after what is made of it.
+    /// A number, extended to 64 bits, in the form that the key asks for.
     Number(u64),
     /// A text, without its NUL.
     Text(Box<[u8]>),
@@ -26,12 +26,12 @@ const NUMBER: u8 = 1;
 const TEXT: u8 = 2;
 const STACK_TRACE: u8 = 3;
 
-/// Appends what stands for something that could not be read.
+/// Appends the mark of a value that could not be read.
 pub(super) fn push_unreadable(key: &mut Vec<u8>) {
     key.push(UNREADABLE);
 }
 
-/// Appends a number that `part` is made of.
+/// Appends the number that `part` makes of `number`.
 pub(super) fn push_number(key: &mut Vec<u8>, part: &Part, number: u64) {
     let made = match part.form {
         KeyForm::Plain
@@ -41,7 +41,7 @@ pub(super) fn push_number(key: &mut Vec<u8>, part: &Part, number: u64) {
         | KeyForm::ExecName => number,
         KeyForm::Log2 => match number {
             0 => 0,
-            // The exponent of the least power of two that is not less, as the kernel has it.
+            // The exponent of the least power of two that is not less, as in the kernel.
             _ => u64::from(u64::BITS - (number - 1).leading_zeros()),
         },
         KeyForm::Bits if part.of.is_signed() && number.cast_signed() < 0 => u64::MAX,
@@ -54,7 +54,7 @@ pub(super) fn push_number(key: &mut Vec<u8>, part: &Part, number: u64) {
     key.extend_from_slice(&made.to_le_bytes());
 }
 
-/// Where the bucket of a signed `number` begins: at a multiple of its width, or at the least number there is.
+/// Returns the start of the bucket of a signed `number`: a multiple of the width, or the least number there is.
 fn bucket(number: i64, width: u64) -> u64 {
     let wide = i128::from(number);
     let begins = wide - wide.checked_rem_euclid(width.into()).unwrap_or(0);
@@ -73,14 +73,14 @@ pub(super) fn push_stack_trace(key: &mut Vec<u8>, captured: &[u8]) {
 }
 
 fn push_bytes(key: &mut Vec<u8>, kind: u8, bytes: &[u8]) {
-    // Nothing that is captured is longer.
+    // No captured item is longer.
     let len = u16::try_from(bytes.len()).unwrap_or(u16::MAX);
     key.push(kind);
     key.extend_from_slice(&len.to_le_bytes());
     key.extend_from_slice(&bytes[..usize::from(len)]);
 }
 
-/// The parts of a key that was made of such.
+/// Returns the parts of a key.
 pub(super) fn parts(mut key: &[u8]) -> Vec<KeyValue> {
     let mut parts = Vec::new();
     while let Some((value, rest)) = first(key) {
@@ -110,12 +110,12 @@ fn first(key: &[u8]) -> Option<(KeyValue, &[u8])> {
     }
 }
 
-/// The addresses of a stack, of which the lower halves were captured.
+/// Returns the addresses of a stack, of which the lower halves were captured.
 fn addresses(bytes: &[u8]) -> Box<[Gva]> {
     let (halves, _) = bytes.as_chunks::<FRAME>();
     let address = |half: &[u8; FRAME]| Gva(u64::from(u32::from_le_bytes(*half)) | HIGH);
     halves.iter().map(address).collect()
 }
 
-/// The higher half of every address of the kernel's text.
+/// Upper half of every address of the kernel's text.
 const HIGH: u64 = 0xffff_ffff_0000_0000;

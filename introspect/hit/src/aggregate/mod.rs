@@ -1,8 +1,8 @@
 //! Histograms: events counted by what they have in common.
 //!
-//! Invariant: what is kept is bounded, whatever a guest's values are; an event that there is no room for is
-//! counted as dropped. Events are counted by the collector's thread, in the order in which they are handed
-//! on; the hit path knows nothing of it.
+//! Invariant: the memory is bounded, whatever a guest's values are; an event for which there is no room is
+//! counted as dropped. The collector's thread counts events, in the order in which they are handed on; the hit
+//! path is not involved.
 
 mod key;
 mod room;

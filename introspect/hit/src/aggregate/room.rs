@@ -1,17 +1,17 @@
-//! The memory of all histograms of a machine.
+//! Memory budget of all histograms of a machine.
 //!
-//! Invariant: what is taken never exceeds what there is. Who takes gives back as much.
+//! Invariant: the bytes that are taken never exceed the budget. Each taker gives back what it took.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// How many bytes there may be, of which some are taken.
+/// A number of bytes, of which some are taken.
 #[derive(Debug)]
 pub struct Room {
     left: AtomicUsize,
 }
 
 impl Room {
-    /// So many bytes.
+    /// Creates a budget of `bytes` bytes.
     #[must_use]
     pub fn new(bytes: usize) -> Self {
         Self {
@@ -19,13 +19,13 @@ impl Room {
         }
     }
 
-    /// Bytes that nobody has.
+    /// Returns the number of bytes that are not taken.
     #[must_use]
     pub fn left(&self) -> usize {
         self.left.load(Ordering::Relaxed)
     }
 
-    /// Takes this many bytes if there are as many; returns whether there were.
+    /// Takes `bytes` bytes if as many are left. Returns whether they were.
     pub(super) fn take(&self, bytes: usize) -> bool {
         let less = |left: usize| left.checked_sub(bytes);
         let took = self
@@ -34,7 +34,7 @@ impl Room {
         took.is_ok()
     }
 
-    /// Gives back this many bytes, which were taken.
+    /// Gives back `bytes` bytes that were taken.
     pub(super) fn give_back(&self, bytes: usize) {
         self.left.fetch_add(bytes, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! What a histogram says at one moment.
+//! Content of a histogram at one moment.
 
 use std::cmp::Ordering;
 
@@ -6,16 +6,16 @@ use hvprobe_spec::histogram::{By, Order, ValueForm};
 
 use super::key::KeyValue;
 
-/// What was added up of one field.
+/// Sum of one field over the hits of an entry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sum {
-    /// At how many of the hits it could be read.
+    /// Number of hits at which the field could be read.
     pub count: u64,
     /// The sum.
     pub sum: i128,
-    /// The least; 0 if there is none.
+    /// The least value; 0 if there is none.
     pub least: i128,
-    /// The greatest; 0 if there is none.
+    /// The greatest value; 0 if there is none.
     pub greatest: i128,
 }
 
@@ -28,12 +28,12 @@ impl Sum {
         } else {
             self.greatest.max(value)
         };
-        // Of 64-bit values far fewer than it takes to leave 128 bits.
+        // Far fewer 64-bit values are added than it takes to overflow 128 bits.
         self.sum = self.sum.saturating_add(value);
         self.count += 1;
     }
 
-    /// What `form` tells of it.
+    /// Returns the number that `form` asks for.
     #[must_use]
     pub fn told(&self, form: ValueForm) -> i128 {
         match form {
@@ -45,34 +45,34 @@ impl Sum {
     }
 }
 
-/// One entry.
+/// An entry of a histogram.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// What its hits have in common, in the order of the keys.
+    /// What the entry's hits have in common, in the order of the keys.
     pub keys: Vec<KeyValue>,
-    /// How many they are.
+    /// Number of hits.
     pub hits: u64,
-    /// What was added up, in the order of the values.
+    /// The sums, in the order of the values.
     pub sums: Vec<Sum>,
-    /// The name of the task of the first of them, NUL-padded, if it was known.
+    /// Name of the task of the first hit, NUL-padded, if it was known.
     pub comm: Option<[u8; 16]>,
 }
 
 /// A histogram at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// In the order that was asked for, and where that does not tell in that of their keys.
+    /// Entries in the order that was asked for; those that are equal in it, in the order of their keys.
     pub rows: Vec<Row>,
-    /// How many hits were counted.
+    /// Number of hits that were counted.
     pub hits: u64,
-    /// How many were not, because there was no room for another entry.
+    /// Number of hits that were not counted, because there was no room for another entry.
     pub dropped: u64,
-    /// How many events of the whole machine were lost before they could be counted.
+    /// Number of events of the whole machine that were lost before they could be counted.
     pub lost: u64,
 }
 
-/// Puts `rows` into the order that is asked for. Of each key it is told whether it is a number with a sign
-/// (`signed`), and of each value what is shown of it (`forms`).
+/// Sorts `rows` in the order that is `asked` for. `signed` says of each key whether it is a signed number,
+/// `forms` which form of each value is shown.
 pub(super) fn sort(rows: &mut [Row], asked: &[Order], signed: &[bool], forms: &[ValueForm]) {
     rows.sort_unstable_by(|one, other| {
         let by_orders = asked.iter().map(|order| {

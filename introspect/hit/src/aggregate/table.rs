@@ -1,7 +1,7 @@
 //! The entries of a histogram while it counts.
 //!
-//! Invariant: its entries, and what it knows of its probes, have taken their room from that of all histograms of the
-//! machine, and it is given back with them.
+//! Invariant: the memory of its entries, and of what it knows of its probes, is taken from the room of all
+//! histograms of the machine, and is given back with them.
 
 use std::collections::{HashMap, HashSet};
 use std::mem::size_of;
@@ -18,13 +18,13 @@ use super::snapshot::{Row, Snapshot, Sum, sort};
 use crate::event::{Event, EventKind};
 use crate::filter::{Seen, no_more};
 
-/// The most bytes of keys that are kept.
+/// Maximum number of bytes of keys.
 const KEY_BYTES: usize = 16 << 20;
-/// What each allocation takes besides its bytes, about, and entries of a map for each that is used.
+/// Approximate overhead of an allocation in bytes, and approximate number of slots of a map for each used one.
 const ALLOCATED: usize = 16;
 const SPARE: usize = 2;
 
-/// What is kept of a probe whose events are not counted.
+/// Memory for a probe whose events are not counted.
 const UNCOUNTED: usize = SPARE * size_of::<ProbeId>() + ALLOCATED;
 
 /// There is no room for another probe.
@@ -39,24 +39,24 @@ pub struct NoRoom {
 pub struct Table {
     histogram: Histogram,
     probes: HashMap<ProbeId, Counted>,
-    /// Those that there was no room to know more of, whose events are dropped.
+    /// Probes for whose definition there was no room; their events are dropped.
     uncounted: HashSet<ProbeId>,
     rows: HashMap<Box<[u8]>, Entry>,
-    /// Bytes of keys that are kept.
+    /// Bytes of the keys that are stored.
     bytes: usize,
     paused: bool,
     hits: u64,
     dropped: u64,
     lost: u64,
-    /// Where keys are made.
+    /// Buffer in which keys are made.
     key: Vec<u8>,
     room: Arc<Room>,
-    /// What of it entries have, and what is known of probes.
+    /// Bytes of the room that are taken for entries, and for what is known of probes.
     rows_taken: usize,
     probes_taken: usize,
 }
 
-/// What of a probe's events is counted.
+/// Which events of a probe are counted, and by what.
 #[derive(Debug)]
 struct Counted {
     actions: Arc<Actions>,
@@ -71,7 +71,7 @@ struct Entry {
 }
 
 impl Counted {
-    /// The memory that it takes, about.
+    /// Returns the approximate size in memory.
     fn weight(&self) -> usize {
         let Aggregate {
             keys,
@@ -86,7 +86,7 @@ impl Counted {
     }
 }
 
-/// How many predicates one consists of.
+/// Returns the number of predicates that `predicate` consists of.
 fn parts_of(predicate: &Predicate) -> usize {
     match predicate {
         Predicate::Check(_) => 1,
@@ -96,7 +96,7 @@ fn parts_of(predicate: &Predicate) -> usize {
 }
 
 impl Entry {
-    /// The memory that one takes, about, which has a key of so many bytes, and so many sums.
+    /// Returns the approximate size in memory of an entry with a key of `key` bytes and with `sums` sums.
     fn weight(key: usize, sums: usize) -> usize {
         SPARE * size_of::<(Box<[u8]>, Self)>() + key + sums * size_of::<Sum>() + 2 * ALLOCATED
     }
@@ -109,7 +109,7 @@ impl Drop for Table {
 }
 
 impl Table {
-    /// A table for what `histogram` asks for, of no probe yet, whose memory is of `room`.
+    /// Creates a table for `histogram`, without probes. Its memory is taken from `room`.
     #[must_use]
     pub fn new(histogram: Histogram, room: Arc<Room>) -> Self {
         Self {
@@ -129,10 +129,10 @@ impl Table {
         }
     }
 
-    /// Counts the events of `probe`, too, which does `actions` at its hits.
+    /// Also counts the events of `probe`, which does `actions` at its hits.
     ///
     /// # Errors
-    /// When there is no room for what is to be known of it.
+    /// When there is no room for the probe's definition.
     pub fn count(
         &mut self,
         probe: ProbeId,
@@ -146,9 +146,10 @@ impl Table {
         Ok(())
     }
 
-    /// The same of what is known of `probe` now, for which so many bytes were [reserved](Self::reserve): they, and
-    /// what was known of it before, make room. If that does not do, its hits are dropped, and only its: what others
-    /// have taken of the room meanwhile is not to be the end of all that is counted here.
+    /// Like [`Table::count`], for a probe whose definition is known only now, and for which `reserved` bytes
+    /// were [reserved](Self::reserve). These bytes, and those of an earlier definition, are used for the new
+    /// one. If they are not enough and no more are left, only the hits of this probe are dropped: the counting
+    /// of other probes must not end because other tables have used up the room meanwhile.
     pub fn learn(
         &mut self,
         probe: ProbeId,
@@ -169,13 +170,13 @@ impl Table {
         }
     }
 
-    /// Gives so many bytes back, which were [reserved](Self::reserve).
+    /// Releases `bytes` bytes that were [reserved](Self::reserve).
     pub fn release(&mut self, bytes: usize) {
         let released = self.exchange(bytes, 0);
         debug_assert!(released.is_ok(), "{released:?}");
     }
 
-    /// Has so many bytes of what was taken for probes become so many others.
+    /// Replaces `before` bytes of those taken for probes with `after` bytes.
     fn exchange(&mut self, before: usize, after: usize) -> Result<(), NoRoom> {
         if let Some(less) = before.checked_sub(after) {
             self.probes_taken -= less;
@@ -185,10 +186,10 @@ impl Table {
         self.reserve(after - before)
     }
 
-    /// Takes so many bytes for what else is kept of probes, until the table goes.
+    /// Takes `bytes` bytes for other data about probes, until the table is dropped.
     ///
     /// # Errors
-    /// When there are not as many.
+    /// When less is left.
     pub fn reserve(&mut self, bytes: usize) -> Result<(), NoRoom> {
         if !self.room.take(bytes) {
             let left = self.room.left();
@@ -198,25 +199,25 @@ impl Table {
         Ok(())
     }
 
-    /// What it counts.
+    /// Returns the definition of the histogram.
     #[must_use]
     pub fn histogram(&self) -> &Histogram {
         &self.histogram
     }
 
-    /// What it counts, as it is of the first of its probes; nothing if it has no probe.
+    /// Returns what is counted, as defined for the first of the probes; `None` if there is no probe.
     #[must_use]
     pub fn what(&self) -> Option<&Aggregate> {
         let first = self.probes.iter().min_by_key(|(id, _)| id.0);
         first.map(|(_, counted)| &counted.what)
     }
 
-    /// Stops counting, or goes on with it.
+    /// Pauses the counting, or continues it.
     pub fn pause(&mut self, paused: bool) {
         self.paused = paused;
     }
 
-    /// Begins anew.
+    /// Discards everything that was counted.
     pub fn clear(&mut self) {
         self.rows = HashMap::new();
         self.room.give_back(self.rows_taken);
@@ -224,7 +225,7 @@ impl Table {
         (self.hits, self.dropped, self.lost) = (0, 0, 0);
     }
 
-    /// Counts `events`, before which so many were lost.
+    /// Counts `events`; `lost` events were lost before them.
     pub fn hear(&mut self, events: &[Event], lost: u64) {
         if self.paused {
             return;
@@ -312,7 +313,7 @@ impl Table {
         }
     }
 
-    /// A copy of what it says now, from which a [`Snapshot`] is made without it.
+    /// Returns a copy of the current content. A [`Snapshot`] is made from it without the table.
     #[must_use]
     pub fn copy(&self) -> Copied {
         let keys = self.what().into_iter().flat_map(|what| &what.keys);
@@ -332,7 +333,7 @@ impl Table {
     }
 }
 
-/// What a table said.
+/// A copy of a table's content.
 #[derive(Debug)]
 pub struct Copied {
     entries: Vec<(Box<[u8]>, Entry)>,
@@ -345,7 +346,7 @@ pub struct Copied {
 }
 
 impl Copied {
-    /// The same in order.
+    /// Sorts the entries.
     #[must_use]
     pub fn snapshot(self) -> Snapshot {
         let rows = self.entries.into_iter().map(|(key, entry)| Row {
@@ -365,7 +366,7 @@ impl Copied {
     }
 }
 
-/// A number of an event, extended to 64 bits, and whether it has a sign.
+/// Returns a number of an event, extended to 64 bits, and whether it is signed.
 fn number(of: &Measured, event: &Event, seen: &Seen<'_>) -> Option<(u64, bool)> {
     match of {
         Measured::Field(field) => seen.number(field),
@@ -392,12 +393,12 @@ fn number(of: &Measured, event: &Event, seen: &Seen<'_>) -> Option<(u64, bool)> 
     }
 }
 
-/// A time, if it could be told.
+/// Returns the time, if it is known.
 fn told(ns: u64) -> Option<u64> {
     (ns > 0).then_some(ns)
 }
 
-/// Whether a key is a number with a sign.
+/// Returns whether a key is a signed number.
 fn is_signed(part: &Part) -> bool {
     part.of.is_signed()
         && matches!(

@@ -1,8 +1,8 @@
-//! Where the list of one task's calls begins.
+//! Head of the list of one task's calls.
 
 use crate::atomics::AtomicU64;
 
-/// Someone has the cell open.
+/// The cell is open.
 pub(super) const BUSY: u64 = 1;
 /// The cell has no entries.
 pub(super) const IDLE: u64 = 2;

@@ -1,25 +1,26 @@
-//! Calls and frames, as those see them who look at all of them.
+//! Calls and frames, as seen by code that looks at all of them.
 
 use hvprobe_arch::Gva;
 use hvprobe_spec::ProbeId;
 
-/// A frame that none of its probes is interested in any longer: what [`Calls::remove`](super::Calls::remove) asks about.
+/// A frame in which none of its probes is interested any longer. [`Calls::remove`](super::Calls::remove) asks
+/// what to do with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame {
     /// The task whose frame it is.
     pub task: Gva,
-    /// Where on the stack its return address is, or was.
+    /// Address on the stack where the return address is, or was.
     pub slot: Gva,
     /// The real return address.
     pub ret: Gva,
 }
 
-/// What is to become of a [`Frame`].
+/// What to do with a [`Frame`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// It will not return through the trampoline: forget it.
     Forget,
-    /// It may still return through the trampoline: remember where it goes, in silence. The next
+    /// It may still return through the trampoline: remember its return address, without reports. The next
     /// [`Calls::remove`](super::Calls::remove) asks again.
     Keep,
 }
@@ -27,24 +28,24 @@ pub enum Fate {
 /// What [`Calls::remove`](super::Calls::remove) did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Removed {
-    /// Entries that are gone.
+    /// Number of entries that were removed.
     pub forgotten: u32,
-    /// Entries that stay without being reported, those of earlier removals included.
+    /// Number of entries that stay without being reported, including those of earlier removals.
     pub kept: u32,
 }
 
-/// One entry, for whoever looks at all of them.
+/// An entry, for code that looks at all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LiveCall {
     /// The task that made the call.
     pub task: Gva,
-    /// Where on the stack the return address is.
+    /// Address of the return address on the stack.
     pub slot: Gva,
     /// The real return address.
     pub ret: Gva,
     /// The probe; `None` if it has left.
     pub probe: Option<ProbeId>,
-    /// What [`Entry::id`](super::Entry::id) was.
+    /// The [`id`](super::Entry::id) of the entry.
     pub id: u64,
     /// Host time of the entry, nanoseconds of `CLOCK_MONOTONIC`.
     pub host_ns: u64,

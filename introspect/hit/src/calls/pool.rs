@@ -9,13 +9,11 @@
 //! [     tag        |  in use  |  newest  ]    newest: number of the first free record + 1, or 0
 //! ```
 //!
-//! Every change takes the tag one further, so a head that was read and compares equal later is
-//! the same head, unless exactly 2^30 changes went by between a load and the exchange that
-//! follows it.
+//! Every change increments the tag. So a head that was read and compares equal later is the same head, unless
+//! exactly 2^30 changes happened between a load and the exchange that follows it.
 //!
-//! The records lie in segments that double in size and stay until the table of calls is dropped;
-//! a pool whose probe has left is used again, for a later probe with the same data size, once its
-//! last call has ended.
+//! The records lie in segments that double in size and stay until the table of calls is dropped. A pool whose
+//! probe has left is used again, for a later probe with the same data size, once its last call has ended.
 
 use std::sync::{Arc, OnceLock, PoisonError};
 
@@ -24,26 +22,25 @@ use hvprobe_spec::ProbeId;
 use super::record::{DATA_MAX, Record, words};
 use crate::atomics::{AtomicU64, FIRST_LOG2, Mutex, MutexGuard, Ordering};
 
-/// The most instances an [`MaxActive::Auto`] pool grows to.
+/// Maximum number of instances of an [`MaxActive::Auto`] pool.
 pub const AUTO_MAX: u32 = 1 << 16;
-/// The most instances that can be asked for (`KRETPROBE_MAXACTIVE_MAX` in
-/// kernel/trace/trace_kprobe.c).
+/// Maximum number of instances that can be requested (`KRETPROBE_MAXACTIVE_MAX` in kernel/trace/trace_kprobe.c).
 pub const FIXED_MAX: u32 = 4096;
 
-/// How many calls of one function can be in flight before one is missed.
+/// Maximum number of calls of one function in flight; further calls are missed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MaxActive {
     /// This many, at most [`FIXED_MAX`]; 0 stands for the default.
     Fixed(u32),
-    /// What kprobes take: the larger of 10 and twice the number of virtual CPUs.
+    /// The default of kprobes: the larger of 10 and twice the number of vCPUs.
     #[default]
     Default,
-    /// As many as there are, up to [`AUTO_MAX`].
+    /// As many as are needed, up to [`AUTO_MAX`].
     Auto,
 }
 
-/// Locks `mutex`. A holder that panicked left nothing half done: what the locks of this module
-/// guard is published by one store at the end.
+/// Locks `mutex`, even if a holder panicked. It left nothing half done: what the locks of this module guard is
+/// published by one store at the end.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -53,7 +50,7 @@ const FIRST: u32 = 1 << FIRST_LOG2;
 /// Segments that hold `AUTO_MAX` elements together.
 const SEGMENTS: usize = (AUTO_MAX.trailing_zeros() - FIRST_LOG2 + 1) as usize;
 
-/// The segment that holds element `index`, and where in it.
+/// Returns the segment that holds element `index`, and the element's position in it.
 fn locate(index: u32) -> (usize, usize) {
     let doublings = (index >> FIRST_LOG2).checked_ilog2().map_or(0, |n| n + 1);
     let start = if doublings == 0 {
@@ -64,7 +61,7 @@ fn locate(index: u32) -> (usize, usize) {
     (doublings as usize, (index - start) as usize)
 }
 
-/// How many elements lie in the segments before `segment`.
+/// Returns the number of elements in the segments before `segment`.
 fn start_of(segment: usize) -> u32 {
     if segment == 0 {
         0
@@ -92,7 +89,7 @@ const TAG_SHIFT: u32 = 2 * NEWEST_BITS;
 struct Head(u64);
 
 impl Head {
-    /// Number of the first free record + 1, or 0.
+    /// Returns the number of the first free record + 1, or 0.
     fn newest(self) -> u64 {
         self.0 & FIELD
     }
@@ -101,14 +98,14 @@ impl Head {
         self.0 >> NEWEST_BITS & FIELD
     }
 
-    /// The head after this one.
+    /// Returns the head after this one, with the next tag.
     fn then(self, newest: u64, in_use: u64) -> Self {
         let tag = (self.0 >> TAG_SHIFT).wrapping_add(1);
         Self(tag << TAG_SHIFT | (in_use & FIELD) << NEWEST_BITS | newest & FIELD)
     }
 }
 
-/// What a [`Pool`] and the records of calls in flight share.
+/// State that a [`Pool`] and the records of calls in flight share.
 #[derive(Debug)]
 pub(super) struct PoolCell {
     head: AtomicU64,
@@ -131,7 +128,7 @@ impl PoolCell {
         }
     }
 
-    /// The probe the pool belongs to; `None` once it has left.
+    /// Returns the probe that the pool belongs to; `None` once it has left.
     pub(super) fn probe(&self) -> Option<ProbeId> {
         let terms = self.terms.load(Ordering::Acquire);
         (terms != 0).then(|| ProbeId(high(terms)))
@@ -141,7 +138,7 @@ impl PoolCell {
         low(Head(self.head.load(Ordering::Acquire)).in_use())
     }
 
-    /// The record `index`, which must have come from this pool.
+    /// Returns the record `index`, which must have come from this pool.
     pub(super) fn record(&self, index: u32) -> Option<Record<'_>> {
         let (segment, offset) = locate(index);
         let stride = words(self.data_words);
@@ -166,7 +163,7 @@ impl PoolCell {
                 continue;
             };
             let record = self.record(index)?;
-            // Nonsense if the record was taken meanwhile, but then the exchange fails.
+            // The link is wrong if the record was taken meanwhile, but then the exchange fails.
             let then = head.then(record.next(), head.in_use() + 1);
             match self.head.compare_exchange_weak(
                 head.0,
@@ -180,7 +177,7 @@ impl PoolCell {
         }
     }
 
-    /// Gives back what [`PoolCell::take`] gave out.
+    /// Gives back a record that [`PoolCell::take`] returned.
     pub(super) fn give(&self, index: u32, record: Record<'_>) {
         let mut head = Head(self.head.load(Ordering::Relaxed));
         loop {
@@ -198,8 +195,8 @@ impl PoolCell {
         }
     }
 
-    /// Adds a segment; `false` if the pool is as large as pools get. With `if_empty` adds none
-    /// when another thread has meanwhile.
+    /// Adds a segment. Returns `false` if the pool has its maximum size. With `if_empty`, adds none if another
+    /// thread has done so meanwhile.
     fn grow(&self, if_empty: bool) -> bool {
         let mut grown = lock(&self.grown);
         if if_empty && Head(self.head.load(Ordering::Acquire)).newest() != 0 {
@@ -214,7 +211,7 @@ impl PoolCell {
         let segment: Box<[_]> = (0..count as usize * stride)
             .map(|_| AtomicU64::new(0))
             .collect();
-        // Only the holder of the lock sets it, so it is empty.
+        // Only the holder of the lock sets a segment, so this one is empty.
         place.get_or_init(|| segment);
         *grown += 1;
         let last = first + count - 1;
@@ -257,7 +254,7 @@ fn low(word: u64) -> u32 {
     (word & 0xffff_ffff) as u32
 }
 
-/// The place of a record: pool number and record number + 1; 0 is the end of a list.
+/// Position of a record: pool number and record number + 1; 0 is the end of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Link(pub(super) u64);
 
@@ -272,7 +269,7 @@ impl Link {
         high(self.0)
     }
 
-    /// The record's number; `None` at the end of a list.
+    /// Returns the record's number; `None` at the end of a list.
     pub(super) fn record(self) -> Option<u32> {
         low(self.0).checked_sub(1)
     }
@@ -281,19 +278,19 @@ impl Link {
 /// Why a return probe got no instances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PoolError {
-    /// More instances than a fixed number can be.
+    /// More instances than a fixed number may be.
     #[error("maxactive of {0} is more than {FIXED_MAX}; ask for less, or for `auto`")]
     TooManyInstances(u32),
     /// More private data than an instance holds.
     #[error("{0} bytes of private data are more than an instance holds ({DATA_MAX})")]
     TooMuchData(usize),
-    /// As many return probes as there can be.
+    /// The maximum number of return probes exists.
     #[error("{AUTO_MAX} return probes exist; remove some before registering more")]
     TooManyPools,
 }
 
-/// The instances of one return probe; dropping it ends the probe's claim on them. Calls in flight
-/// then still return, but nobody hears of them.
+/// The instances of one return probe. Dropping it ends the probe's claim on them. Calls in flight then still
+/// return, but are not reported.
 #[derive(Debug)]
 pub struct Pool {
     pub(super) cell: Arc<PoolCell>,
@@ -302,13 +299,13 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// How many calls are in flight.
+    /// Returns the number of calls in flight.
     #[must_use]
     pub fn active(&self) -> u32 {
         self.cell.in_use()
     }
 
-    /// How many calls can be in flight before one is missed.
+    /// Returns the maximum number of calls in flight; further calls are missed.
     #[must_use]
     pub fn limit(&self) -> u32 {
         low(self.cell.terms.load(Ordering::Relaxed))
@@ -326,7 +323,7 @@ impl Drop for Pool {
 #[derive(Debug)]
 pub(super) struct Pools {
     segments: Segments<OnceLock<Arc<PoolCell>>>,
-    /// How many pools there are; held while one is added or given a new owner.
+    /// Number of pools; held while one is added or given a new owner.
     count: Mutex<u32>,
     /// Pools whose probe has left.
     left: Arc<Mutex<Vec<u32>>>,
@@ -347,7 +344,7 @@ impl Pools {
         self.segments.0.get(segment)?.get()?.get(offset)?.get()
     }
 
-    /// The record that `link` leads to, and its pool.
+    /// Returns the record that `link` leads to, and its pool.
     #[inline]
     pub(super) fn record(&self, link: Link) -> Option<(&PoolCell, Record<'_>)> {
         let index = link.record()?;
@@ -355,7 +352,7 @@ impl Pools {
         Some((pool, pool.record(index)?))
     }
 
-    /// Instances for `probe`. Allocates.
+    /// Returns a pool of instances for `probe`. Allocates.
     pub(super) fn open(
         &self,
         probe: ProbeId,
@@ -375,7 +372,7 @@ impl Pools {
         if data_size > DATA_MAX {
             return Err(PoolError::TooMuchData(data_size));
         }
-        // Few sizes, so that a pool whose probe has left is likely to suit another.
+        // Only a few sizes, so that a pool whose probe has left is likely to suit another.
         let data_words = match data_size {
             0 => 0,
             1..=64 => 8,
@@ -409,7 +406,7 @@ impl Pools {
         })
     }
 
-    /// A pool whose probe has left, with no call in flight.
+    /// Takes a pool whose probe has left, with no call in flight.
     fn unowned(&self, data_words: usize) -> Option<(u32, &Arc<PoolCell>)> {
         let mut left = lock(&self.left);
         let (at, index, cell) = left

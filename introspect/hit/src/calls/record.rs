@@ -1,24 +1,24 @@
 //! The record of one call in flight: a run of 64-bit words.
 //!
-//! Invariant: a record is either free, and then belongs to its pool, or in the list of one task,
-//! and then only whoever has that task open touches it. Its words are therefore read and written
-//! with `Relaxed`; whoever has the record next is ordered after by the task's cell or the pool's
-//! head. The one exception is [`Record::next`], which a thread that is about to lose the race for
-//! a free record may read at any time; it throws away what it read.
+//! Invariant: a record is either free, and then belongs to its pool, or in the list of one task, and then only
+//! the thread that has that task open accesses it. Its words are therefore read and written with `Relaxed`; the
+//! task's cell or the pool's head orders the next holder after the last one. The one exception is
+//! [`Record::next`], which a thread that is about to lose the race for a free record may read at any time; it
+//! discards what it read.
 
 use hvprobe_arch::{Gva, Regs};
 
 use crate::atomics::{AtomicU64, Ordering};
 
-/// The most private data an instance can hold, bytes.
+/// Maximum number of bytes of private data of an instance.
 pub const DATA_MAX: usize = 256;
 
-/// What to remember of a call: the arguments of [`TaskCalls::push`](super::TaskCalls::push).
+/// What is remembered of a call: the arguments of [`TaskCalls::push`](super::TaskCalls::push).
 #[derive(Clone, Copy, Debug)]
 pub struct Entry<'a> {
-    /// Names the call; entry and return event carry it.
+    /// Identifies the call; entry and return event carry it.
     pub id: u64,
-    /// Where on the stack the return address is.
+    /// Address of the return address on the stack.
     pub slot: Gva,
     /// The real return address, from [`TaskCalls::enter`](super::TaskCalls::enter).
     pub ret: Gva,
@@ -45,7 +45,7 @@ const DATA: usize = REGS + Regs::COUNT;
 
 const MUTED: u64 = 1 << 63;
 
-/// How many words a record with `data_words` words of private data has.
+/// Returns the number of words of a record with `data_words` words of private data.
 pub(super) const fn words(data_words: usize) -> usize {
     DATA + data_words
 }
@@ -58,7 +58,7 @@ pub(super) struct Record<'a> {
 }
 
 impl<'a> Record<'a> {
-    /// The record in `words`, which are [`words`] many.
+    /// Returns the record in `words`, of which there must be as many as [`words`] says.
     pub(super) fn new(words: &'a [AtomicU64]) -> Option<Self> {
         let (head, data) = words.split_first_chunk()?;
         Some(Self { head, data })
@@ -72,7 +72,7 @@ impl<'a> Record<'a> {
         self.head[word].store(value, Ordering::Relaxed);
     }
 
-    /// The link to the next record of the list this one is in.
+    /// Returns the link to the next record of the list that this one is in.
     pub(super) fn next(self) -> u64 {
         self.get(NEXT)
     }
@@ -101,7 +101,7 @@ impl<'a> Record<'a> {
         self.get(GUEST_TSC)
     }
 
-    /// Whether the probe has left, so that nobody is to hear of this call.
+    /// Returns whether the probe has left, so that this call is not reported.
     pub(super) fn muted(self) -> bool {
         self.get(META) & MUTED != 0
     }

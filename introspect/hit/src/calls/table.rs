@@ -10,7 +10,7 @@ use super::pool::{Link, MaxActive, Pool, PoolError, Pools};
 use super::task::TaskCalls;
 use crate::atomics::{AtomicU64, Ordering, WINDOW};
 
-/// A number of cells that holds the tasks of any ordinary guest (0.5 MiB).
+/// Number of cells that holds the tasks of any ordinary guest (0.5 MiB).
 pub const CELLS: usize = 1 << 15;
 
 /// The calls in flight of a machine.
@@ -22,8 +22,8 @@ pub struct Calls {
 }
 
 impl Calls {
-    /// A table for a machine of `vcpus` virtual CPUs, with at least `cells` cells ([`CELLS`] for a
-    /// guest). The memory for it is all allocated here.
+    /// Creates a table for a machine of `vcpus` vCPUs, with at least `cells` cells ([`CELLS`] for a guest). All
+    /// its memory is allocated here.
     #[must_use]
     pub fn new(vcpus: u32, cells: usize) -> Self {
         let cells = cells.max(WINDOW).next_power_of_two();
@@ -39,8 +39,8 @@ impl Calls {
         }
     }
 
-    /// Instances for `probe`, each with room for `data_size` bytes of private data. Allocates, and
-    /// waits for others that do: not for the hit path.
+    /// Returns a pool of instances for `probe`, each with space for `data_size` bytes of private data.
+    /// Allocates, and waits for other threads that do: not for the hit path.
     ///
     /// # Errors
     /// When more instances, data or pools are asked for than there can be.
@@ -53,15 +53,14 @@ impl Calls {
         self.pools.open(probe, maxactive, self.vcpus, data_size)
     }
 
-    /// The calls of `task`, the guest's current-task pointer, for the caller alone until dropped.
-    /// `None` if the cells `task` may be in are all taken, or if the guest says that the task runs
-    /// on another virtual CPU as well; then the caller counts a miss, or an unknown return.
+    /// Opens the calls of `task`, the guest's current-task pointer, for the caller alone until the result is
+    /// dropped. `None` if the cells that `task` may be in are all taken, or if the guest says that the task runs
+    /// on another vCPU as well; then the caller counts a miss, or an unknown return.
     ///
-    /// Not to be held while the virtual CPU is parked: whoever looks at all calls would not see
-    /// these.
+    /// Must not be held while the vCPU is parked: code that looks at all calls would not see these.
     ///
-    /// Hot path: reads one cell of a task that was here before, at most a window of cells else;
-    /// one atomic exchange.
+    /// Hot path: reads one cell for a task that was here before, otherwise at most a window of cells; one atomic
+    /// exchange.
     #[must_use]
     pub fn open(&self, task: Gva) -> Option<TaskCalls<'_>> {
         let key = task.0 & !(BUSY | IDLE);
@@ -89,14 +88,13 @@ impl Calls {
         })
     }
 
-    /// Where the newest call of `task` returns to that has its return address at `slot`. To be asked on the
-    /// virtual CPU that runs the task, also while its calls are open there: those that have ended are not
-    /// known any more.
+    /// Returns the return address of the newest call of `task` whose slot is `slot`. Must be called on the vCPU
+    /// that runs the task, also while its calls are open there. Calls that have ended are not found.
     ///
     /// Hot path of stacks: reads at most `MOST_NESTED` calls.
     #[must_use]
     pub fn return_address(&self, task: Gva, slot: Gva) -> Option<Gva> {
-        /// More than a stack of the kernel has room for.
+        /// More calls than a stack of the kernel has room for.
         const MOST_NESTED: usize = 1024;
         let key = task.0 & !(BUSY | IDLE);
         let of_task = |cell: &&Cell| cell.state.load(Ordering::Relaxed) & !BUSY == key;
@@ -123,7 +121,7 @@ impl Calls {
         Some(TaskCalls::new(&self.pools, cell, key))
     }
 
-    /// The cells `key` may be in, the likeliest first.
+    /// Iterates over the cells that `key` may be in, the likeliest first.
     fn window(&self, key: u64) -> impl Iterator<Item = &Cell> {
         // Fibonacci hashing (Knuth, vol. 3, 6.4): the high half of the product is well mixed.
         let hash = (key >> 6).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
@@ -132,7 +130,7 @@ impl Calls {
         (0..WINDOW).map(move |i| &self.cells[(home + i) & mask])
     }
 
-    /// The calls of every task in turn, except of those open elsewhere.
+    /// Iterates over the calls of every task, except of those open elsewhere.
     fn tasks(&self) -> impl Iterator<Item = TaskCalls<'_>> {
         self.cells.iter().filter_map(|cell| {
             let state = cell.state.load(Ordering::Relaxed);
@@ -143,27 +141,26 @@ impl Calls {
         })
     }
 
-    /// Shows `each` every entry, task by task, the newest of a task first. For when the virtual
-    /// CPUs stand still: entries of a task that is open elsewhere are left out, and a task that is
-    /// being shown cannot be opened.
+    /// Calls `each` for every entry, task by task, the newest of a task first. Call only while the vCPUs are
+    /// stopped: entries of a task that is open elsewhere are left out, and a task that is being shown cannot be
+    /// opened.
     pub fn live(&self, mut each: impl FnMut(&LiveCall)) {
         for calls in self.tasks() {
             calls.live(&mut each);
         }
     }
 
-    /// Takes out the entries of the probes that `leaves` names, and those that earlier removals
-    /// kept. Where a frame has no other entry, `vacate` decides: it writes the real return address
-    /// back if the frame's slot still holds the trampoline's. It is not asked about a frame in
-    /// whose place another task has a newer one; that is forgotten. For when the virtual CPUs stand
-    /// still, as [`Calls::live`]; allocates.
+    /// Removes the entries of the probes for which `leaves` is true, and those that earlier removals kept. If a
+    /// frame has no other entry, `vacate` decides: it writes the real return address back if the frame's slot
+    /// still holds the trampoline's. It is not called for a frame in whose place another task has a newer one;
+    /// that frame is forgotten. Call only while the vCPUs are stopped, like [`Calls::live`]; allocates.
     pub fn remove(
         &self,
         mut leaves: impl FnMut(ProbeId) -> bool,
         mut vacate: impl FnMut(&Frame) -> Fate,
     ) -> Removed {
-        // A task that died inside a call leaves its entry, and its stack to another task: what is
-        // in the slot then is the other's.
+        // A task that died inside a call leaves its entry behind, and its stack to another task: the slot then
+        // belongs to the other task.
         let mut newest_at = FxHashMap::default();
         self.live(|call| {
             let newest = newest_at.entry(call.slot).or_insert(call.host_ns);

@@ -1,4 +1,4 @@
-//! The calls of one task, in the hands of the virtual CPU that runs it.
+//! The calls of one task, opened by the vCPU that runs it.
 
 use hvprobe_arch::{Gva, Regs};
 use hvprobe_spec::ProbeId;
@@ -10,7 +10,7 @@ use super::pool::{Link, Pool, PoolCell, Pools};
 use super::record::{DATA_MAX, Entry, Record};
 use crate::atomics::Ordering;
 
-/// How a call came to its end.
+/// How a call ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     /// The function returned.
@@ -22,11 +22,11 @@ pub enum Ended {
 /// What a function found in the place of its return address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// Where it returns to.
+    /// The address of its caller.
     Caller(Gva),
-    /// The trampoline: it was entered by a tail call, or has another probe.
+    /// The trampoline: the function was entered by a tail call, or has another probe.
     Trampoline,
-    /// Code that follows a call without exits, and that goes on to the trampoline.
+    /// Code that follows a call without exits, and that leads to the trampoline later.
     OnTheWay,
 }
 
@@ -38,49 +38,49 @@ pub struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// The probe that saw the entry.
+    /// Returns the probe that saw the entry.
     #[must_use]
     pub fn probe(&self) -> ProbeId {
         self.probe
     }
 
-    /// What [`Entry::id`] was.
+    /// Returns the [`Entry::id`] of the call.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.record.id()
     }
 
-    /// Where on the stack the return address is.
+    /// Returns the address of the return address on the stack.
     #[must_use]
     pub fn slot(&self) -> Gva {
         self.record.slot()
     }
 
-    /// The real return address.
+    /// Returns the real return address.
     #[must_use]
     pub fn ret(&self) -> Gva {
         self.record.ret()
     }
 
-    /// Host time of the entry, nanoseconds of `CLOCK_MONOTONIC`.
+    /// Returns the host time of the entry, in nanoseconds of `CLOCK_MONOTONIC`.
     #[must_use]
     pub fn host_ns(&self) -> u64 {
         self.record.host_ns()
     }
 
-    /// The guest's time-stamp counter at the entry.
+    /// Returns the guest's time-stamp counter at the entry.
     #[must_use]
     pub fn guest_tsc(&self) -> u64 {
         self.record.guest_tsc()
     }
 
-    /// The registers at the entry.
+    /// Returns the registers at the entry.
     #[must_use]
     pub fn regs(&self) -> Regs {
         self.record.regs()
     }
 
-    /// The private data of the call, copied to `into`.
+    /// Copies the private data of the call to `into`.
     pub fn data<'b>(&self, into: &'b mut [u8; DATA_MAX]) -> &'b [u8] {
         self.record.data(into)
     }
@@ -106,11 +106,10 @@ impl Drop for TaskCalls<'_> {
     }
 }
 
-/// Whether `a` and `b` lie on one stack of the kernel. Task and interrupt stacks are 16 KiB and
-/// aligned to that (`THREAD_SIZE`, `IRQ_STACK_SIZE` in arch/x86/include/asm/page_64_types.h), the
-/// exception stacks in the CPU entry area at least 4 KiB and apart by as much
-/// (arch/x86/include/asm/cpu_entry_area.h; the area is at 0xfffffe0000000000 to
-/// 0xfffffe7fffffffff, Documentation/arch/x86/x86_64/mm.rst).
+/// Returns whether `a` and `b` lie on one stack of the kernel. Task and interrupt stacks are 16 KiB and aligned
+/// to that (`THREAD_SIZE`, `IRQ_STACK_SIZE` in arch/x86/include/asm/page_64_types.h), the exception stacks in
+/// the CPU entry area at least 4 KiB and apart by as much (arch/x86/include/asm/cpu_entry_area.h; the area is at
+/// 0xfffffe0000000000 to 0xfffffe7fffffffff, Documentation/arch/x86/x86_64/mm.rst).
 fn same_stack(a: Gva, b: Gva) -> bool {
     let bits = if a.0 >> 39 == 0xffff_fe00_0000_0000 >> 39 {
         12
@@ -130,17 +129,16 @@ impl<'a> TaskCalls<'a> {
         }
     }
 
-    /// Begins the entry of a function whose return address is at `slot`, where `found` was read,
-    /// and returns the real return address: what [`TaskCalls::push`] wants. `None` if `slot` holds
-    /// the trampoline's address without a call that accounts for it: then the call must not be
-    /// pushed, as nobody knows where it returns to. Nor may it if the trampoline's turn comes after
-    /// other code's: the two visits of the trampoline could not be told apart.
+    /// Begins the entry of a function whose return address is at `slot`, where `found` was read. Returns the
+    /// real return address, which [`TaskCalls::push`] needs. Returns `None` if `slot` holds the trampoline's
+    /// address without a call that accounts for it: then the call must not be pushed, as its real return address
+    /// is not known. It must not be pushed either if the return leads through other code before the trampoline:
+    /// the two visits of the trampoline could not be distinguished.
     ///
-    /// Frames that the entry proves abandoned are taken out and shown to `orphan`, newest first:
-    /// those on the same stack that are below the new one or in its very place. If however the new
-    /// function took over the frame in its place (the trampoline's address is still there, as
-    /// after a tail call or the push for another probe), that frame is alive, and all calls newer
-    /// than it are abandoned, on any stack.
+    /// Frames that the entry proves abandoned are removed and passed to `orphan`, newest first: those on the
+    /// same stack that are below the new one or in its very place. However, if the new function took over the
+    /// frame in its place (the trampoline's address is still there, as after a tail call or the push for another
+    /// probe), that frame is alive, and all calls newer than it are abandoned, on any stack.
     #[inline]
     pub fn enter(
         &mut self,
@@ -153,8 +151,8 @@ impl<'a> TaskCalls<'a> {
         {
             return Some(ret);
         }
-        // Entries of other stacks tell nothing: an interrupt's may be newer and abandoned, or a
-        // task's older and alive.
+        // Entries of other stacks prove nothing: those of an interrupt may be newer and abandoned, those of a
+        // task older and alive.
         let mut newer = None;
         let mut link = self.newest;
         while let Some((pool, record)) = self.pools.record(link) {
@@ -177,8 +175,8 @@ impl<'a> TaskCalls<'a> {
         }
     }
 
-    /// Remembers a call in an instance of `pool`; `false` if none is free, which is a miss. After
-    /// one or more pushes for a frame the caller writes the trampoline's address to its slot.
+    /// Stores a call in an instance of `pool`. Returns `false` if none is free, which is a miss. After one or
+    /// more pushes for a frame, the caller writes the trampoline's address to its slot.
     ///
     /// Hot path: one atomic exchange, and no allocation unless the pool is
     /// [`MaxActive::Auto`](super::MaxActive::Auto) and grows.
@@ -193,17 +191,17 @@ impl<'a> TaskCalls<'a> {
         true
     }
 
-    /// Takes back the newest `pushes` calls, unreported: for a caller that cannot write the slot.
+    /// Removes the newest `pushes` calls without reports: for a caller that cannot write the slot.
     pub fn take_back(&mut self, pushes: u32) {
         for _ in 0..pushes {
             self.pop(&mut |_| ());
         }
     }
 
-    /// The function whose return address was at `slot` has returned through the trampoline. Takes
-    /// out its calls and shows them to `each`, the innermost registration first; before them, the
-    /// calls that were newer and thus are orphans. Returns where the guest goes on; `None` if
-    /// there is no such call, and then nothing is changed.
+    /// Handles the return through the trampoline of the function whose return address was at `slot`. Removes its
+    /// calls and passes them to `each`, the innermost registration first; before them, the calls that were newer
+    /// and thus are orphans. Returns the address at which the guest continues. Returns `None` if there is no
+    /// such call, and then changes nothing.
     pub fn returned(&mut self, slot: Gva, mut each: impl FnMut(Ended, &Call<'_>)) -> Option<Gva> {
         let at_slot = |first: &(&PoolCell, Record<'_>)| first.1.slot() == slot;
         let mut first = self.first();
@@ -220,15 +218,15 @@ impl<'a> TaskCalls<'a> {
         Some(ret)
     }
 
-    /// The task is dead: takes out all its calls and shows them to `orphan`, newest first. What a
-    /// dying task still calls after this stays in flight until [`Calls::remove`](super::Calls::remove) or until another
+    /// Removes all calls of the task, which is dead, and passes them to `orphan`, newest first. Calls that a
+    /// dying task makes after this stay in flight until [`Calls::remove`](super::Calls::remove) or until another
     /// task gets its address.
     pub fn discard_all(&mut self, mut orphan: impl FnMut(&Call<'_>)) {
         while self.pop(&mut orphan) {}
     }
 
-    /// Takes out the calls newer than the newest one at `slot`, and returns that one's real return
-    /// address; changes nothing if there is none.
+    /// Removes the calls newer than the newest one at `slot`, and returns that one's real return address;
+    /// changes nothing if there is none.
     fn unwind_to(&mut self, slot: Gva, orphan: &mut impl FnMut(&Call<'_>)) -> Option<Gva> {
         let (link, record) = self
             .entries()
@@ -238,7 +236,7 @@ impl<'a> TaskCalls<'a> {
         Some(record.ret())
     }
 
-    /// The entries, newest first.
+    /// Iterates over the entries, newest first.
     fn entries(&self) -> impl Iterator<Item = (Link, &'a PoolCell, Record<'a>)> + use<'a> {
         let pools = self.pools;
         let mut link = self.newest;
@@ -254,7 +252,7 @@ impl<'a> TaskCalls<'a> {
         self.pools.record(self.newest)
     }
 
-    /// Takes out the newest entry, shown to `each` unless its probe has left.
+    /// Removes the newest entry, and passes it to `each` unless its probe has left.
     fn pop(&mut self, each: &mut impl FnMut(&Call<'_>)) -> bool {
         let Some((pool, record)) = self.first() else {
             return false;
@@ -264,8 +262,8 @@ impl<'a> TaskCalls<'a> {
         true
     }
 
-    /// Takes out the entry at `link`, which follows `newer` or is the newest, and returns its
-    /// record to its pool.
+    /// Removes the entry at `link`, which follows `newer` or is the newest, and gives its record back to its
+    /// pool.
     fn take_out(
         &mut self,
         link: Link,
@@ -277,7 +275,7 @@ impl<'a> TaskCalls<'a> {
             Some(newer) => newer.set_next(record.next()),
             None => {
                 self.newest = Link(record.next());
-                // So that `Calls::return_address` goes by it while this is open.
+                // `Calls::return_address` reads this while the calls are open.
                 self.cell.newest.store(self.newest.0, Ordering::Relaxed);
             }
         }
@@ -307,12 +305,12 @@ impl<'a> TaskCalls<'a> {
         newest_at: &FxHashMap<Gva, u64>,
         removed: &mut Removed,
     ) {
-        // The last entry that stays; none while the list is empty so far.
+        // The last entry that stays; `None` while there is none.
         let mut kept: Option<Record<'a>> = None;
         let mut link = self.newest;
         while let Some((_, first)) = self.pools.record(link) {
             let slot = first.slot();
-            // Who of the frame's probes stays?
+            // Whether any of the frame's probes stays.
             let mut wanted = false;
             let mut after = link;
             while let Some((pool, record)) = self.pools.record(after)
@@ -349,14 +347,14 @@ impl<'a> TaskCalls<'a> {
     }
 }
 
-/// Shows `each` the call, unless its probe has left.
+/// Passes the call to `each`, unless its probe has left.
 fn report(pool: &PoolCell, record: Record<'_>, each: &mut impl FnMut(&Call<'_>)) {
     if let Some(probe) = interested(pool, record) {
         each(&Call { record, probe });
     }
 }
 
-/// The probe that is to hear of the end of a call, if any is.
+/// Returns the probe to which the end of a call is reported, if there is one.
 fn interested(pool: &PoolCell, record: Record<'_>) -> Option<ProbeId> {
     if record.muted() { None } else { pool.probe() }
 }

@@ -1,4 +1,4 @@
-//! One property each.
+//! Tests of one property each.
 
 use hvprobe_arch::Gva;
 use hvprobe_spec::ProbeId;

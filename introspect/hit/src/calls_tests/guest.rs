@@ -9,7 +9,7 @@ use hvprobe_spec::ProbeId;
 use super::TRAMPOLINE;
 use crate::calls::*;
 
-/// A return probe and what was counted of it.
+/// A return probe and its counts.
 #[derive(Debug)]
 pub(super) struct Probe {
     pub(super) id: ProbeId,
@@ -53,7 +53,7 @@ pub(super) struct StackFrame {
     ret: u64,
     /// Where the trampoline leads: to the caller, or to code that follows the call without exits.
     behind: u64,
-    /// It executed its `ret`, and then was interrupted at the trampoline.
+    /// The function executed its `ret` and was then interrupted at the trampoline.
     returning: bool,
 }
 
@@ -71,15 +71,15 @@ pub(super) struct GuestTask {
     pub(super) task: Gva,
     /// Tasks that died and left their stack to this one, and are not freed yet.
     pub(super) former: Vec<Gva>,
-    /// Those that are: the guest makes new tasks of them.
+    /// Dead tasks that are freed: the guest makes new tasks of them.
     freed: Vec<Gva>,
     died: u64,
     number: u64,
     pub(super) frames: Vec<StackFrame>,
     pub(super) memory: HashMap<u64, u64>,
-    /// Where code goes on that follows a call without exits.
+    /// Where the code leads that follows a call without exits.
     stubs: HashMap<u64, u64>,
-    /// Calls that are to be reported yet.
+    /// Calls that are still to be reported.
     pub(super) pushed: HashMap<u64, Pushed>,
     made: u64,
 }
@@ -144,7 +144,7 @@ impl GuestTask {
         }
     }
 
-    /// What is found in the place of a return address.
+    /// Classifies `at`, which was found in place of a return address.
     fn found(&self, at: u64) -> Found {
         let mut end = at;
         while let Some(next) = self.stubs.get(&end) {
@@ -157,7 +157,7 @@ impl GuestTask {
         }
     }
 
-    /// A function that `on` are placed on is entered in the newest frame.
+    /// Enters a function with the probes `on` in the newest frame.
     fn enter(&mut self, calls: &Calls, probes: &Probes, on: &[ProbeId]) {
         let on: Vec<_> = on.iter().filter_map(|id| probes.get(id)).collect();
         if on.is_empty() {
@@ -232,7 +232,7 @@ impl GuestTask {
         let below = match self.frames.last() {
             None => top(task_stack),
             Some(f) if interrupt && f.slot >> 14 == task_stack >> 14 => top(interrupt_stack),
-            // The processor pushes five words where the function has returned from.
+            // The processor pushes five words at the place that the function has returned from.
             Some(f) if f.returning => f.slot - 0x30,
             Some(f) => f.slot,
         };
@@ -295,7 +295,7 @@ impl GuestTask {
                 let went = open.returned(Gva(frame.slot), |how, call| {
                     Self::reported(pushed, probes, Some(frame.slot), how, call);
                 });
-                // Without an instance the engine goes by what is in the slot.
+                // Without an instance, the engine takes what is in the slot.
                 assert!(
                     went.is_some() || to != TRAMPOLINE.0,
                     "the guest went astray"
@@ -312,7 +312,7 @@ impl GuestTask {
         let left = self.frames.len().saturating_sub(frames);
         for frame in self.frames.drain(left..) {
             for known in self.pushed.values_mut() {
-                // A frame that is there no more may have been at the same place.
+                // An earlier frame may have been at the same place.
                 if known.slot == frame.slot && known.ret == frame.behind {
                     known.abandoned = true;
                 }
@@ -320,7 +320,7 @@ impl GuestTask {
         }
     }
 
-    /// The task dies inside a call it makes after its calls were discarded, and another takes its
+    /// The task dies inside a call that it makes after its calls were discarded, and another task takes its
     /// stack.
     pub(super) fn die(&mut self, calls: &Calls, probes: &Probes, last: &[ProbeId]) {
         self.discard(calls, probes, self.task);
@@ -333,7 +333,7 @@ impl GuestTask {
         });
     }
 
-    /// The guest frees its dead tasks. Nothing is left of what they have called.
+    /// The guest frees its dead tasks. None of their calls is left.
     pub(super) fn free(&mut self, calls: &Calls, probes: &Probes) {
         for task in std::mem::take(&mut self.former) {
             self.discard_calls(calls, probes, task);

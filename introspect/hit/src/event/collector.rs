@@ -5,18 +5,18 @@
 //!   virtual CPU ──► ring ──┼──► collector ──► batch ──► sink
 //!   anything else ► Source ┘
 //! ```
-//! Each virtual CPU owns the producing end of a bounded ring; the collector owns all the consuming
-//! ends and the sources. Invariants: the producing side never blocks, allocates or takes a lock; an
-//! event that does not fit is counted as dropped and the count reaches the sink with the next batch;
-//! events are handed on in order of time, whoever made them ([`super::order`]); after [`Collector::finish`]
-//! nothing is left in a ring or a source.
+//! Each vCPU owns the producing end of a bounded ring; the collector owns all the consuming ends and the
+//! sources. Invariants: the producing side never blocks, allocates or takes a lock; an event that does not fit
+//! is counted as dropped and the count reaches the sink with the next batch; events are handed on in order of
+//! time, whatever made them ([`super::order`]); after [`Collector::finish`] nothing is left in a ring or a
+//! source.
 //!
 //! ```text
 //!   collecting ──► some from a ring, or held ────► dozes: what is queued waits for [`DOZE`]
 //!       ▲      └─► nothing, or from sources ─────► sleeps: what is queued wakes it
 //!       └──────────────────────────────────────────┘
 //! ```
-//! So those that follow the first event after a while cost the virtual CPUs no system call.
+//! So events that follow the first one after a pause cost the vCPUs no system call.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
@@ -31,8 +31,8 @@ use super::room::Room;
 use super::source::{Sink, Source};
 use super::value::Event;
 
-/// How many events one hit is taken to make: more than there are probes at one place, or calls that end
-/// together.
+/// Maximum number of events that one hit is assumed to make: more than there are probes at one place, or calls
+/// that end together.
 const HIT_MOST: u64 = 64;
 
 /// Lets the collector sleep while there is nothing to collect.
@@ -54,16 +54,16 @@ impl Waker {
     }
 }
 
-/// What a virtual CPU tells the collector, beside events.
+/// What a vCPU reports to the collector, besides events.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Tells {
     dropped: AtomicU64,
-    /// Grows with each beginning and each end of a hit: odd during one.
+    /// Incremented at the beginning and at the end of each hit: odd during one.
     hits: AtomicU64,
 }
 
-/// The end of the ring that a virtual CPU holds.
+/// The producing end of a vCPU's ring.
 #[derive(Debug)]
 pub struct EventProducer {
     ring: Producer<Event>,
@@ -72,8 +72,8 @@ pub struct EventProducer {
 }
 
 impl EventProducer {
-    /// A hit begins or ends: what tells a time from its beginning on is queued before its end, if it is
-    /// an event. Newer ones wait for that, however long the thread is kept from it.
+    /// Marks the beginning or the end of a hit. If an event has a time after the beginning, it is queued before
+    /// the end. Newer events wait for that, however long the thread is preempted.
     #[inline]
     pub fn turn(&mut self) {
         let hits = self.tells.hits.load(Ordering::Relaxed);
@@ -82,9 +82,9 @@ impl EventProducer {
             .store(hits.wrapping_add(1), Ordering::Release);
     }
 
-    /// Queues the event that `make` makes, or counts it as dropped when the ring is full. `finish` adds
-    /// what would be copied twice if `make` did. Hot path: no lock, no allocation; a system call only
-    /// when the collector sleeps.
+    /// Queues the event that `make` makes, or counts it as dropped when the ring is full. `finish` adds what
+    /// would be copied twice if `make` added it. Hot path: no lock, no allocation; a system call only when the
+    /// collector sleeps.
     #[inline]
     pub fn push(&mut self, make: impl FnOnce() -> Event, finish: impl FnOnce(&mut Event)) {
         if let Ok(mut room) = self.ring.write_chunk_uninit(1)
@@ -99,16 +99,16 @@ impl EventProducer {
         self.waker.queued();
     }
 
-    /// How much room there is for events.
+    /// Returns how much room there is for events.
     #[must_use]
     pub fn room(&self) -> Room {
         let capacity = self.ring.buffer().capacity();
         Room::of(self.ring.slots() as u64, capacity as u64, HIT_MOST)
     }
 
-    /// Has the collector look at its sources now, however long they said that they can wait.
+    /// Makes the collector look at its sources now, however long they said that they can wait.
     pub fn wake(&self) {
-        // Kept by the thread if it is not asleep, so it cannot come between looking and sleeping.
+        // If the thread is not asleep, it keeps this, so it cannot get lost between looking and sleeping.
         self.waker.collector.unpark();
     }
 }
@@ -135,7 +135,7 @@ impl Collector {
         Self::start_with(Vec::new(), vcpus, capacity, sink)
     }
 
-    /// As [`Collector::start`], collecting from `sources` too.
+    /// Like [`Collector::start`], but also collects from `sources`.
     ///
     /// # Errors
     /// When the host cannot start another thread.
@@ -189,27 +189,26 @@ impl Collector {
         Ok((collector, producers))
     }
 
-    /// Its thread: unparking it has it look at its sources now, however long they said that they can
-    /// wait.
+    /// Returns the collector's thread. Unparking it makes it look at its sources now, however long they said
+    /// that they can wait.
     #[must_use]
     pub fn thread(&self) -> Option<&Thread> {
         Some(self.thread.as_ref()?.thread())
     }
 
-    /// What waits until everything that has happened is handed on.
+    /// Returns a handle for waiting until everything that has happened is handed on.
     #[must_use]
     pub fn flush(&self) -> Flush {
         self.flush.clone()
     }
 
-    /// Whether it has ended though nobody told it to: a sink has panicked.
+    /// Returns whether the thread has ended without a request: a sink has panicked.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Empties the rings and sources a last time and ends the thread. Whoever fills them must have
-    /// stopped.
+    /// Empties the rings and sources a last time and ends the thread. Nothing may fill them any more.
     pub fn finish(mut self) {
         self.end();
     }
@@ -230,7 +229,7 @@ impl Drop for Collector {
     }
 }
 
-/// How long events of virtual CPUs come together: a fraction of what fills a ring.
+/// How long events of vCPUs accumulate: a fraction of the time that fills a ring.
 const DOZE: Duration = Duration::from_millis(2);
 
 struct Drain {
@@ -274,20 +273,20 @@ impl Drain {
         }
     }
 
-    /// How long the sources can wait.
+    /// Returns how long the sources can wait.
     fn patience(&self) -> Option<Duration> {
         let patience = self.sources.iter().filter_map(|source| source.patience());
         patience.min()
     }
 
-    /// Takes what there is, of sources that may give some if one `records`, and hands on what is in
-    /// order: all of it if there will be no more.
+    /// Takes what there is, and hands on what is in order: all of it if there will be no more. `records` says
+    /// whether any source may have events.
     fn once(&mut self, records: bool, last: bool, sink: &mut Sink) -> Found {
         let mut pass = self.order.pass(self.sources.len(), records, last);
         for (vcpu, tells) in self.tells.iter().enumerate() {
             pass.look_at(vcpu, tells.hits.load(Ordering::Acquire));
         }
-        // What a guest counts itself can be any number.
+        // A counter that the guest increments itself can be any number.
         let mut dropped = 0_u64;
         for source in &mut self.sources {
             let lost = pass.take(|batch, most| source.drain(batch, most));

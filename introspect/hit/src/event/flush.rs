@@ -1,10 +1,11 @@
-//! Waiting until what has happened is handed on.
+//! Waiting until everything that has happened is handed on.
 //!
 //! ```text
-//!   asked ──► the collector notes it before a pass ──► a pass that leaves nothing that the first has left ──► told
+//!   asked ──► the collector notes it before a pass ──► a pass that leaves nothing that the first has left ──► done
 //! ```
-//! Invariant: when it is told, all that lay in rings and sources when it was asked for was handed on, however
-//! long a hit that lasts held it, and whatever came since. A collector that has ended tells everybody.
+//! Invariant: when a waiter is notified, everything that lay in rings and sources when it asked was handed on,
+//! however long a hit that lasts held it up, and whatever came since. A collector that has ended notifies all
+//! waiters.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -27,7 +28,7 @@ impl Shared {
     }
 }
 
-/// Waits for a collector.
+/// Handle for waiting for a collector.
 #[derive(Clone, Debug)]
 pub struct Flush {
     shared: Arc<Shared>,
@@ -39,7 +40,7 @@ impl Flush {
         Self { shared, collector }
     }
 
-    /// Returns when everything that has happened was handed on, or `patience` is over; says which.
+    /// Waits until everything that has happened is handed on, at most for `patience`. Returns whether it was.
     #[must_use]
     pub fn wait(&self, patience: Duration) -> bool {
         let number = self.shared.asked.fetch_add(1, Ordering::AcqRel) + 1;
@@ -54,7 +55,7 @@ impl Flush {
     }
 }
 
-/// What the collector owes to those who wait.
+/// Waiters that the collector has to notify.
 #[derive(Debug)]
 pub(super) struct Owed {
     shared: Arc<Shared>,
@@ -62,12 +63,12 @@ pub(super) struct Owed {
     told: u64,
 }
 
-/// Somebody waits.
+/// Waiters that the current passes are made for.
 #[derive(Clone, Copy, Debug)]
 struct Open {
-    /// Those up to that number.
+    /// Waiters up to this number.
     number: u64,
-    /// The newest event that was still held when all that there was had been seen.
+    /// Time of the newest event that was still held when everything had been seen.
     until: Option<u64>,
 }
 
@@ -80,7 +81,7 @@ impl Owed {
         }
     }
 
-    /// Notes who waits. Before a pass looks at anything.
+    /// Notes the waiters. Called before a pass looks at anything.
     pub(super) fn note(&mut self) {
         if self.open.is_none() {
             let asked = self.shared.asked.load(Ordering::Acquire);
@@ -91,7 +92,8 @@ impl Owed {
         }
     }
 
-    /// A pass has `found` that, and still holds what `held` says; whether somebody waits for another one.
+    /// Notifies the waiters if that is due after a pass that has `found` this and still holds `held`. Returns
+    /// whether another pass is needed for a waiter.
     pub(super) fn passed(&mut self, found: Found, held: impl FnOnce() -> Option<Held>) -> bool {
         let Some(Open { number, until }) = &mut self.open else {
             return false;
@@ -109,7 +111,7 @@ impl Owed {
             self.told = number;
             self.open = None;
         }
-        // There may be others by now.
+        // There may be other waiters by now.
         !is_over || self.shared.asked.load(Ordering::Acquire) > number
     }
 }
@@ -145,7 +147,7 @@ mod tests {
         };
         assert_eq!(pass(Found::Part, 1, 3), 0);
         assert_eq!(pass(Found::Held, 5, 9), 0);
-        // It does not matter how often, nor what comes.
+        // The number of passes does not matter, nor what comes.
         for newest in 9..100 {
             assert_eq!(pass(Found::Held, 9, newest), 0);
         }

@@ -1,24 +1,23 @@
-//! In what order events are handed on.
+//! The order in which events are handed on.
 //!
-//! A pass of the collector sees what there is at one moment, and what comes later may be older: the time
-//! of a hit is told before the event is queued, and sources are read before rings. So a pass holds what
-//! is newer than all that the passes before it have seen: what is older than that had a whole pass to
-//! come.
+//! A pass of the collector sees what there is at one moment, and what comes later may be older: the time of a
+//! hit is read before the event is queued, and sources are read before rings. So a pass holds what is newer than
+//! everything that the passes before it have seen: older events had a whole pass to arrive.
 //!
 //! ```text
 //!   seen by passes before        seen by this one only
 //!   ───────────────── horizon ──────────────────────── newest ──▶ time
 //!       handed on         │        held
 //! ```
-//! Nothing is held when nothing new came, when only one can have made events, or when so much has come
-//! together that some would be lost. What a ring holds stays in the ring.
+//! Nothing is held when nothing new came, when only one ring can have got events, or when so many have
+//! accumulated that some would be lost. What a ring holds stays in the ring.
 //!
-//! A virtual CPU's thread may lose its processor during a hit. So it tells when it begins and ends one,
-//! and what is newer than the pass before the one that could see it begin is held until it ends.
+//! A vCPU's thread may be preempted during a hit. So it signals when it begins and ends one, and what is newer
+//! than the pass before the one that could see it begin is held until it ends.
 //!
-//! Invariant: events are handed on in order of time, unless one took longer than a pass from the moment
-//! it tells to where it can be seen, and that was not for a hit that lasted. One whose time is not known
-//! stays behind those it is known to have come after.
+//! Invariant: events are handed on in order of time, unless one took longer than a pass from the moment of its
+//! time until it could be seen, and that was not because of a hit that lasts. An event whose time is not known
+//! stays after those that it is known to have come after.
 
 use rtrb::Consumer;
 use rtrb::chunks::ReadChunk;
@@ -26,71 +25,71 @@ use rtrb::chunks::ReadChunk;
 use super::source::{Drained, Sink};
 use super::value::Event;
 
-/// At most this many events are handed on at a time; with more virtual CPUs, one of each.
+/// Maximum number of events that are handed on at a time; with more vCPUs, one of each.
 pub(super) const BATCH: usize = 1024;
-/// How many held events, beside those in rings, are too many.
+/// Maximum number of held events, besides those in rings.
 const CROWD: usize = 8 * BATCH;
 
 /// What a pass found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Found {
     Nothing,
-    /// There may be more.
+    /// There may be more events.
     Part,
-    /// Some is held: there must be another pass soon.
+    /// Some events are held: there must be another pass soon.
     Held,
-    /// It was handed on.
+    /// Everything was handed on.
     All {
         of_rings: bool,
     },
 }
 
-/// The times of the oldest and the newest event that is held.
+/// Times of the oldest and the newest event that is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Held {
     pub(super) oldest: u64,
     pub(super) newest: u64,
 }
 
-/// What is not handed on yet.
+/// Events that are not handed on yet.
 #[derive(Debug)]
 pub(super) struct Order {
     rings: Vec<Consumer<Event>>,
-    /// How many events each ring held after the last pass.
+    /// Number of events that each ring held after the last pass.
     left: Vec<usize>,
-    /// What does not lie in rings, in order of time.
+    /// Events that do not lie in rings, in order of time.
     pending: Vec<Event>,
     horizon: u64,
     /// The horizon of the pass before.
     before: u64,
-    /// What each virtual CPU told at the last look.
+    /// State of each vCPU at the last look.
     at_work: Vec<AtWork>,
     next_seq: u64,
 }
 
-/// The beginnings and ends of a virtual CPU's hits.
+/// Beginnings and ends of a vCPU's hits.
 #[derive(Clone, Copy, Debug, Default)]
 struct AtWork {
-    /// How many of both there were: odd during a hit.
+    /// Number of both: odd during a hit.
     turns: u64,
-    /// The hit, if there is one, is newer than this.
+    /// If there is a hit, it is newer than this.
     since: u64,
 }
 
-/// One look at everything.
+/// One look at all rings and sources.
 #[derive(Debug)]
 pub(super) struct Pass<'a> {
     order: &'a mut Order,
-    /// The most events to take of each.
+    /// Maximum number of events to take of each.
     share: usize,
     newest: u64,
-    /// What is newer may come after something that a source has left for now.
+    /// Newer events are held, because a source has left some for now that may be older.
     behind: u64,
-    /// What is newer may come after what a hit that lasts will tell.
+    /// Newer events are held, because a hit that lasts may still make an older one.
     lasts: u64,
     rest: bool,
     keeps_back: bool,
-    /// Sources give nothing.
+    /// Sources have no events.
     rings_only: bool,
     is_quiet: bool,
     is_last: bool,
@@ -113,7 +112,7 @@ impl Order {
         self.rings.iter().all(Consumer::is_empty)
     }
 
-    /// What is held between two passes; nothing if the time of none of it is known.
+    /// Returns the times of what is held between two passes; `None` if the time of none of it is known.
     pub(super) fn held(&mut self) -> Option<Held> {
         let mut held: Option<Held> = None;
         let mut add = |event: &Event| {
@@ -137,8 +136,8 @@ impl Order {
         held
     }
 
-    /// Begins a look at the rings and so many `sources`, of which somebody may get events if one
-    /// `records`.
+    /// Begins a look at the rings and at `sources` sources. `records` says whether any of the sources may get
+    /// events.
     pub(super) fn pass(&mut self, sources: usize, records: bool, is_last: bool) -> Pass<'_> {
         Pass {
             share: (BATCH / (self.rings.len() + sources).max(1)).max(1),
@@ -156,14 +155,14 @@ impl Order {
 }
 
 impl Pass<'_> {
-    /// Virtual CPU `vcpu` has begun and ended hits, `turns` in all. Before anything else is looked at.
+    /// Takes the number of beginnings and ends of hits of `vcpu`. Called before anything else is looked at.
     pub(super) fn look_at(&mut self, vcpu: usize, turns: u64) {
         let before = self.order.before;
         let Some(at_work) = self.order.at_work.get_mut(vcpu) else {
             return;
         };
         if at_work.turns != turns {
-            // It began after the last look, when what the horizon of that pass is of had been seen.
+            // It began after the last look. By then, everything up to the horizon of that pass had been seen.
             *at_work = AtWork {
                 turns,
                 since: before,
@@ -174,7 +173,8 @@ impl Pass<'_> {
         }
     }
 
-    /// Takes what a source has to give, which `drain` appends, and returns how much it has lost.
+    /// Takes the events of a source, which `drain` appends. Returns the number of events that the source has
+    /// lost.
     pub(super) fn take(&mut self, drain: impl FnOnce(&mut Vec<Event>, usize) -> Drained) -> u64 {
         let pending = &mut self.order.pending;
         let before = pending.len();
@@ -194,7 +194,7 @@ impl Pass<'_> {
         drained.lost
     }
 
-    /// Looks at the rings, and hands on what can be, with the number of those that were `dropped`.
+    /// Looks at the rings, and hands on what can be, with the number of events that were `dropped`.
     pub(super) fn hand_on(mut self, dropped: u64, sink: &mut Sink) -> Found {
         let until = self.until();
         let (until, ready) = self.ready(until);
@@ -226,7 +226,7 @@ impl Pass<'_> {
         let (first, second) = (filled.next(), filled.next());
         let of_rings = first.is_some();
         match (first, second) {
-            // Events that need not be put among others are handed on where they are.
+            // Events that need not be merged with others are handed on where they are.
             (Some((ring, ready)), None) if pending.is_empty() => {
                 if let Ok(mut chunk) = ring.read_chunk(*ready) {
                     let (events, wrapped) = chunk.as_mut_slices();
@@ -262,14 +262,14 @@ impl Pass<'_> {
             (_, true, _) => Found::Held,
             (.., true) => Found::All { of_rings },
             _ => {
-                // What was together at a bad moment may have been much.
+                // After a backlog, the buffer may be large.
                 pending.shrink_to(BATCH);
                 Found::Nothing
             }
         }
     }
 
-    /// Up to which time events can be handed on.
+    /// Returns the time up to which events can be handed on.
     fn until(&mut self) -> u64 {
         let mut is_crowded = self.order.pending.len() > CROWD;
         for (ring, left) in self.order.rings.iter_mut().zip(&mut self.order.left) {
@@ -296,8 +296,8 @@ impl Pass<'_> {
         horizon.min(lasts).min(self.behind)
     }
 
-    /// How many events of each ring are not newer than `until`, at most a share of each; where there
-    /// are more, nothing is handed on that is newer than the last of those.
+    /// Returns how many events of each ring are not newer than `until`, at most a share of each. If a ring has
+    /// more, nothing is handed on that is newer than the last of its share.
     fn ready(&mut self, mut until: u64) -> (u64, Vec<usize>) {
         let Order { rings, left, .. } = &mut *self.order;
         for (ring, left) in rings.iter_mut().zip(&*left) {
@@ -329,7 +329,7 @@ fn events<'c>(chunk: &'c ReadChunk<'_, Event>) -> impl DoubleEndedIterator<Item 
     first.iter().chain(second)
 }
 
-/// Puts `events` in order of time.
+/// Sorts `events` by time.
 pub(crate) fn in_order(events: &mut [Event]) {
     if !events.is_sorted_by_key(times()) {
         // Stable: events of one instant on one virtual CPU keep their order. Each is moved once.
@@ -337,8 +337,8 @@ pub(crate) fn in_order(events: &mut [Event]) {
     }
 }
 
-/// The time of each event, one after the other; of one whose time is not known, that of the one before or
-/// of what else it is known to have come after.
+/// Returns the time of each event, one after the other. If the time of an event is not known, it is that of the
+/// event before, or the time that the event is known to have come after.
 fn times() -> impl FnMut(&Event) -> u64 {
     let mut last = 0;
     move |event| {
@@ -350,8 +350,8 @@ fn times() -> impl FnMut(&Event) -> u64 {
     }
 }
 
-/// The time of an event that has no number yet, or what it is known to have come after; 0 if neither is
-/// known.
+/// Returns the time of an event that has no number yet, or the time that it is known to have come after; 0 if
+/// neither is known.
 fn place(event: &Event) -> u64 {
     match event.host_ns {
         0 => event.seq,
@@ -380,7 +380,7 @@ impl Numbered<'_> {
         self.is_something = true;
     }
 
-    /// Tells what was dropped, if that was not told yet; returns whether anything was handed on.
+    /// Reports the dropped events if that was not done yet. Returns whether anything was handed on.
     fn finish(self) -> bool {
         if self.dropped > 0 {
             (self.sink)(&[], self.dropped);

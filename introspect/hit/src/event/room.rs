@@ -1,6 +1,6 @@
-//! How much room there is for what hits leave.
+//! Room for the events of hits.
 
-/// How much room there is.
+/// Amount of free room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Room {
     /// Less than one hit may need.
@@ -12,7 +12,7 @@ pub enum Room {
 }
 
 impl Room {
-    /// That of `free` places among `all`, of which a hit takes `most`.
+    /// Returns the room of `free` places among `all`, of which a hit takes at most `most`.
     #[must_use]
     pub fn of(free: u64, all: u64, most: u64) -> Self {
         match free {

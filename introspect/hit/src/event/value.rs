@@ -1,10 +1,10 @@
-//! What an event is.
+//! The event type.
 
 use hvprobe_arch::Regs;
 use hvprobe_linux::task::Task;
 use hvprobe_spec::{CAPTURE_MAX, ITEMS_MAX, ProbeId, RegisterSet, TextHeader};
 
-/// What an event tells of.
+/// What an event reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
     /// The probepoint was reached: the pre-handler.
@@ -15,7 +15,7 @@ pub enum EventKind {
     Fault {
         /// Number of the exception (SDM vol. 3, table 6-1).
         vector: u8,
-        /// Its error code, if that exception has one.
+        /// Error code, if that exception has one.
         error_code: Option<u32>,
     },
     /// A function returned: the return handler. RIP is the caller.
@@ -27,10 +27,10 @@ pub enum EventKind {
 pub struct Call {
     /// Number of the call, never reused on this machine.
     pub id: u64,
-    /// Host time at entry, nanoseconds of `CLOCK_MONOTONIC`; 0 where it cannot be told.
+    /// Host time at entry, nanoseconds of `CLOCK_MONOTONIC`; 0 if it is not known.
     pub entry_ns: u64,
-    /// The guest's time-stamp counter at entry; 0 where it is not known, because the entry took an exit
-    /// and the return did not.
+    /// The guest's time-stamp counter at entry; 0 if it is not known, because the entry took an exit and the
+    /// return did not.
     pub entry_tsc: u64,
     /// The registers at entry.
     pub entry: Regs,
@@ -40,7 +40,7 @@ pub struct Call {
 /// another, for a return probe first those of the entry. Unreadable ones are zeros.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Captured {
-    /// `None` before the first item, so that an event without any need not carry zeros.
+    /// `None` before the first item, so that an event without items need not carry zeros.
     bytes: Option<[u8; CAPTURE_MAX]>,
     len: u16,
     unreadable: u32,
@@ -48,7 +48,7 @@ pub struct Captured {
 }
 
 impl Captured {
-    /// Nothing. Not a constant, whose room for bytes would be copied along.
+    /// Returns an empty capture. Not a constant, whose space for bytes would be copied along.
     #[inline]
     #[must_use]
     pub fn nothing() -> Self {
@@ -60,8 +60,8 @@ impl Captured {
         }
     }
 
-    /// So many items that were read before, with a bit in `unreadable` for each that could not be. What
-    /// does not fit is left out.
+    /// Restores `items` items that were read before, with a bit in `unreadable` for each that could not be read.
+    /// What does not fit is left out.
     #[must_use]
     pub fn again(read: &[u8], unreadable: u32, items: usize) -> Self {
         let mut captured = Self::nothing();
@@ -74,27 +74,27 @@ impl Captured {
         captured
     }
 
-    /// What was read.
+    /// Returns the bytes that were read.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         let bytes = self.bytes.as_ref().map_or(&[][..], |bytes| bytes);
         bytes.get(..usize::from(self.len)).unwrap_or_default()
     }
 
-    /// Whether the item at `index` could not be read, and is zeros here.
+    /// Returns whether the item `index` could not be read, and is zeros here.
     #[must_use]
     pub fn is_unreadable(&self, index: usize) -> bool {
         index < ITEMS_MAX && self.unreadable >> index & 1 == 1
     }
 
-    /// Which items could not be read, a bit for each: the lowest for the first.
+    /// Returns a bit for each item that could not be read: the lowest for the first item.
     #[must_use]
     pub fn unreadable(&self) -> u32 {
         self.unreadable
     }
 
-    /// Appends an item of `len` bytes, which `read` fills or says that it cannot. What does not fit
-    /// is left out; a capture that was checked fits.
+    /// Appends an item of `len` bytes. `read` fills them and returns whether it could. What does not fit is left
+    /// out; a capture that was checked fits.
     pub fn item(&mut self, len: usize, read: impl FnOnce(&mut [u8]) -> bool) {
         let start = usize::from(self.len);
         let bytes = self.bytes.get_or_insert([0; CAPTURE_MAX]);
@@ -108,8 +108,8 @@ impl Captured {
         self.added(len, readable);
     }
 
-    /// Appends a text of at most `most` bytes, which `read` puts to the front of what it is given and says
-    /// how many they are, or that it cannot. What does not fit is left out.
+    /// Appends a text of at most `most` bytes. `read` puts it to the front of its argument and returns its
+    /// header, or `None` if it could not be read. What does not fit is left out.
     pub fn text(&mut self, most: usize, read: impl FnOnce(&mut [u8]) -> Option<TextHeader>) {
         let start = usize::from(self.len);
         let bytes = self.bytes.get_or_insert([0; CAPTURE_MAX]);
@@ -124,7 +124,7 @@ impl Captured {
         self.added(TextHeader::SIZE + len, found.is_some());
     }
 
-    /// An item of `len` bytes is behind the others.
+    /// Accounts for an item of `len` bytes that was appended.
     fn added(&mut self, len: usize, readable: bool) {
         if !readable {
             self.unreadable |= 1_u32.checked_shl(u32::from(self.items)).unwrap_or(0);
@@ -143,28 +143,28 @@ impl std::fmt::Debug for Captured {
     }
 }
 
-/// One thing one probe saw.
+/// An event of one probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// What it was.
+    /// What happened.
     pub kind: EventKind,
-    /// Position in the machine's stream of events, from 0; gaps do not occur (drops are counted
-    /// apart, before a position is given). Until there is one: what the event is known to have come
-    /// after, as [`Event::host_ns`], if it has no time of its own.
+    /// Position in the machine's stream of events, from 0; gaps do not occur (drops are counted apart, before a
+    /// position is given). Before that, for an event without a time of its own: the time that the event is known
+    /// to have come after, as in [`Event::host_ns`].
     pub seq: u64,
     /// The probe that was hit.
     pub probe: ProbeId,
     /// The virtual CPU that hit it.
     pub vcpu: u32,
-    /// Host time, nanoseconds of `CLOCK_MONOTONIC`, when the exit was taken up, or when the record was
-    /// made; 0 where that cannot be told.
+    /// Host time, nanoseconds of `CLOCK_MONOTONIC`, when the exit was taken up, or when the record was made; 0
+    /// if it is not known.
     pub host_ns: u64,
     /// The guest's time-stamp counter at the same moment.
     pub guest_tsc: u64,
     /// The registers: at the probepoint as the pre-handler found them (RIP is the probepoint), at
     /// the return as the function left them, or after the displaced instruction.
     pub regs: Regs,
-    /// Which of them the user wants to see.
+    /// Registers that the user wants to see.
     pub shown: RegisterSet,
     /// What was captured.
     pub captured: Captured,

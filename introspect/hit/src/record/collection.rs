@@ -1,4 +1,4 @@
-//! What a machine's collector and its control side share of the ring.
+//! The part of the ring's reader that a machine's collector and its control side share.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,13 +11,13 @@ use super::source::{Stamp, When};
 use crate::event::{Drained, Event, Room, in_order};
 use crate::region::RingPlace;
 
-/// The longest that a record waits to be read.
+/// Maximum time that a record waits to be read.
 const DEADLINE: Duration = Duration::from_millis(5);
-/// How often counters are looked at that the guest only increments.
+/// Interval between reads of counters that the guest only increments.
 pub(super) const SETTLE: Duration = Duration::from_secs(1);
 
-/// What a machine's collector and its control side share of the ring: the reader, and the events
-/// that the control side has read before the collector came to it.
+/// What a machine's collector and its control side share: the reader of the ring, and the events that the
+/// control side has read before the collector did.
 #[derive(Debug)]
 pub struct Collection {
     place: RingPlace,
@@ -33,7 +33,7 @@ struct State {
 }
 
 impl Collection {
-    /// A collection of what `reader` reads.
+    /// Creates a collection of what `reader` reads.
     #[must_use]
     pub fn new(reader: Reader) -> Self {
         let place = reader.place();
@@ -49,7 +49,7 @@ impl Collection {
         }
     }
 
-    /// How much room detours find in the ring now. Takes no lock.
+    /// Returns how much room detours find in the ring now. Takes no lock.
     #[must_use]
     pub fn room(&self, mem: &dyn PhysMemory) -> Room {
         self.place.room(mem).unwrap_or(Room::None)
@@ -59,14 +59,14 @@ impl Collection {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads and accounts for everything that has been recorded up to now; the collector gets it
-    /// with the next [`Collection::drain`]. What no room is left for in one ring's worth of events
-    /// is read but lost.
+    /// Reads and accounts for everything that has been recorded up to now; the collector gets the events with
+    /// the next [`Collection::drain`]. Events that do not fit into one ring's worth of them are read but lost.
     pub fn catch_up(&self, mem: &dyn PhysMemory, when: impl Fn(Stamp) -> When) {
         self.lock().catch_up(mem, when);
     }
 
-    /// The same when the guest will not run again: what it has begun to record is lost.
+    /// Like [`Collection::catch_up`], when the guest will not run again: records that it has begun and not
+    /// finished are lost.
     pub fn end(&self, mem: &dyn PhysMemory, when: impl Fn(Stamp) -> When) {
         let mut state = self.lock();
         state.catch_up(mem, when);
@@ -74,8 +74,8 @@ impl Collection {
         state.lost = state.lost.saturating_add(given_up);
     }
 
-    /// Appends at most `most` events to `batch`, as [`Source::drain`](crate::event::Source::drain) does. Lost are hits that
-    /// left none.
+    /// Appends at most `most` events to `batch`, as [`Source::drain`](crate::event::Source::drain) does. Hits
+    /// without an event count as lost.
     pub fn drain(
         &self,
         mem: &dyn PhysMemory,
@@ -87,7 +87,7 @@ impl Collection {
         let waiting = state.waiting.len().min(most);
         batch.extend(state.waiting.drain(..waiting));
         if state.waiting.is_empty() {
-            // What was there at a bad moment may have been much.
+            // After a backlog, the queue may be large.
             state.waiting = VecDeque::new();
         }
         let now = Instant::now();
@@ -109,14 +109,14 @@ impl Collection {
         self.lock().waiting.capacity()
     }
 
-    /// How long the ring may be left alone; `None` while nothing records.
+    /// Returns how long the ring may be left alone; `None` while nothing records.
     #[must_use]
     pub fn patience(&self) -> Option<Duration> {
         let state = self.lock();
         if state.reader.records() {
             Some(DEADLINE)
         } else {
-            // Whoever still has a record to finish of a probe that has left.
+            // A task may still have to finish a record of a probe that has left.
             state.reader.awaits().then_some(SETTLE)
         }
     }
@@ -133,7 +133,7 @@ impl State {
         let dropped = read.len().saturating_sub(room) as u64;
         self.lost = self.lost.saturating_add(lost).saturating_add(dropped);
         self.waiting.extend(read.into_iter().take(room));
-        // What was finished late comes before what waits already.
+        // Events of records that were finished late belong before events that already wait.
         in_order(self.waiting.make_contiguous());
     }
 }

@@ -1,8 +1,8 @@
-//! The host's end of the ring that detours record into: whose records they are, what events become of
-//! them, and who gets those. [`Reader`] takes the records.
+//! The host's end of the ring that detours record into: the sources of records, the events that are made of
+//! them, and the [`Reader`], which takes the records.
 //!
-//! Invariants: what is read was copied out of the guest's reach first; a guest that writes nonsense
-//! here loses records, which are counted, and nothing else.
+//! Invariants: a record is copied out of the guest's reach before it is read; a guest that writes nonsense here
+//! loses records, which are counted, and nothing else.
 
 mod collection;
 mod reader;

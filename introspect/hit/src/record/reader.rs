@@ -1,16 +1,16 @@
 //! Takes records out of the ring.
 //!
-//! Records are finished in another order than they were begun: an interrupt may come in between, the
-//! guest may put the task to sleep that records, the host the virtual CPU. So the reader waits a
-//! moment for a record that is not finished, as those behind it are younger; then it steps over, and
-//! looks again at each pass whether what it has stepped over is finished.
+//! Records are finished in another order than they were begun: an interrupt may come in between, the guest may
+//! put the recording task to sleep, or the host the vCPU. So the reader waits a moment for a record that is not
+//! finished, because those after it are younger. Then it steps over the record, and checks at each later pass
+//! whether it is finished.
 //!
-//! Invariants: only the [`Reader`] clears marks, of records it has taken, and moves `limit`; every
-//! position below `next` was taken, is held, or was never given to anybody; the cells of a record that
-//! is not finished are nobody else's ([`Room`]). Of a pass the work is bounded by the cells there are; of
-//! all passes together, that for cells with nothing in them by the time: after such a pass the reader
-//! rests. So a guest that rings the doorbell again and again, with nonsense in the ring, has the host do
-//! no more of it than a few cells each time.
+//! Invariants: only the [`Reader`] clears marks, of records it has taken, and moves `limit`; every position
+//! below `next` was taken, is held, or was never given to a writer; the cells of a record that is not finished
+//! belong to its writer alone ([`Room`]). The work of one pass is bounded by the number of cells. The work of
+//! all passes on cells with nothing in them is bounded by the time: after a pass with many of them the reader
+//! rests. So a guest that rings the doorbell again and again, with nonsense in the ring, makes the host look at
+//! no more than a few cells each time.
 
 use std::ops::Range;
 use std::sync::atomic::{Ordering, fence};
@@ -28,22 +28,23 @@ use crate::region::RingPlace;
 
 /// How long the reader waits for a record before it steps over it.
 const HOLD: Duration = Duration::from_millis(20);
-/// How many cells with nothing in them a pass may look at, or clear: detours at work leave fewer.
+/// Number of cells with nothing in them that a pass may look at, or clear, without a rest: detours at work leave
+/// fewer.
 const IDLE: u64 = 256;
-/// How long the reader rests for each, if they were more: many times as long as one takes.
+/// Rest for each of these cells, if there were more: many times as long as a cell takes.
 const REST: Duration = Duration::from_nanos(400);
-/// How often it tries to move the head, which detours move too.
+/// Number of tries to move the head, which detours move too.
 const TRIES: usize = 8;
-/// What a guest says beyond that is no CPU of its.
+/// Limit of CPU numbers: what a guest says beyond that is not one of its CPUs.
 const CPUS_MAX: usize = 1 << 12;
 const RECORD_MAX: usize = MAX_RECORD_CELLS as usize * CELL;
 
-/// How a pass is to be made.
+/// How a pass is made.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Look {
-    /// The most records to take.
+    /// Maximum number of records to take.
     most: usize,
-    /// What time it is, if what is not finished is to be waited for.
+    /// The current time, if unfinished records are to be waited for.
     now: Option<Instant>,
 }
 
@@ -67,11 +68,11 @@ struct Guest<'a> {
     around: Around<'a>,
 }
 
-/// A record was not finished when its turn came.
+/// Waiting for a record that was not finished when its turn came.
 #[derive(Clone, Copy, Debug)]
 struct Wait {
     since: Instant,
-    /// Where the head was then: everything before has been waited for.
+    /// The head at that time: everything before it has been waited for.
     head: u64,
 }
 
@@ -80,33 +81,33 @@ struct Wait {
 pub struct Reader {
     place: RingPlace,
     pub(super) sources: RecordSources,
-    /// What comes next in its turn.
+    /// The next position in turn.
     pub(super) next: u64,
-    /// What was stepped over.
+    /// Positions that were stepped over.
     room: Room,
     wait: Option<Wait>,
-    /// Whether it was waited for when it was looked last.
+    /// Whether the last pass ended in waiting for a record.
     is_waiting: bool,
-    /// Whether something was there behind `next` when it was looked last.
+    /// Whether the last pass left something unread from `next` on.
     is_behind: bool,
-    /// What detours were told last: where to stop, and where to ring.
+    /// Limit and bell that detours got last.
     told: (u64, u64),
-    /// The guest has written what no detour writes.
+    /// Whether the guest has written what no detour writes.
     is_broken: bool,
-    /// Records that were nonsense, or nobody's.
+    /// Number of records that were nonsense, or of no source.
     malformed: u64,
-    /// Cells of this pass that nothing came of.
+    /// Number of cells of this pass that gave no event.
     idle: u64,
-    /// When the ring is looked at again, after a pass with many of those.
+    /// Until when the reader rests, after a pass with many such cells.
     rests: Option<Instant>,
     /// Guest and host time of the newest event of each CPU.
     newest: Vec<(u64, u64)>,
-    /// For a copy of a record.
+    /// Buffer for a copy of a record.
     buffer: Box<[u8; RECORD_MAX]>,
 }
 
 impl Reader {
-    /// A reader of the ring at `place`, which nobody else reads.
+    /// Creates a reader of the ring at `place`, which nothing else may read.
     #[must_use]
     pub fn new(place: RingPlace, sources: RecordSources) -> Self {
         Self {
@@ -127,36 +128,36 @@ impl Reader {
         }
     }
 
-    /// Where the ring is.
+    /// Returns where the ring is.
     #[must_use]
     pub fn place(&self) -> RingPlace {
         self.place
     }
 
-    /// How many cells there are, and so the most records.
+    /// Returns the number of cells, which is also the maximum number of records.
     pub(super) fn capacity(&self) -> usize {
         self.place.capacity as usize
     }
 
-    /// Whether anybody may record.
+    /// Returns whether any source may record.
     pub(super) fn records(&self) -> bool {
         !self.sources.now().by_number.is_empty()
     }
 
-    /// Whether somebody has begun a record and not finished it.
+    /// Returns whether a record was begun and not finished.
     pub(super) fn awaits(&self) -> bool {
         !self.room.is_clear() || self.is_behind
     }
 
-    /// The head; `None` when it is where no detour can have moved it.
+    /// Returns the head; `None` if no detour can have moved it there.
     fn head(&self, mem: &dyn PhysMemory) -> Result<Option<u64>, OutOfRange> {
         let head = mem.read_u64(self.place.head)?;
         let may_be = self.told.0.wrapping_sub(self.next);
         Ok((head.wrapping_sub(self.next) <= may_be).then_some(head))
     }
 
-    /// Appends the events of finished records to `into`. Lost are those that were nonsense or
-    /// nobody's; there is more if it was the look's limit that ended it.
+    /// Appends the events of finished records to `into`. Records that were nonsense, or of no source, are lost.
+    /// There is more if the limit of `look` ended the pass.
     pub(super) fn read(
         &mut self,
         mem: &dyn PhysMemory,
@@ -228,7 +229,7 @@ impl Reader {
         self.is_broken |= head.is_none();
         if let Some(head) = head {
             let is_all = self.in_turn(head, guest, now, into, left)?;
-            // So many do not stand in detours at once: the guest has moved the head itself.
+            // Detours never have so many cells at once: the guest has moved the head itself.
             let unfinished = self.room.cells() + head.wrapping_sub(self.next);
             self.is_broken |= is_all && unfinished > u64::from(self.place.capacity / 4) * 3;
             self.is_behind = self.next != head;
@@ -239,7 +240,7 @@ impl Reader {
         self.make_room(guest.mem)
     }
 
-    /// Takes what is finished of a piece that was stepped over, and holds the rest.
+    /// Takes the finished records of a piece that was stepped over, and holds the rest.
     fn late(
         &mut self,
         piece: Range<u64>,
@@ -268,7 +269,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Takes what comes next, up to `head`. Whether everything up to there was looked at.
+    /// Takes the records in turn, up to `head`. Returns whether everything up to there was looked at.
     fn in_turn(
         &mut self,
         head: u64,
@@ -305,7 +306,7 @@ impl Reader {
         Ok(*left > 0)
     }
 
-    /// Whether the record whose turn it is, and which is not finished, was waited for long enough.
+    /// Returns whether the record in turn, which is not finished, was waited for long enough.
     fn is_waited_for(&mut self, head: u64, now: Option<Instant>) -> bool {
         let unread = head.wrapping_sub(self.next);
         let Some(now) = now else { return true };
@@ -328,7 +329,7 @@ impl Reader {
         self.place.cells.wrapping_add(cell * CELL as u64)
     }
 
-    /// The header of the record at `position`, if it is finished and ends at `end` at the latest.
+    /// Returns the header of the record at `position`, if it is finished and ends at `end` at the latest.
     fn finished(
         &mut self,
         mem: &dyn PhysMemory,
@@ -358,7 +359,7 @@ impl Reader {
     /// Takes the record at `position`, which is finished.
     fn take(&mut self, position: u64, header: Header, guest: &Guest<'_>, into: &mut Vec<Event>) {
         let at = self.cell(position);
-        // Not more than that: `finished` has looked at the number of cells.
+        // `finished` has checked the number of cells.
         let record = &mut self.buffer[..usize::from(header.cells) * CELL];
         let read = guest.mem.read(at, record);
         let cleared = guest.mem.write_u64(at, 0);
@@ -374,8 +375,8 @@ impl Reader {
         }
     }
 
-    /// Host time, which is worked out anew for each batch, does not run back where the CPU's own
-    /// counter did not.
+    /// Keeps the host time, which is computed anew for each batch, from running back where the CPU's own counter
+    /// did not.
     fn in_order(&mut self, mut event: Event) -> Event {
         let cpu = usize::try_from(event.vcpu).unwrap_or(usize::MAX);
         if cpu >= CPUS_MAX {
@@ -390,7 +391,7 @@ impl Reader {
             match &mut event.host_ns {
                 0 => event.seq = event.seq.max(*ns),
                 told => {
-                    // What had to be moved does not say how long a short call took.
+                    // A return that had to be moved does not show how long a short call took.
                     if *told < *ns
                         && let EventKind::Return(call) = &mut event.kind
                         && ns.saturating_sub(call.entry_ns) <= APART
@@ -405,12 +406,11 @@ impl Reader {
         event
     }
 
-    /// Tells detours how far they may go, and moves them on where there is more room if that is not
-    /// far.
+    /// Sets how far detours may go, and moves them on to where there is more room if that is not far.
     fn make_room(&mut self, mem: &dyn PhysMemory) -> Result<(), OutOfRange> {
         for _ in 0..TRIES {
             let Some(head) = self.head(mem)? else {
-                // The next pass sees to that.
+                // The next pass handles that.
                 return Ok(());
             };
             let unread = self.next..head;
@@ -420,8 +420,8 @@ impl Reader {
             if !(is_near && is_better) {
                 return self.tell(mem, head, here.limit());
             }
-            // Whoever reserves in between finds the ring full, since the limit comes after: never
-            // the other way round, or he could be given what is held.
+            // A detour that reserves in between finds the ring full, because the limit is written after the head.
+            // Never the other way round, or the detour could get held cells.
             fence(Ordering::Release);
             if mem.exchange_u64(self.place.head, head, longest.from)? {
                 self.room.hold(unread);
@@ -434,7 +434,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Tells detours, whose head is at `head` or further on, to stop at `limit`.
+    /// Makes detours, whose head is at `head` or beyond, stop at `limit`.
     fn tell(&mut self, mem: &dyn PhysMemory, head: u64, limit: u64) -> Result<(), OutOfRange> {
         let usual = self.next.wrapping_add(self.place.watermark.into());
         let bell = match self.room.is_clear() {
@@ -442,7 +442,7 @@ impl Reader {
             false => usual.min(head.midpoint(limit)),
         };
         if (limit, bell) != self.told {
-            // What was cleared is cleared before detours may reserve it again.
+            // Marks are cleared before detours may reserve the cells again.
             fence(Ordering::Release);
             self.told = (limit, bell);
             self.place.tell(mem, limit, bell)?;
@@ -450,9 +450,9 @@ impl Reader {
         Ok(())
     }
 
-    /// Begins anew with an empty ring, beyond everything that was ever given to anybody: what is not
-    /// finished will not be, or what the guest wrote makes no sense. Returns how many pieces with
-    /// such records there were, which counts as so many records.
+    /// Starts again with an empty ring, beyond everything that was ever given to a writer: what is not finished
+    /// will not be, or what the guest wrote makes no sense. Returns the number of pieces with such records; each
+    /// counts as one record.
     pub(super) fn give_up(&mut self, mem: &dyn PhysMemory) -> u64 {
         let unread = mem.read_u64(self.place.head) != Ok(self.next);
         let lost = self.room.pieces() + u64::from(unread);

@@ -1,8 +1,8 @@
 //! Which cells of the ring are taken, and where detours may go on.
 //!
-//! Positions only ever grow, and position `p` is cell `p % capacity`. Somebody may stand between
-//! reserving cells and finishing the record there for as long as he likes; nobody else is given those
-//! cells meanwhile, in whatever lap. So the ring is a circle with obstacles:
+//! Positions only ever grow, and position `p` is cell `p % capacity`. A task may stay between reserving cells
+//! and finishing the record there for any length of time. Its cells are not given to anything else meanwhile, in
+//! whatever lap. So the ring is a circle with obstacles:
 //!
 //! ```text
 //!        read │ held │ read      │ held │ read   │ unread │ free               │ held, a lap later
@@ -10,12 +10,12 @@
 //!                                                next     head                 limit
 //! ```
 //!
-//! Detours reserve up to the next obstacle. When that comes near, the reader moves the head behind one
-//! with more room after it, as if it had reserved everything up to there.
+//! Detours reserve up to the next obstacle. When that comes near, the reader moves the head past an obstacle
+//! that has more room after it, as if it had reserved everything up to there.
 
 use std::ops::Range;
 
-/// What is held of the ring: reserved, but not read in its turn.
+/// The held cells of the ring: reserved, but not read in their turn.
 #[derive(Debug)]
 pub(super) struct Room {
     capacity: u64,
@@ -23,24 +23,24 @@ pub(super) struct Room {
     held: Vec<Range<u64>>,
 }
 
-/// Where reservations go on.
+/// A run of free cells, where reservations go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Run {
     /// The first free position, at the head or beyond.
     pub(super) from: u64,
-    /// How many cells are free there.
+    /// Number of free cells there.
     pub(super) len: u64,
 }
 
 impl Run {
-    /// The position that nobody may reserve beyond.
+    /// Returns the position that no reservation may pass.
     pub(super) fn limit(self) -> u64 {
         self.from.wrapping_add(self.len)
     }
 }
 
 impl Room {
-    /// Room in a ring of `capacity` cells, a power of two.
+    /// Creates the room of a ring of `capacity` cells, a power of two.
     pub(super) fn new(capacity: u32) -> Self {
         Self {
             capacity: capacity.into(),
@@ -48,17 +48,17 @@ impl Room {
         }
     }
 
-    /// Whether nothing is held.
+    /// Returns whether nothing is held.
     pub(super) fn is_clear(&self) -> bool {
         self.held.is_empty()
     }
 
-    /// How many pieces are held.
+    /// Returns the number of held pieces.
     pub(super) fn pieces(&self) -> u64 {
         self.held.len() as u64
     }
 
-    /// How many cells are held.
+    /// Returns the number of held cells.
     pub(super) fn cells(&self) -> u64 {
         let cells = self
             .held
@@ -67,7 +67,7 @@ impl Room {
         cells.sum()
     }
 
-    /// Holds what lies behind everything that is held.
+    /// Holds `piece`, which lies after everything that is held.
     pub(super) fn hold(&mut self, piece: Range<u64>) {
         match self.held.last_mut() {
             Some(last) if last.end == piece.start => last.end = piece.end,
@@ -76,20 +76,20 @@ impl Room {
         }
     }
 
-    /// Takes out everything held, to be looked at and [held](Self::hold) again in the same order.
+    /// Takes out everything that is held, to be looked at and [held](Self::hold) again in the same order.
     pub(super) fn take(&mut self) -> Vec<Range<u64>> {
         std::mem::take(&mut self.held)
     }
 
-    /// The free cells from the head on, and the longest run of free cells that there is. `unread` ends
-    /// at the head, and holds nothing that is held.
+    /// Returns the free cells from the head on, and the longest run of free cells. `unread` ends at the head,
+    /// and contains nothing that is held.
     pub(super) fn runs(&self, unread: &Range<u64>) -> [Run; 2] {
         let head = unread.end;
         let pieces = self.held.iter().chain([unread]);
         let mut taken: Vec<(u64, u64)> = pieces
             .filter(|piece| piece.start != piece.end)
             .map(|piece| {
-                // How far ahead of the head its cells come again.
+                // Distance from the head to where its cells come again.
                 let ahead = piece.start.wrapping_sub(head) & (self.capacity - 1);
                 (ahead, ahead + piece.end.wrapping_sub(piece.start))
             })
@@ -100,7 +100,7 @@ impl Room {
             from: head.wrapping_add(from),
             len: to.saturating_sub(from),
         };
-        // The last run goes on where the first begins.
+        // The last run continues to where the first piece comes again.
         let ends = taken.iter().skip(1).map(|piece| piece.0);
         let ends = ends.chain([self.capacity + here]);
         let behind = taken.iter().zip(ends).map(|(piece, end)| run(piece.1, end));

@@ -1,4 +1,4 @@
-//! Whose records they are, and what events become of them.
+//! Sources of records, and the events that are made of them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,16 +18,17 @@ use crate::filter::{Seen, no_more};
 use crate::followed::Followed;
 use crate::region::CounterPlace;
 
-/// The most that a counter of the guest's can grow by between two looks at it: beyond what processors
-/// do in minutes. What has grown by more was not counted but written.
+/// Maximum growth of one of the guest's counters between two reads that is believed: more than processors do in
+/// minutes. A counter that has grown by more was not incremented but written.
 pub(super) const PLAUSIBLE: u64 = 1 << 40;
 
-/// How far two times of one call may be off each other, in nanoseconds, when a virtual CPU's counter told
-/// one and the host's the other: where counters stall, the host may have had the thread wait between.
+/// Maximum difference, in nanoseconds, between two times of one call when one came from a vCPU's counter and the
+/// other from the host's clock: where counters stall, the host may have made the thread wait in between.
 pub(super) const APART: u64 = 200_000;
 
-/// The times of a return and of its call's entry; 0 where one cannot be told. A return that was moved into its place may
-/// be off by [`APART`]: the entry of a call that was no longer than that is not told, as its duration would be made up.
+/// Returns the times of a return and of its call's entry; 0 for one that is not known. A return that was moved
+/// into its place may be off by [`APART`]. If the call was no longer than that, the time of its entry is 0, as
+/// its duration would be made up.
 pub(super) fn call_times(returned: When, entry: u64) -> (u64, u64) {
     let ns = returned.told();
     match entry.saturating_sub(ns) {
@@ -38,42 +39,42 @@ pub(super) fn call_times(returned: When, entry: u64) -> (u64, u64) {
     }
 }
 
-/// Whose records they are, and what they mean.
+/// The source of a probe's records, and their meaning.
 #[derive(Debug)]
 pub struct RecordSource {
     /// The probe.
     pub probe: ProbeId,
     what: What,
     pub(super) layout: Layout,
-    /// What happens at its hits.
+    /// What happens at the probe's hits.
     pub actions: Arc<Actions>,
     counters: Arc<Counters>,
-    /// What its detour and its calls count in.
+    /// Counters of its detour and its calls.
     pub words: CounterPlace,
     lost: Tally,
     vetoed: Tally,
     missed: Tally,
     enabled: AtomicBool,
-    /// What was recorded while it was enabled has been read.
+    /// Whether what was recorded while it was enabled has been read.
     silent: AtomicBool,
-    /// Hits that made no event since then and are to be told as lost.
+    /// Number of hits since then that made no event and are to be reported as lost.
     late: AtomicU64,
 }
 
-/// What records tell of.
+/// What the records of a source are about.
 #[derive(Debug)]
 pub struct What {
     /// The probepoint.
     pub at: Gva,
-    /// The number that its records have, and no others do.
+    /// Number in its records, and in no others.
     pub number: u32,
-    /// What a record has of a hit.
+    /// What a record holds of a hit.
     pub capture: Capture,
     /// For a return probe: what is kept of a call at its entry, and the calls.
     pub followed: Option<(EntryCapture, Arc<Followed>)>,
 }
 
-/// Where the guest counts what leaves no record.
+/// Guest counters of what leaves no record.
 #[derive(Clone, Copy, Debug)]
 pub struct Tallies {
     /// Hits that found no room in the ring.
@@ -84,7 +85,7 @@ pub struct Tallies {
     pub missed: Gpa,
 }
 
-/// A counter of the guest's, and how much of it was accounted for.
+/// A counter of the guest, and how much of it was accounted for.
 #[derive(Debug)]
 struct Tally {
     at: Gpa,
@@ -92,7 +93,7 @@ struct Tally {
 }
 
 impl Tally {
-    /// What was added since the last call; nothing if that is nonsense.
+    /// Returns what was added since the last call; 0 if that is not plausible.
     fn take(&self, mem: &dyn PhysMemory) -> u64 {
         let Ok(now) = mem.read_u64(self.at) else {
             return 0;
@@ -137,7 +138,7 @@ impl RecordSource {
         })
     }
 
-    /// What a detour does for it.
+    /// Returns what a detour does for the probe.
     pub fn part(&self) -> Part<'_> {
         match &self.what.followed {
             None => Part::Record {
@@ -155,17 +156,17 @@ impl RecordSource {
         }
     }
 
-    /// The number that its records have.
+    /// Returns the number in its records.
     pub fn number(&self) -> u32 {
         self.what.number
     }
 
-    /// The calls of a return probe.
+    /// Returns the calls of a return probe.
     pub fn followed(&self) -> Option<&Followed> {
         Some(&*self.what.followed.as_ref()?.1)
     }
 
-    /// A disabled return probe only counts the calls that return.
+    /// Enables or disables the probe. A disabled return probe only counts the calls that return.
     pub fn set_enabled(&self, enabled: bool) {
         self.enabled.store(enabled, Ordering::Relaxed);
         if enabled {
@@ -173,20 +174,20 @@ impl RecordSource {
         }
     }
 
-    /// The probe is disabled, and what it had recorded by then has been read. A task that was
+    /// Notes that the probe is disabled, and that what it had recorded by then has been read. A task that was
     /// preempted in the detour may still finish a record: that hit is counted, without an event.
     pub fn silence(&self) {
         let enabled = self.enabled.load(Ordering::Relaxed);
         self.silent.store(!enabled, Ordering::Relaxed);
     }
 
-    /// Whether [`RecordSource::silence`] has something to do.
+    /// Returns whether [`RecordSource::silence`] has something to do.
     pub fn is_to_be_silenced(&self) -> bool {
         !self.enabled.load(Ordering::Relaxed) && !self.silent.load(Ordering::Relaxed)
     }
 
-    /// Accounts for the call whose stub stands at a slot, both of these given, if `task` made it, which will not return
-    /// from it; whether it did.
+    /// Accounts for `call`, given by its slot and its stub, if it was made by `task`, which will not return from
+    /// it. Returns whether it did.
     pub(crate) fn call_dead(
         &self,
         call: (Gva, Gva),
@@ -211,8 +212,9 @@ impl RecordSource {
         }
     }
 
-    /// Accounts for what detours only counted; returns how many hits left no record. Without one nobody can say
-    /// whether a filter would have let a hit pass: such are missed, as are returns of a disabled probe.
+    /// Accounts for what detours only counted. Returns how many hits left no record. Without a record it is not
+    /// known whether a filter would have accepted a hit: such hits are missed, as are returns of a disabled
+    /// probe.
     pub(super) fn settle(&self, mem: &dyn PhysMemory) -> u64 {
         let mut lost = self.lost.take(mem);
         let is_disabled = self.followed().is_some() && !self.enabled.load(Ordering::Relaxed);
@@ -229,7 +231,8 @@ impl RecordSource {
         lost.saturating_add(self.late.swap(0, Ordering::Relaxed))
     }
 
-    /// The event that the record at `position` tells of, unless it is only to be counted, or is none of ours.
+    /// Returns the event of the record at `position`; `None` if the record is only counted, or its filter
+    /// rejects it.
     pub(super) fn event(
         &self,
         record: &[u8],
@@ -326,7 +329,7 @@ impl RecordSource {
 }
 
 impl RecordSource {
-    /// What was captured, in the order of its items: words of the stack, and what was read of memory.
+    /// Returns what was captured, in the order of its items: words of the stack, and what was read from memory.
     fn captured(
         &self,
         record: &[u8],
@@ -380,16 +383,16 @@ impl RecordSource {
     }
 }
 
-/// What a detour tells of when it ran.
+/// When a detour ran, as its record says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
-    /// The CPU it ran on, if that is known.
+    /// The CPU that it ran on, if that is known.
     pub cpu: Option<u32>,
-    /// That CPU's reading of its time-stamp counter.
+    /// Value of that CPU's time-stamp counter.
     pub tsc: u64,
-    /// Where its record is, counted in cells from the first that was ever reserved: a record was begun before
-    /// its CPU left the guest if the ring's head was beyond it by then. `None` for what is no record
-    /// of its own.
+    /// Position of its record, in cells from the first that was ever reserved. A record was begun before its CPU
+    /// left the guest if the ring's head was beyond it by then. `None` for something that has no record of its
+    /// own.
     pub position: Option<u64>,
 }
 
@@ -398,15 +401,15 @@ pub struct Stamp {
 pub enum When {
     /// It is known.
     At(u64),
-    /// What it seemed to be cannot be, as it was before something older or after something younger. This is the next
-    /// to it that can be.
+    /// The measured time is not possible, as it was before something older or after something younger. This is
+    /// the nearest possible time.
     Placed(u64),
-    /// It cannot be told, but that it was not before that: 0 if not even that is known.
+    /// The time is not known, except that it was not before this: 0 if not even that is known.
     After(u64),
 }
 
 impl When {
-    /// The time; 0 where it cannot be told.
+    /// Returns the time; 0 if it is not known.
     fn told(self) -> u64 {
         match self {
             Self::At(ns) | Self::Placed(ns) => ns,
@@ -414,7 +417,7 @@ impl When {
         }
     }
 
-    /// It was not before that.
+    /// Returns a time that it was not before.
     fn earliest(self) -> u64 {
         match self {
             Self::At(ns) | Self::Placed(ns) | Self::After(ns) => ns,
@@ -422,12 +425,11 @@ impl When {
     }
 }
 
-/// What records are read with.
+/// What is needed to read records.
 pub(super) struct Around<'a> {
     pub(super) when: &'a dyn Fn(Stamp) -> When,
-    /// Where a function really returns to that found an address on its stack.
+    /// Returns the address to which the function of a call really returns.
     pub(super) return_address: &'a dyn Fn(&Call) -> Gva,
     pub(super) mem: &'a dyn PhysMemory,
-    /// Of copied stacks.
     pub(super) follower: Option<&'a dyn Follower>,
 }

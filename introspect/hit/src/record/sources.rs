@@ -14,31 +14,32 @@ use super::stubs::Stubs;
 use crate::followed::Begun;
 use crate::region::KERNEL_WINDOW;
 
-/// How many return probes one call can be followed by.
+/// Maximum number of return probes that follow one call.
 pub const NESTED_MAX: usize = 16;
 
-/// All sources, and what their records are read with.
+/// All sources, and what is needed to read their records.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Map {
-    /// By the number that records have.
+    /// By the number in records.
     pub(super) by_number: FxHashMap<u32, Arc<RecordSource>>,
     by_probe: FxHashMap<ProbeId, Arc<RecordSource>>,
-    /// Those of them that follow calls.
+    /// The sources that follow calls.
     followed: Stubs,
-    /// Of copied stacks.
+    /// Unwinds copied stacks.
     pub(super) follower: Option<Arc<dyn Follower>>,
 }
 
 impl Map {
-    /// Forgets all but the probe of `source`.
+    /// Removes `source` from all maps but that of probes.
     fn take_out(&mut self, source: &Arc<RecordSource>) {
         self.followed.remove(source);
         self.by_number.remove(&source.number());
     }
 
-    /// Where the function of this call really returns to: it may have been jumped to by another that a return probe
-    /// follows, whose stub it found on its stack. That one's call began before this one, so if its instance is one's
-    /// that began later, nobody can tell any more, and it is zero.
+    /// Returns the address to which the function of `call` really returns. It may have been jumped to by another
+    /// function that a return probe follows, whose stub it found on its stack. The call of that function began
+    /// before this one. So if its instance belongs to a call that began later, the address is not known any
+    /// more, and zero is returned.
     pub(super) fn return_address(&self, call: &Call, mem: &dyn PhysMemory) -> Gva {
         let mut begun = Begun {
             to: call.return_address,
@@ -61,7 +62,7 @@ impl Map {
     }
 }
 
-/// The sources that there are now. The control side changes them, the reader takes what there is.
+/// The current sources. The control side changes them; the reader takes those that there are.
 #[derive(Clone, Debug, Default)]
 pub struct RecordSources(Arc<Mutex<Arc<Map>>>);
 
@@ -75,13 +76,13 @@ impl RecordSources {
         change(Arc::make_mut(&mut map))
     }
 
-    /// That of probe `id`.
+    /// Returns the source of probe `id`.
     #[must_use]
     pub fn get(&self, id: ProbeId) -> Option<Arc<RecordSource>> {
         self.now().by_probe.get(&id).cloned()
     }
 
-    /// Adds one, in the place of another of the same probe.
+    /// Adds a source, in place of another one of the same probe.
     pub fn add(&self, source: Arc<RecordSource>) {
         self.change(|map| {
             if let Some(before) = map.by_probe.insert(source.probe, Arc::clone(&source)) {
@@ -92,7 +93,7 @@ impl RecordSources {
         });
     }
 
-    /// Takes out that of probe `id`.
+    /// Removes the source of probe `id`.
     pub fn remove(&self, id: ProbeId) -> Option<Arc<RecordSource>> {
         self.change(|map| {
             let source = map.by_probe.remove(&id)?;
@@ -101,18 +102,18 @@ impl RecordSources {
         })
     }
 
-    /// Has `follower` follow the stacks that were copied.
+    /// Sets the `follower` that unwinds copied stacks.
     pub fn follow_stacks(&self, follower: impl Follower + 'static) {
         self.change(|map| map.follower = Some(Arc::new(follower)));
     }
 
-    /// All there are now.
+    /// Iterates over all current sources.
     pub fn iter(&self) -> impl Iterator<Item = Arc<RecordSource>> + use<> {
         let sources: Vec<_> = self.now().by_number.values().cloned().collect();
         sources.into_iter()
     }
 
-    /// Whether records with this number are one's.
+    /// Returns whether a source has this number.
     #[must_use]
     pub fn has_number(&self, number: u32) -> bool {
         self.now().by_number.contains_key(&number)

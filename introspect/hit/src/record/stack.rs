@@ -1,4 +1,4 @@
-//! Whom records leave it to to follow the stacks that detours have copied.
+//! Interface for unwinding the stacks that detours have copied.
 
 use std::fmt;
 
@@ -8,9 +8,10 @@ use hvprobe_arch::mem::PhysMemory;
 
 use crate::event::Captured;
 
-/// Follows copied stacks.
+/// Unwinds copied stacks.
 pub trait Follower: fmt::Debug + Send + Sync {
-    /// Appends the stack in `copy` at a hit with the registers `regs`, of at most `most` addresses, to `into`.
+    /// Appends the stack in `copy`, at most `most` addresses of it, to `into`. `regs` are the registers at the
+    /// hit.
     fn follow(
         &self,
         copy: &StackCopy<'_>,

@@ -1,7 +1,7 @@
-//! Whose stub an address is, among all return probes that follow calls without exits.
+//! Lookup of stubs, among all return probes that follow calls without exits.
 //!
-//! Invariant: the sources are in the order of their stubs, of which no two have any in common. So the one is found
-//! by halving, however many there are.
+//! Invariant: the sources are sorted by their stubs, of which no two sources have any in common. So a stub is
+//! found by binary search, however many there are.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::followed::Followed;
 pub(crate) struct Stubs(Vec<Arc<RecordSource>>);
 
 impl Stubs {
-    /// Those of `sources` that do.
+    /// Collects those of `sources` that follow calls.
     pub(crate) fn of(sources: impl IntoIterator<Item = Arc<RecordSource>>) -> Self {
         let follows = |source: &Arc<RecordSource>| source.followed().is_some();
         let mut sources: Vec<_> = sources.into_iter().filter(follows).collect();
@@ -31,17 +31,17 @@ impl Stubs {
         }
     }
 
-    /// Takes `source` out again.
+    /// Removes `source`.
     pub(crate) fn remove(&mut self, source: &Arc<RecordSource>) {
         self.0.retain(|other| !Arc::ptr_eq(other, source));
     }
 
-    /// All of them.
+    /// Iterates over all sources that follow calls.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &RecordSource> {
         self.0.iter().map(Arc::as_ref)
     }
 
-    /// The one whose stub is at `at`, with its calls.
+    /// Returns the source whose stub is at `at`, and its calls.
     pub(crate) fn whose(&self, at: Gva) -> Option<(&RecordSource, &Followed)> {
         let behind = self.0.partition_point(|source| first(source) <= at);
         let source = self.0.get(behind.checked_sub(1)?)?;
@@ -50,7 +50,7 @@ impl Stubs {
     }
 }
 
-/// Where the stubs of `source` begin.
+/// Returns the address of the first stub of `source`.
 fn first(source: &RecordSource) -> Gva {
     source.followed().map_or(Gva(0), |calls| calls.stubs)
 }

@@ -1,4 +1,4 @@
-//! The ring without a guest: records as a detour writes them, and as one that means no good would.
+//! Tests of the ring without a guest: with records as a detour writes them, and as a hostile guest would.
 
 mod tallies;
 
@@ -46,7 +46,7 @@ const PLACE: RingPlace = RingPlace {
     watermark: WATERMARK,
 };
 
-/// A source of records of what `capture` says.
+/// Returns a source of records that hold `capture`.
 fn source(probe: ProbeId, capture: Capture, counters: &Arc<Counters>) -> Arc<RecordSource> {
     filtered(probe, capture, counters, None)
 }
@@ -147,7 +147,7 @@ impl Rig {
         self.now += Duration::from_millis(milliseconds);
     }
 
-    /// Limit and bell.
+    /// Returns limit and bell.
     fn told(&self) -> [u64; 2] {
         [LIMIT, BELL].map(|at| self.mem.read_u64(at).expect("in memory"))
     }
@@ -162,13 +162,13 @@ fn a_call_whose_times_had_to_be_put_in_order_does_not_say_how_long_it_took() {
         // A little early, and so early that neither can be believed.
         (When::At(RETURN), 1_080_744, (1_080_744, 0)),
         (When::At(RETURN), 1_200_001, (0, 1_200_001)),
-        // Behind the exit of its own entry, or where its entry had to be.
+        // Moved after the exit of its own entry, or to the time of its entry.
         (When::Placed(RETURN), 999_999, (RETURN, 0)),
         (When::Placed(RETURN), RETURN, (RETURN, 0)),
-        // It took longer than any time is off.
+        // It took longer than any time can be off.
         (When::Placed(RETURN), 799_999, (RETURN, 799_999)),
         (When::Placed(RETURN), 1_080_744, (1_080_744, 0)),
-        // One of them is not told at all.
+        // One of the times is not known.
         (When::After(RETURN), 100, (0, 100)),
         (When::At(RETURN), 0, (RETURN, 0)),
     ] {
@@ -284,7 +284,7 @@ fn a_record_that_is_never_finished_does_not_fill_the_ring() {
     read.extend(rig.read(99).0);
     assert_eq!(read, (1..=recorded).collect::<Vec<_>>());
     assert_eq!((recorded, full), (5000, 0));
-    // What nobody believed in any more.
+    // The record that was stepped over is finished after all.
     let head = rig.mem.read_u64(HEAD).unwrap();
     rig.record(0, PROBE.0, 0, true);
     assert_eq!(rig.read(99), (vec![0], 0));
@@ -364,7 +364,7 @@ fn a_record_whose_time_cannot_be_told_keeps_its_place() {
         .iter()
         .map(|event| (event.host_ns, event.seq))
         .collect();
-    // Behind the record before it, or what else it came after.
+    // After the record before it, or after what else it is known to follow.
     let [_, (0, 100), (0, 120), _] = places[..] else {
         panic!("{places:?}");
     };
@@ -475,7 +475,7 @@ fn what_a_probe_that_has_left_has_begun_is_told_when_it_is_finished() {
     sources.remove(PROBE);
     assert_eq!(collection.patience(), Some(SETTLE));
     let drain = || collection.drain(&mem, |at: Stamp| When::At(at.tsc), &mut Vec::new(), 99);
-    // What others made meanwhile may be younger.
+    // Events that others made meanwhile may be younger.
     let waiting = Drained {
         keeps_back: true,
         ..drained(0, false)
@@ -528,7 +528,7 @@ fn record_that_is_finished_after_its_probe_was_disabled_is_a_hit_without_an_even
     for n in 0..2 {
         rig.record(n, PROBE.0, n, n == 0);
     }
-    // It is disabled; what is there is read, and then nothing is to come.
+    // It is disabled and what is there is read; then nothing more should come.
     source.set_enabled(false);
     assert!(source.is_to_be_silenced());
     assert_eq!(rig.read(99), (vec![0], 0));
@@ -539,7 +539,7 @@ fn record_that_is_finished_after_its_probe_was_disabled_is_a_hit_without_an_even
     assert_eq!((rig.counters.sum().hits, rig.counters.sum().missed), (2, 0));
     assert_eq!(rig.reader.settle(&rig.mem), 1);
     assert_eq!(rig.reader.settle(&rig.mem), 0);
-    // Enabled again, it is heard.
+    // Enabled again, it makes events.
     source.set_enabled(true);
     source.silence();
     rig.record(2, PROBE.0, 2, true);
@@ -558,7 +558,7 @@ fn there_is_as_much_room_as_detours_find() {
     assert_eq!(room(0, 32), Room::Plenty);
     assert_eq!(room(100, 116), Room::Plenty);
     assert_eq!(room(116, 116), Room::None);
-    // Of half a ring of 32 no record can be too long.
+    // No record is too long for half a ring of 32 cells.
     assert_eq!(Room::of(17, 64, 16), Room::Scant);
     assert_eq!(Room::of(15, 64, 16), Room::None);
     // What no detour writes.

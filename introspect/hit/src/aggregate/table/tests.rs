@@ -57,7 +57,7 @@ fn comm() -> Measured {
     Measured::Field(Field::Text(Source::Common(Common::Comm)))
 }
 
-/// A table for `text`, whose fields are these.
+/// Returns a table for `text` with these fields.
 fn table(text: &str, keys: Vec<Measured>, values: Vec<Measured>) -> Table {
     let histogram = read_histogram(text).expect("a histogram");
     let forms = histogram.keys.iter().map(|key| key.form);
@@ -80,7 +80,7 @@ fn table(text: &str, keys: Vec<Measured>, values: Vec<Measured>) -> Table {
     table
 }
 
-/// The numbers that are keys, and the hits of each.
+/// Returns the numbers that are keys, and the hits of each.
 fn numbers(table: &Table) -> Vec<(u64, u64)> {
     let rows = table.copy().snapshot().rows;
     let number = |row: &Row| match row.keys.as_slice() {
@@ -180,7 +180,7 @@ fn what_there_is_no_room_for_is_dropped_and_what_was_lost_is_told() {
 #[test]
 fn keys_of_long_texts_are_bounded_together() {
     let mut table = table("keys=c:size=131072", vec![comm()], vec![]);
-    // As if they had been kept.
+    // As if so many bytes of keys were stored.
     table.bytes = KEY_BYTES - 4;
     table.hear(
         &[event(0, 0, b"a"), event(0, 0, b"bb"), event(0, 0, b"a")],
@@ -273,7 +273,7 @@ fn entries_are_in_the_order_that_is_asked_for() {
 }
 
 proptest! {
-    /// Against what counting by hand says.
+    /// Compares with a count by hand.
     #[test]
     fn every_hit_is_in_one_entry(hits in proptest::collection::vec((0..6_u64, any::<i32>(), "[ab]{0,2}"), 0..200)) {
         let keys = vec![register(Gpr::Rdi, 8, false), comm()];
@@ -360,7 +360,7 @@ fn tables_of_a_machine_have_no_more_memory_than_they_may_together_and_give_it_ba
         };
         let mut table = Table::new(histogram, Arc::clone(&room));
         table.count(PROBE, Arc::default(), what.clone()).map(|()| {
-            // One that is named again takes no more.
+            // A probe that is counted again takes no more room.
             let left = room.left();
             table.count(PROBE, Arc::default(), what).expect("the same");
             assert_eq!(room.left(), left);
@@ -379,7 +379,7 @@ fn tables_of_a_machine_have_no_more_memory_than_they_may_together_and_give_it_ba
     let first = fill(&mut one);
     assert!(first > 100 && first < 1000, "{first}");
     assert_eq!(fill(&mut other), 0);
-    // An entry that is there counts on.
+    // An entry that exists still counts.
     one.hear(&[event(0, 1, b"a")], 0);
     assert_eq!(one.copy().snapshot().hits, first as u64 + 1);
     one.clear();
@@ -396,7 +396,7 @@ fn what_is_known_of_a_probe_makes_room_for_what_is_known_later() {
     let mut table = table("keys=a", vec![register(Gpr::Rdi, 8, false)], vec![]);
     let what = table.probes[&PROBE].what.clone();
     let weight = table.probes[&PROBE].weight();
-    // As if others had all of the machine's but for that.
+    // As if other tables had taken all of the machine's room but this.
     table.room = Arc::new(Room::new(weight + RESERVED));
     assert!(table.room.take(weight));
     table.count(PROBE, Arc::default(), what.clone()).unwrap();
@@ -412,7 +412,7 @@ fn what_is_known_of_a_probe_makes_room_for_what_is_known_later() {
     table.hear(&[event(1, 0, b"")], 0);
     assert_eq!(numbers(&table), [(1, 1)]);
 
-    // Too much is to be known of it now: it is dropped, and what was counted stays.
+    // Its new definition is too large: its hits are dropped, and what was counted stays.
     let left = table.room.left();
     table.reserve(left).unwrap();
     table.learn(PROBE, Arc::default(), long, left);

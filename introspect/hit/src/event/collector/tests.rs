@@ -52,7 +52,7 @@ fn collector(
     (collector, producers, seen)
 }
 
-/// Has `left` events of virtual CPU `vcpu`, and loses one at every call.
+/// A source with `left` events of vCPU `vcpu`, which loses one at every call.
 struct Synthetic {
     vcpu: u32,
     left: u64,
@@ -63,7 +63,7 @@ impl Source for Synthetic {
     fn drain(&mut self, batch: &mut Vec<Event>, most: usize) -> Drained {
         let most = self.left.min(most as u64);
         for _ in 0..most {
-            // Later and later.
+            // Each is later than the one before.
             batch.push(event(self.vcpu, u64::MAX - self.left));
             self.left -= 1;
         }
@@ -136,7 +136,7 @@ fn sources_and_rings_share_batches_and_nothing_is_left_in_either() {
     assert!(seen.0.iter().map(|e| e.seq).eq(0..13_000));
 }
 
-/// A collector that collects when told, and the end of its only ring.
+/// A collector that makes passes only when it is called, and the producing end of its only ring.
 fn by_hand(sources: Vec<Box<dyn Source>>, capacity: usize) -> (Drain, EventProducer) {
     let (producer, consumer) = RingBuffer::new(capacity);
     let tells = Arc::<Tells>::default();
@@ -162,7 +162,7 @@ fn events_of_one_ring_are_put_in_order_where_they_are_and_however_they_lie_there
     let (mut drain, mut producer) = by_hand(Vec::new(), 5);
     let (mut seqs, mut wrapped) = (0.., 0);
     for round in 0..200 {
-        // Later and earlier ones, over the end of the ring and not.
+        // Events out of order, across the end of the ring and not.
         for n in [3, 1, 2] {
             producer.push(|| event(0, n), |event| event.guest_tsc = event.host_ns + 10);
         }
@@ -176,7 +176,7 @@ fn events_of_one_ring_are_put_in_order_where_they_are_and_however_they_lie_there
             Found::All { of_rings: true }
         );
         drop(sink);
-        // In two parts where they lay over the end of the ring, each in order.
+        // In two parts where they lay across the end of the ring, each in order.
         let parts: Vec<Vec<Event>> = from.iter().collect();
         wrapped += usize::from(parts.len() == 2);
         assert!(
@@ -228,7 +228,7 @@ fn events_keep_their_places_until_they_are_handed_on_and_others_are_counted_mean
     assert_eq!(from.try_recv(), Ok((2, 1)));
 }
 
-/// Says that there is more as often as it is told to, and gives an event the last time only.
+/// Says for `calls` calls that there is more, and returns an event only at the last of them.
 struct Reluctant {
     calls: u64,
 }
@@ -257,7 +257,7 @@ fn a_source_that_gave_nothing_but_has_more_is_called_again_and_not_left_behind_a
     assert_eq!(seen.lock().expect("no panic").0.len(), 1);
 }
 
-/// Gives its only event, and is to be called once more after that.
+/// Returns one event per call, and has to be called once more after the last.
 struct Confirmed {
     left: u64,
     confirm: Option<Sender<()>>,
@@ -315,7 +315,7 @@ fn a_sleeping_collector_is_woken_by_a_single_event() {
     collector.finish();
 }
 
-/// Hands on what comes through a channel.
+/// Hands on events that come through a channel.
 struct Relay {
     from: Receiver<Event>,
     patience: Option<Duration>,
@@ -326,7 +326,7 @@ impl Source for Relay {
         let before = batch.len();
         batch.extend(self.from.try_iter().take(most));
         Drained {
-            // Perhaps.
+            // There may be more.
             more: batch.len() - before == most,
             ..Drained::default()
         }
@@ -369,7 +369,7 @@ fn a_source_is_emptied_when_its_patience_ends() {
     relay(Some(Duration::from_micros(100)), false);
 }
 
-/// Has lost more than there can be.
+/// Reports more losses than there can be.
 struct Liar(bool);
 
 impl Source for Liar {

@@ -1,4 +1,4 @@
-//! Whoever makes events, and however late each can be seen, they are handed on in order of time.
+//! Events are handed on in order of time, whatever makes them and however late each can be seen.
 
 use std::sync::{Arc, Mutex};
 
@@ -12,10 +12,10 @@ use crate::event::collector::tests::event;
 struct Rig {
     order: Order,
     rings: Vec<Producer<Event>>,
-    /// What each source gives at its next call.
+    /// The events that each source returns at its next call.
     sources: Vec<Vec<Event>>,
     keeps_back: bool,
-    /// Of each virtual CPU.
+    /// The turns of each vCPU.
     turns: Vec<u64>,
     seen: Arc<Mutex<Vec<Event>>>,
     sink: Sink,
@@ -101,7 +101,7 @@ fn what_was_held_at_a_bad_moment_takes_no_room_later() {
     let mut rig = Rig::new(2, 1, 64);
     rig.push(0, 1);
     rig.pass(false);
-    // The other one is kept from telling what it sees.
+    // The thread of the other vCPU is preempted during a hit.
     rig.turns[1] += 1;
     for round in 0..8 {
         let times = (0..BATCH as u64).map(|n| 10 + round * BATCH as u64 + n);
@@ -121,7 +121,7 @@ fn nothing_overtakes_a_hit_whose_thread_is_kept_from_telling() {
     let mut rig = Rig::new(2, 1, 64);
     rig.push(0, 10);
     assert_eq!(rig.pass(false), Found::Held);
-    // It tells 11, in a moment.
+    // The event of this hit will have the time 11.
     rig.turns[1] += 1;
     for time in 20..30 {
         rig.push(0, time);
@@ -188,7 +188,7 @@ fn an_event_without_a_time_stays_behind_the_one_it_came_after() {
     assert_eq!(rig.times(), [20, 0, 25, 30, 0]);
 }
 
-/// An event whose time cannot be told, of after so long.
+/// An event whose time is not known, and that came after the time `after`.
 fn timeless(after: u64) -> Event {
     Event {
         seq: after,
@@ -219,15 +219,15 @@ fn an_event_without_a_time_is_held_with_what_it_came_after() {
         newest: 30,
     };
     assert_eq!(rig.order.held(), Some(held));
-    // What it came after, which is seen only now.
+    // The event that it came after, which is seen only now.
     rig.push(0, 29);
     rig.finish();
     assert_eq!(rig.times(), [20, 29, 0]);
 }
 
 proptest! {
-    /// One event after the other happens, and can be seen at once or in the next pass but one at the
-    /// latest: `late` says which, for each.
+    /// One event after the other happens, and can be seen at once, or in the next pass but one at the latest:
+    /// `late` says which, for each.
     #[test]
     fn events_that_are_not_later_than_a_pass_are_handed_on_in_order(
         events in prop::collection::vec((0_usize..5, 0_u64..3, any::<bool>(), 0_u8..4), 1..400),
@@ -235,7 +235,7 @@ proptest! {
     ) {
         let mut rig = Rig::new(3, 2, capacity.max(64) * 16);
         let (mut now, mut expected) = (1, Vec::new());
-        // Those that have happened and cannot be seen yet.
+        // Events that have happened and cannot be seen yet.
         let mut late = Vec::new();
         let show = |rig: &mut Rig, of: usize, time| match of.checked_sub(3) {
             None => rig.push(of, time),
@@ -251,7 +251,7 @@ proptest! {
                 show(&mut rig, of, now);
             }
             for _ in 0..passes {
-                // They can be seen while the pass is made: by it or not.
+                // They become visible while the pass is made: it sees them or not.
                 rig.pass(false);
                 for (of, time) in late.drain(..) {
                     show(&mut rig, of, time);

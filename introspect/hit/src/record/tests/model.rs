@@ -1,7 +1,7 @@
-//! Writers that stop at any instruction, for as long as they like, and the reader.
+//! Writers that stop at any instruction, for any time, and the reader.
 //!
-//! A writer does what a detour does, one access to memory after the other. Whatever it records looks
-//! like the mark of a record. Writers go on between any two accesses of the reader's, too.
+//! A writer does what a detour does, one access to memory after the other. Everything it records looks like the
+//! mark of a record. Writers also go on between any two accesses of the reader.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -12,7 +12,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// How many writers there are at once.
+/// Number of concurrent writers.
 const WRITERS: usize = 6;
 /// The words of registers and stack that the sources record: records of 1, 2 and 4 cells.
 const SOURCES: [(u32, usize, u64); 3] = [(7, 0, 1), (8, 8, 2), (9, 22, 4)];
@@ -22,13 +22,13 @@ fn word_at(position: u64, word: u64) -> Gpa {
     CELLS.wrapping_add(cell * CELL as u64 + word * 8)
 }
 
-/// What stands in word number `word` of the record with this time.
+/// Returns the content of word number `word` of the record with the time `tsc`.
 fn content(tsc: u64, word: u64) -> u64 {
-    // A record of one cell of a source that exists, somewhere.
+    // The mark of a record of one cell, of an existing source, at some position.
     u64::from(7_u32 | 1 << 24) << 32 | (tsc.wrapping_mul(31) ^ word) & 0x3f
 }
 
-/// Where a writer stands: before the access that is named.
+/// Where a writer is: the access that comes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Before {
     Head,
@@ -49,7 +49,7 @@ struct Writer {
 }
 
 impl Writer {
-    /// The cells it has reserved, until the record is finished.
+    /// Returns the cells that it has reserved, until the record is finished.
     fn reserved(&self) -> Option<Range<u64>> {
         match self.before {
             Before::Word { position, .. }
@@ -62,11 +62,11 @@ impl Writer {
 
 #[derive(Clone, Debug)]
 enum Action {
-    /// Somebody begins to record.
+    /// A writer begins to record.
     Begin { writer: usize, source: usize },
     /// A writer goes on.
     Go { writer: usize, accesses: u32 },
-    /// The reader makes a pass; after each of its accesses a writer goes on.
+    /// The reader makes a pass; a writer goes on after each of its accesses.
     Pass {
         after_ms: u64,
         most: usize,
@@ -88,9 +88,9 @@ struct Guest {
     lost: u64,
     /// Records that the reader has not taken.
     finished: Vec<Finished>,
-    /// The times of those it has taken, but not handed on.
+    /// Times of the records that it has taken, but not handed on.
     taken: Vec<u64>,
-    /// Of all records, in the order they were reserved in.
+    /// Times of all records, in the order they were reserved in.
     order: Vec<u64>,
     /// Whether the guest has written nonsense.
     is_forged: bool,
@@ -119,7 +119,7 @@ impl Guest {
         }
     }
 
-    /// One access; `false` when the writer is done.
+    /// Makes one access. Returns `false` when the writer is done.
     fn step(&mut self, index: usize) -> bool {
         let Some(writer) = self.writers[index] else {
             return false;
@@ -157,7 +157,7 @@ impl Guest {
                 })
             }
             Before::Word { position, word } => {
-                // Time, CPU and flags, then what is captured; none of it in a mark's place.
+                // Time, CPU and flags, then what is captured; none of it in the place of a mark.
                 let value = match word {
                     0 => writer.tsc,
                     1 => 0,
@@ -186,7 +186,8 @@ impl Guest {
         }
     }
 
-    /// Nobody else has a cell of `range`: neither one who is at it, nor a record that was not taken.
+    /// Checks that nothing else has a cell of `range`: neither a writer at work, nor a record that was not
+    /// taken.
     fn check_free(&self, range: Range<u64>) {
         if self.is_forged {
             return;
@@ -203,7 +204,7 @@ impl Guest {
         }
     }
 
-    /// The reader has cleared the mark at `at`.
+    /// Notes that the reader has cleared the mark at `at`.
     fn cleared(&mut self, at: Gpa) {
         let is_there = |finished: &Finished| word_at(finished.1.start, 0) == at;
         if let Some(index) = self.finished.iter().position(is_there) {
@@ -212,11 +213,11 @@ impl Guest {
     }
 }
 
-/// The guest's memory as the reader has it, with the guest at work.
+/// The guest's memory as the reader accesses it, with the guest at work.
 struct Shared<'a> {
     guest: &'a RefCell<Guest>,
     mem: Memory,
-    /// Who goes on, or begins, and how far, after each access; then from the beginning again.
+    /// The writer that goes on, or begins, after each access, and how far; the list is repeated.
     meanwhile: &'a [(usize, u32)],
     accesses: Cell<usize>,
 }
@@ -363,7 +364,7 @@ impl World {
         }
     }
 
-    /// One writer records from the beginning to the end; whether there was room.
+    /// Lets one writer record from the beginning to the end. Returns whether there was room.
     fn record(&mut self, writer: usize, source: usize) -> bool {
         let guest = self.guest.get_mut();
         let lost = guest.lost;
@@ -422,7 +423,7 @@ fn action() -> impl Strategy<Value = Action> {
     ]
 }
 
-/// What looks like a mark, or like a head; or anything.
+/// Forged words: what looks like a mark, or like a head; or anything.
 fn forged() -> impl Strategy<Value = Action> {
     let cells = u64::from(CAPACITY);
     let word = prop_oneof![(0..cells).prop_map(|cell| cell * 8), 0..cells * 8 + 8];
@@ -441,7 +442,7 @@ proptest! {
         for action in &actions {
             world.act(action);
         }
-        // Those who stopped in the middle do not go on: the ring does.
+        // Writers that stopped in the middle do not go on, but the ring does.
         world.read_all();
         let free = world.guest.borrow().writers.iter().position(Option::is_none);
         if let Some(free) = free {
@@ -452,7 +453,7 @@ proptest! {
                 prop_assert!((head + 1..=limit).contains(&bell), "{head} {limit} {bell}");
             }
         }
-        // And they may go on after all.
+        // They may go on after all.
         world.finish();
         let guest = world.guest.borrow();
         prop_assert_eq!(world.read + guest.lost, guest.begun);
@@ -493,13 +494,13 @@ proptest! {
     }
 }
 
-/// Whatever the guest did in these `actions`, the ring serves others as before.
+/// Checks that the ring works as before, whatever the guest did in these `actions`.
 fn survives(actions: &[Action]) {
     let mut world = World::new();
     for action in actions {
         world.act(action);
     }
-    // What was begun before may end where it does not belong any more; then all is as it was.
+    // Records that were begun before may end where they do not belong any more; then all is as it was.
     world.finish();
     world.finish();
     let guest = world.guest.get_mut();

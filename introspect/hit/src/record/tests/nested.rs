@@ -1,4 +1,4 @@
-//! A function that another one jumps to: what its return probe found on the stack is the stub of the other's.
+//! A function that another one jumps to: its return probe finds the stub of the other's probe on the stack.
 
 use hvprobe_arch::detour::{BY_HOST, Call, EntryCapture, InstanceLayout, Instances, StackWords};
 
@@ -10,10 +10,11 @@ use crate::region::KERNEL_WINDOW;
 
 const CALLER: Gva = Gva(0xffff_ffff_8100_0123);
 const INSTANCES: Gpa = Gpa(0x800);
-/// When the first probe saw the call.
+/// Time at which the first probe saw the call.
 const TSC: u64 = 1000;
 
-/// A machine in whose first instance of the first probe is a call that began at `tsc`, by this CPU's clock.
+/// Returns a machine in which the first instance of the first probe belongs to a call that began at `tsc`, by
+/// the clock of `cpu`.
 fn machine(tsc: u64, cpu: u32) -> (Memory, RecordSources) {
     let mem = Memory::new(0x1000);
     let entry = EntryCapture {
@@ -61,7 +62,8 @@ fn machine(tsc: u64, cpu: u32) -> (Memory, RecordSources) {
     (mem, sources)
 }
 
-/// Where a call returns to that the second probe saw at `tsc`, and that found `found` on its stack.
+/// Returns the address to which a call returns that the second probe saw at `tsc`, and that found `found` on its
+/// stack.
 fn caller((mem, sources): &(Memory, RecordSources), found: Gva, tsc: u64, cpu: u32) -> Gva {
     let call = Call {
         id: 1,
@@ -78,7 +80,7 @@ fn caller((mem, sources): &(Memory, RecordSources), found: Gva, tsc: u64, cpu: u
 fn a_stub_that_leaves_leaves_the_caller() {
     let stub = KERNEL_WINDOW.start;
     let (mem, sources) = machine(TSC, 0);
-    // The call was found behind a stub, of another function's probe.
+    // The call found the stub of another function's probe in place of its return address.
     for word in [InstanceLayout::RETURN, InstanceLayout::CALLER] {
         mem.write_u64(INSTANCES.wrapping_add(word), stub.0).unwrap();
     }
@@ -102,10 +104,10 @@ fn the_caller_is_that_of_the_call_or_nobody() {
         }
         // Another call has the instance by now.
         assert_eq!(caller(&there, stub, TSC - 1, cpu), Gva(0));
-        // By clocks that have nothing to do with each other.
+        // The clocks have nothing to do with each other.
         let other = if cpu == 0 { BY_HOST } else { 0 };
         assert_eq!(caller(&there, stub, TSC + 5, other), Gva(0));
-        // A stub of nobody's, and no stub at all.
+        // A stub of no probe, and no stub at all.
         assert_eq!(caller(&there, stub.wrapping_add(64), TSC, cpu), Gva(0));
         assert_eq!(caller(&there, AT, TSC, cpu), AT);
     }

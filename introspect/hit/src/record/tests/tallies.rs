@@ -1,4 +1,4 @@
-//! What detours only count, and what that is taken for.
+//! What detours only count, and how that is accounted for.
 
 use super::*;
 

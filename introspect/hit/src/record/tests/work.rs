@@ -1,4 +1,4 @@
-//! How much a guest can have the reader do that writes nonsense and rings the doorbell at once.
+//! How much work a guest can cause the reader that writes nonsense and rings the doorbell at once.
 
 use hvprobe_fixtures::work;
 
@@ -10,12 +10,12 @@ const RING: RingPlace = RingPlace {
     watermark: MANY / 4,
     ..PLACE
 };
-/// Between two rings of the doorbell.
+/// Time between two rings of the doorbell.
 const BETWEEN: Duration = Duration::from_micros(2);
-/// How long it goes on.
+/// Time that the test covers.
 const LASTS: Duration = Duration::from_millis(50);
-/// Accesses to memory for a pass that finds little, or does not look; and for each microsecond, as a
-/// cell takes up to two and the reader rests 0.4 µs for it.
+/// Accesses to memory: for a pass that finds little, or does not look; and for each microsecond, as a cell takes
+/// up to two and the reader rests 0.4 µs for it.
 const PASS: u64 = 12;
 const MICROSECOND: u64 = 6;
 
@@ -23,7 +23,7 @@ fn cell(number: u64) -> Gpa {
     CELLS.wrapping_add(number % u64::from(MANY) * CELL as u64)
 }
 
-/// Lets a guest that does `forge` ring again and again; what there is then, how many accesses the reader
+/// Lets a guest that does `forge` ring again and again. Returns what there is then, how many accesses the reader
 /// made, and how often the guest rang.
 fn accesses(forge: impl Fn(&Memory, u64)) -> (Rig, u64, u64) {
     let mut rig = Rig::new();
@@ -43,7 +43,7 @@ fn accesses(forge: impl Fn(&Memory, u64)) -> (Rig, u64, u64) {
     (rig, made, rung)
 }
 
-/// Somebody records as detours do, and is read before anybody has waited long.
+/// Checks that a record as detours write it is read before anything has waited long.
 fn serves(mut rig: Rig) {
     rig.pass_ms(20);
     rig.read(usize::MAX);
@@ -62,7 +62,7 @@ fn serves(mut rig: Rig) {
     assert_eq!(rig.counters.sum().hits, hits + 1);
 }
 
-/// What a guest writes itself: its name, and writing it.
+/// What a guest writes itself: a name, and the function that writes it.
 type Forge<'a> = (&'a str, &'a dyn Fn(&Memory, u64));
 
 #[test]
@@ -83,7 +83,7 @@ fn nonsense_with_doorbells_costs_no_more_the_more_often_it_rings() {
         }
         all_unfinished(mem, 0);
     };
-    // Every other one is a record of nobody's.
+    // Every other one is a record of no source.
     let every_other = |mem: &Memory, _: u64| {
         let head = mem.read_u64(HEAD).expect("in memory");
         for position in (head..head + u64::from(MANY) / 2).step_by(2) {
@@ -105,7 +105,7 @@ fn nonsense_with_doorbells_costs_no_more_the_more_often_it_rings() {
         let microseconds = u64::try_from(LASTS.as_micros()).expect("a short time");
         let bound = rung * PASS + microseconds * MICROSECOND;
         assert!(made <= bound, "{what}: {made} accesses, at most {bound}");
-        // That one leaves no two cells in a row, and has no ring any more until it ends.
+        // That one leaves no two free cells in a row, so there is no ring to use until it ends.
         if what != "every other" {
             serves(rig);
         }
