@@ -10,7 +10,7 @@ use crate::regs::Gpr;
 pub struct Condition {
     /// The register.
     pub register: Gpr,
-    /// How to compare.
+    /// The comparison.
     pub comparison: Comparison,
     /// The constant.
     pub value: u64,

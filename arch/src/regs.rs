@@ -1,4 +1,4 @@
-//! The general registers of a virtual CPU.
+//! The general registers of a vCPU.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 

@@ -22,7 +22,7 @@ pub(super) struct Slowly {
     pub(super) room: Room,
     /// Maximum number of bytes of the text.
     pub(super) most: usize,
-    /// One for each word that is read straight.
+    /// Labels for each word that is read straight.
     pub(super) ends: Vec<End>,
     /// Reads on, after the words that are read straight.
     pub(super) more: CodeLabel,

@@ -59,7 +59,7 @@ struct Count {
     next: CodeLabel,
 }
 
-/// How a hit is handled for which the ring has no room.
+/// Handling of a hit for which the ring has no room.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Full {
     /// Counter of lost records.
@@ -75,8 +75,8 @@ pub(super) struct Full {
 pub(super) struct Cells {
     /// Cells that all records of the source have.
     pub(super) fixed: u16,
-    /// For a record with more: offset in the record of their number (u32). [`Emitter::reserve`] takes it from
-    /// R8.
+    /// For a record with further cells: where the record holds their number (offset, u32).
+    /// [`Emitter::reserve`] takes the number from R8.
     pub(super) more: Option<usize>,
 }
 

@@ -10,7 +10,7 @@ pub enum BuildError {
     /// An address that generated code cannot encode.
     #[error("{what} at {at} is not within the upper or lower 2 GiB, where detours reach it")]
     Unreachable {
-        /// What is at the address.
+        /// Name of what is at the address.
         what: &'static str,
         /// The address.
         at: Gva,

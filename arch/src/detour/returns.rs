@@ -53,7 +53,7 @@ pub struct Exit<'a> {
     pub capture: &'a Capture,
     /// The instances.
     pub instances: &'a Instances,
-    /// What the instances hold.
+    /// What the instances keep of a call's entry.
     pub entry: &'a EntryCapture,
     /// Counter (u64) of the returns for which there was no room in the ring.
     pub lost: Gva,

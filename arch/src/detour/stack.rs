@@ -58,7 +58,7 @@ impl CopyLayout {
         Spread::Cells.offset(self.first + 1)
     }
 
-    /// Returns the copy in the cells `cells` of a record.
+    /// Returns the copy that `cells` of `record` hold.
     pub(super) fn of(self, record: &[u8], cells: Range<u16>) -> Result<StackCopy<'_>, Malformed> {
         let [from, to] = [cells.start, cells.end].map(|cells| usize::from(cells) * CELL);
         let cells = record.get(from..to).ok_or(Malformed::Short {

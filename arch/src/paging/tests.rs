@@ -272,7 +272,7 @@ fn accesses_past_the_last_address_are_refused() {
     assert_eq!(tables.write(&mem, Gva(u64::MAX), &[]), Ok(()));
 }
 
-/// Entries of which many lead to memory.
+/// Page table entries, many of which point into memory.
 fn hostile_entry() -> impl Strategy<Value = u64> {
     prop_oneof![
         any::<u64>(),

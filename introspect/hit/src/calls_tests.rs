@@ -168,7 +168,7 @@ proptest! {
         steps in prop::collection::vec((prop_oneof![4 => 0..3_usize, 1 => 0..40_usize], step()), 0..300),
         return_at_end in any::<bool>(),
     ) {
-        // Fewer cells than tasks, so that some calls are missed for want of a cell.
+        // Fewer cells than tasks, so that some calls are missed for lack of a cell.
         let calls = Calls::new(1, 0);
         let mut tasks: Vec<_> = (0..40).map(GuestTask::new).collect();
         let mut ids: Vec<_> = (0..4).map(ProbeId).collect();

@@ -19,7 +19,7 @@ use super::guest_memory::GuestMemory;
 use super::table::ProbeTable;
 use super::view::{KernelView, Surroundings};
 
-/// The guest's kernel, as one virtual CPU reads it.
+/// The guest's kernel, as one vCPU reads it.
 #[derive(Debug)]
 pub(super) struct KernelReader {
     task: Option<TaskLayout>,
@@ -51,7 +51,7 @@ pub(super) struct Scene<'a, M: ?Sized, C> {
     pub(super) around: &'a Surroundings<'a, M, C>,
     /// Address of the current task, once it was looked up: it does not change in a hit.
     task: Cell<Option<Option<Gva>>>,
-    /// Page tables of the process, likewise.
+    /// Page tables of the process, once they were looked up.
     process: Cell<Option<Option<PageTables>>>,
 }
 

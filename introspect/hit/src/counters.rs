@@ -1,6 +1,6 @@
 //! Counters of a probe.
 //!
-//! Invariant: virtual CPUs that hit the same probe never write to the same cache line.
+//! Invariant: vCPUs that hit the same probe never write to the same cache line.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,8 +8,8 @@ use hvprobe_spec::Budget;
 
 use super::meter::Meter;
 
-/// Counts of one probe on one virtual CPU, on a cache line of their own: virtual CPUs that hit the
-/// same probe do not slow each other down.
+/// Counts of one probe on one vCPU, on a cache line of their own: vCPUs that hit the same probe do not slow each
+/// other down.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct VcpuCounts {
@@ -27,8 +27,8 @@ struct VcpuCounts {
 pub struct Counts {
     /// Hits whose handlers ran; for a return probe, calls that returned through its handler.
     pub hits: u64,
-    /// Hits without handlers (`nmissed`): because the virtual CPU was handling another one, a
-    /// handler before this one changed the execution path, or a return probe had no free instance.
+    /// Hits without handlers (`nmissed`): because the vCPU was handling another one, a handler before this one
+    /// changed the execution path, or a return probe had no free instance.
     pub missed: u64,
     /// Displaced instructions that faulted.
     pub faults: u64,

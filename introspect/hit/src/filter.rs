@@ -36,7 +36,7 @@ const LOOKS: usize = 32 * TEXT_MAX;
 /// Reads the whole text of which the captured item at a position has the beginning; `None` if it cannot be read.
 pub(crate) type Whole<'a> = dyn Fn(usize, &mut [u8]) -> Option<TextHeader> + 'a;
 
-/// For filters that are evaluated when the guest has gone on: no more can be read.
+/// Reads nothing: for filters that are evaluated when the guest has gone on.
 pub(crate) fn no_more(_: usize, _: &mut [u8]) -> Option<TextHeader> {
     None
 }

@@ -1,8 +1,8 @@
 //! Calls that return probes follow without exits: their instances, and what the host does with them.
 //!
-//! A call in flight returns to the stub of its instance, on whatever task or CPU. Invariants: the host takes an
-//! instance from a call only when the task that made it will never run again; the memory of a probe that has
-//! left stays as it is until no task can be in its code any more.
+//! A call in flight returns to the stub of its instance, whichever task made it and wherever that task runs.
+//! Invariants: the host takes an instance from a call only when the task that made it will never run again; the
+//! memory of a probe that has left stays as it is until no task can be in its code any more.
 
 use std::sync::atomic::{Ordering, fence};
 

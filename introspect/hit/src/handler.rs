@@ -35,7 +35,7 @@ use super::step::come_back;
 use super::table::{ProbeTable, Role};
 use super::view::{KernelView, Surroundings};
 
-/// The hit path of one virtual CPU.
+/// The hit path of one vCPU.
 #[derive(Debug)]
 pub struct HitHandler {
     table: Arc<ProbeTable>,

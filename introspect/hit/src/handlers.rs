@@ -24,7 +24,7 @@ pub(super) enum Handled {
     Proceed,
     /// A handler sent the guest elsewhere.
     Diverted,
-    /// A handler holds the virtual CPU.
+    /// A handler holds the vCPU.
     Hold(Held),
 }
 

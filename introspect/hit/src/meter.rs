@@ -15,7 +15,7 @@
 //! another path, a stop or a question) is done nonetheless, as the guest relies on it; only turning the probe
 //! off ends that.
 //!
-//! Hot path: no lock, no allocation, no division, no clock of its own. Virtual CPUs share one word
+//! Hot path: no lock, no allocation, no division, no clock of its own. vCPUs share one word
 //! per limit, which is written at most once for each hit that is admitted, so no more often than
 //! the budget allows; beyond it, the word is only read.
 
@@ -228,7 +228,7 @@ mod tests {
 
     #[test]
     fn share_is_of_the_time_of_all_virtual_cpus() {
-        // 10 % of two virtual CPUs: 200 ms in a window.
+        // 10 % of two vCPUs: 200 ms in a window.
         let meter = meter(None, Some(10), Excess::Sample);
         let hit = |now| {
             let admitted = meter.admit(now);

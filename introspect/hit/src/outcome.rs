@@ -22,7 +22,7 @@ pub enum Outcome {
     },
     /// The displaced instruction faults: raise this exception at RIP, the probepoint.
     Fault(Fault),
-    /// The virtual CPU waits, with these registers (RIP is the probepoint), for what the hold says;
+    /// The vCPU waits, with these registers (RIP is the probepoint), for what the hold says;
     /// then it calls [`HitHandler::resume`](crate::HitHandler::resume).
     Hold(Held),
 }
@@ -38,7 +38,7 @@ pub struct Fault {
     pub address: Option<Gva>,
 }
 
-/// What a virtual CPU waits for at a hit.
+/// What a vCPU waits for at a hit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Held {
     /// The machine is to be paused, for this probe, until a client resumes it.

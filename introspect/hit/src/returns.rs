@@ -1,5 +1,5 @@
-//! Return probes at a hit: the entry of a function, its return through the trampoline, the end of a
-//! task, and what becomes of the calls in flight when a probe leaves.
+//! Return probes at a hit: the entry of a function, its return through the trampoline, the end of a task, and
+//! what happens to the calls in flight when a probe leaves.
 //!
 //! Invariant: a return slot holds the trampoline's address only while [`Calls`] knows where the
 //! call really returns to, or the real address can be read from the slot again.

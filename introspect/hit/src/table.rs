@@ -95,7 +95,7 @@ pub enum Following {
     Stubs(Arc<RecordSource>),
 }
 
-/// One probe at a probepoint.
+/// A probe, or the engine, at a probepoint.
 #[derive(Debug)]
 pub struct Member {
     /// The probe; [`Internal::ID`] for the engine's own.

@@ -13,8 +13,8 @@ use super::calls::{Fate, Frame};
 const VACATED_MAX: usize = 4096;
 /// Frames whose real return addresses were restored: the newest few thousand.
 ///
-/// A task that was interrupted in a detour, just after that had read the trampoline's address from the task's
-/// frame, still reaches the trampoline, through the detour's stub.
+/// A task that was interrupted in a detour, just after the detour had read the trampoline's address from its
+/// frame, still reaches the trampoline, through that detour's stub.
 #[derive(Clone, Debug, Default)]
 pub struct Vacated {
     /// Real return addresses, by the task and the slot.

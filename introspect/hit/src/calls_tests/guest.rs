@@ -77,7 +77,7 @@ pub(super) struct GuestTask {
     number: u64,
     pub(super) frames: Vec<StackFrame>,
     pub(super) memory: HashMap<u64, u64>,
-    /// Where the code leads that follows a call without exits.
+    /// For each stub of a call that is followed without exits: the address that it leads to.
     stubs: HashMap<u64, u64>,
     /// Calls that are still to be reported.
     pub(super) pushed: HashMap<u64, Pushed>,
@@ -269,7 +269,7 @@ impl GuestTask {
         }
     }
 
-    /// The running function executes its `ret` and is interrupted before the trampoline is.
+    /// The running function executes its `ret` and is interrupted at the trampoline, before that runs.
     pub(super) fn interrupted_return(&mut self, overwritten: bool) {
         if let Some(frame) = self.frames.last_mut()
             && !frame.returning

@@ -1,8 +1,8 @@
 //! The thread that gathers events and hands them on in batches.
 //!
 //! ```text
-//!   virtual CPU ──► ring ──┐
-//!   virtual CPU ──► ring ──┼──► collector ──► batch ──► sink
+//!   vCPU ─────────► ring ──┐
+//!   vCPU ─────────► ring ──┼──► collector ──► batch ──► sink
 //!   anything else ► Source ┘
 //! ```
 //! Each vCPU owns the producing end of a bounded ring; the collector owns all the consuming ends and the
@@ -43,7 +43,7 @@ struct Waker {
 }
 
 impl Waker {
-    /// Called by a virtual CPU after it queued something. One load, unless the collector sleeps.
+    /// Called by a vCPU after it queued something. One load, unless the collector sleeps.
     fn queued(&self) {
         // Pairs with the fence in the collector: either it sees what was queued, or we see it
         // asleep.
@@ -123,7 +123,7 @@ pub struct Collector {
 
 impl Collector {
     /// Starts collecting from `vcpus` rings of `capacity` events each; batches go to `sink`.
-    /// Returns the producing ends, in the order of the virtual CPUs.
+    /// Returns the producing ends, in the order of the vCPUs.
     ///
     /// # Errors
     /// When the host cannot start another thread.

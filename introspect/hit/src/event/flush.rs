@@ -92,8 +92,8 @@ impl Owed {
         }
     }
 
-    /// Notifies the waiters if that is due after a pass that has `found` this and still holds `held`. Returns
-    /// whether another pass is needed for a waiter.
+    /// Called after a pass, with what it `found` and what is still `held`. Notifies the waiters if everything
+    /// they wait for was handed on. Returns whether another pass is needed for a waiter.
     pub(super) fn passed(&mut self, found: Found, held: impl FnOnce() -> Option<Held>) -> bool {
         let Some(Open { number, until }) = &mut self.open else {
             return false;

@@ -162,7 +162,7 @@ impl Pass<'_> {
             return;
         };
         if at_work.turns != turns {
-            // It began after the last look. By then, everything up to the horizon of that pass had been seen.
+            // The hit began after the last look. By then, everything up to the horizon of that pass had been seen.
             *at_work = AtWork {
                 turns,
                 since: before,
@@ -332,7 +332,7 @@ fn events<'c>(chunk: &'c ReadChunk<'_, Event>) -> impl DoubleEndedIterator<Item 
 /// Sorts `events` by time.
 pub(crate) fn in_order(events: &mut [Event]) {
     if !events.is_sorted_by_key(times()) {
-        // Stable: events of one instant on one virtual CPU keep their order. Each is moved once.
+        // Stable: events of one instant on one vCPU keep their order. Each is moved once.
         events.sort_by_cached_key(times());
     }
 }

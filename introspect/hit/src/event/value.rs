@@ -36,8 +36,8 @@ pub struct Call {
     pub entry: Regs,
 }
 
-/// What was read from the guest's memory at a hit: the items of the probe's capture one after
-/// another, for a return probe first those of the entry. Unreadable ones are zeros.
+/// Items read from the guest's memory at a hit: those of the probe's capture one after another; for a return
+/// probe, first those of the entry. Unreadable items are zeros.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Captured {
     /// `None` before the first item, so that an event without items need not carry zeros.
@@ -154,7 +154,7 @@ pub struct Event {
     pub seq: u64,
     /// The probe that was hit.
     pub probe: ProbeId,
-    /// The virtual CPU that hit it.
+    /// The vCPU that hit it.
     pub vcpu: u32,
     /// Host time, nanoseconds of `CLOCK_MONOTONIC`, when the exit was taken up, or when the record was made; 0
     /// if it is not known.

@@ -60,7 +60,7 @@ impl Collection {
     }
 
     /// Reads and accounts for everything that has been recorded up to now; the collector gets the events with
-    /// the next [`Collection::drain`]. Events that do not fit into one ring's worth of them are read but lost.
+    /// the next [`Collection::drain`]. At most one ring's worth of events is kept; others are read but lost.
     pub fn catch_up(&self, mem: &dyn PhysMemory, when: impl Fn(Stamp) -> When) {
         self.lock().catch_up(mem, when);
     }

@@ -229,7 +229,7 @@ impl Reader {
         self.is_broken |= head.is_none();
         if let Some(head) = head {
             let is_all = self.in_turn(head, guest, now, into, left)?;
-            // Detours never have so many cells at once: the guest has moved the head itself.
+            // Detours never have this many cells at once: the guest has moved the head itself.
             let unfinished = self.room.cells() + head.wrapping_sub(self.next);
             self.is_broken |= is_all && unfinished > u64::from(self.place.capacity / 4) * 3;
             self.is_behind = self.next != head;

@@ -74,7 +74,7 @@ pub struct What {
     pub followed: Option<(EntryCapture, Arc<Followed>)>,
 }
 
-/// Guest counters of what leaves no record.
+/// Addresses of the guest's counters of hits and calls that leave no record.
 #[derive(Clone, Copy, Debug)]
 pub struct Tallies {
     /// Hits that found no room in the ring.

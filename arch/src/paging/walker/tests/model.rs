@@ -175,7 +175,7 @@ impl Kernel {
     }
 }
 
-/// Entries of which many lead to memory.
+/// Page table entries, many of which point into memory.
 fn hostile_entry() -> impl Strategy<Value = u64> {
     prop_oneof![
         any::<u64>(),

@@ -180,7 +180,7 @@ fn what_there_is_no_room_for_is_dropped_and_what_was_lost_is_told() {
 #[test]
 fn keys_of_long_texts_are_bounded_together() {
     let mut table = table("keys=c:size=131072", vec![comm()], vec![]);
-    // As if so many bytes of keys were stored.
+    // As if this many bytes of keys were stored.
     table.bytes = KEY_BYTES - 4;
     table.hear(
         &[event(0, 0, b"a"), event(0, 0, b"bb"), event(0, 0, b"a")],

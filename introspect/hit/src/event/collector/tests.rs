@@ -435,7 +435,7 @@ fn who_waits_goes_on_when_all_that_there_was_is_handed_on() {
         assert_eq!(seen.0.len() as u64 + seen.1, made);
     }
     collector.finish();
-    // Nothing comes any more, and nobody waits for it.
+    // After its end there is nothing to wait for.
     assert!(flush.wait(LIMIT), "not told of the end");
 }
 

@@ -1,4 +1,4 @@
-//! How much work a guest can cause the reader that writes nonsense and rings the doorbell at once.
+//! How much work a guest can cause the reader by writing nonsense and ringing the doorbell at once.
 
 use hvprobe_fixtures::work;
 
