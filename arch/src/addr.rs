@@ -9,19 +9,19 @@ macro_rules! address {
         pub struct $name(pub u64);
 
         impl $name {
-            /// The address `bytes` further on, or `None` past the end of the address space.
+            /// Returns the address `bytes` further on, or `None` past the end of the address space.
             #[must_use]
             pub fn checked_add(self, bytes: u64) -> Option<Self> {
                 self.0.checked_add(bytes).map(Self)
             }
 
-            /// The address `bytes` further on, modulo 2^64, as the processor computes it.
+            /// Returns the address `bytes` further on, modulo 2^64, as the processor computes it.
             #[must_use]
             pub fn wrapping_add(self, bytes: u64) -> Self {
                 Self(self.0.wrapping_add(bytes))
             }
 
-            /// The address `bytes` before this one, modulo 2^64.
+            /// Returns the address `bytes` before this one, modulo 2^64.
             #[must_use]
             pub fn wrapping_sub(self, bytes: u64) -> Self {
                 Self(self.0.wrapping_sub(bytes))

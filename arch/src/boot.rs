@@ -67,7 +67,7 @@ pub mod efer {
     pub const NX: u64 = 1 << 11;
 }
 
-/// A segment as its descriptor and the processor's hidden part state it (SDM vol. 3, 3.4.5).
+/// A segment, with the fields of its descriptor (SDM vol. 3, 3.4.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// Value of the segment register.
@@ -126,8 +126,7 @@ pub const TSS: Segment = Segment {
 };
 
 impl Segment {
-    /// The segment's descriptor (the low word of it, for a system segment), present and for
-    /// privilege level 0.
+    /// Returns the segment's descriptor (its low word, for a system segment), present and for privilege level 0.
     #[must_use]
     pub const fn descriptor(&self) -> u64 {
         let limit = if self.granular {

@@ -41,7 +41,7 @@ pub struct Pointer {
 /// The memory that an address belongs to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Memory {
-    /// The kernel's.
+    /// Memory of the kernel.
     #[default]
     Kernel,
     /// Memory of the process that runs.

@@ -247,7 +247,7 @@ impl PageTables {
     /// host changes read-only text.
     ///
     /// # Errors
-    /// As [`PageTables::read`]. Every page is translated, and seen to be in memory, before the
+    /// As [`PageTables::read`]. Every page is translated, and found to be in memory, before the
     /// first byte is written; so on error nothing has changed, unless the guest changed its
     /// tables meanwhile.
     pub fn write(

@@ -64,7 +64,7 @@ const TASK_WORDS: usize = 3;
 const CALL_WORDS: usize = 3;
 /// Number of bits of a record's identity that hold the source; the others hold the number of cells.
 pub(super) const SOURCE_BITS: u32 = 24;
-/// The length of a task's name (`TASK_COMM_LEN`).
+/// Length of a task's name (`TASK_COMM_LEN`).
 const COMM: usize = 16;
 
 /// A ring, as the guest addresses it.

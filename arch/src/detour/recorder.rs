@@ -346,8 +346,8 @@ impl Part<'_> {
 }
 
 /// Number of preceding parts in which a return probe's part looks for the caller. The last part that took an
-/// instance knows the caller, so these are enough unless none of them took one. The limit makes the size of a
-/// detour grow with the number of its members, not with the square of that.
+/// instance knows the caller, so these are enough unless none of them took one. The limit keeps the size of a
+/// detour linear in the number of its members, not quadratic.
 const LOOKED_BACK: usize = 4;
 
 impl Emitter<'_> {

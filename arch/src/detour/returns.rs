@@ -36,7 +36,7 @@ use crate::trap::INT3;
 use iced_x86::code_asm::{CodeLabel, dword_ptr, qword_ptr, registers::*};
 use iced_x86::{Code, Instruction, MemoryOperand, Register};
 
-/// The distance between stubs in bytes.
+/// Distance between stubs in bytes.
 pub const STUB: u32 = 16;
 /// Number of bits of a call's id that count the uses of its instance.
 const GENERATION_BITS: u32 = 40;

@@ -27,7 +27,7 @@ pub(super) struct KernelReader {
 }
 
 impl KernelReader {
-    /// Allocates.
+    /// Creates a reader that remembers no walk yet. Allocates.
     pub(super) fn new(view: KernelView) -> Self {
         Self {
             task: view.task.ok(),

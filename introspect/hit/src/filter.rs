@@ -96,7 +96,7 @@ impl Seen<'_> {
         }
     }
 
-    /// Returns whether the comparison of the text of the captured item `index` with `with` holds.
+    /// Compares the text of the captured item `index` with `with`; `None` if that cannot be decided.
     fn text_holds(
         &self,
         index: usize,
@@ -136,7 +136,7 @@ impl Seen<'_> {
         }
     }
 
-    /// Returns the result of `take` for the bytes at `source`.
+    /// Calls `take` with the bytes at `source`, and returns its result.
     pub(crate) fn bytes<T>(&self, source: &Source, take: impl FnOnce(&[u8]) -> T) -> Option<T> {
         match source {
             Source::Registers { registers, entry } => {
@@ -223,8 +223,8 @@ fn compare(operator: Operator, value: u64, signed: bool, with: u64) -> bool {
     }
 }
 
-/// Returns whether the comparison of the text in `bytes`, up to the first NUL, with `with` holds. If the text
-/// `goes_on` after `bytes`, they may not decide this: then returns `None`.
+/// Compares the text in `bytes`, up to the first NUL, with `with`. If the text `goes_on` after `bytes`, these may
+/// not be enough to decide: then returns `None`.
 fn matches_text(operator: Operator, bytes: &[u8], with: &[u8], goes_on: bool) -> Option<bool> {
     let end = bytes.iter().position(|byte| *byte == 0);
     let text = &bytes[..end.unwrap_or(bytes.len())];
@@ -322,8 +322,7 @@ fn set(pattern: &[u8], byte: u8) -> Option<(usize, bool)> {
     }
 }
 
-/// Returns whether the comparison of the whole text of the captured item `index` with `with` holds. Not inlined,
-/// because of its buffer.
+/// Compares the whole text of the captured item `index` with `with`. Not inlined, because of its buffer.
 #[cold]
 #[inline(never)]
 fn whole_matches(index: usize, operator: Operator, with: &[u8], whole: &Whole<'_>) -> Option<bool> {

@@ -123,8 +123,7 @@ impl HitState {
             return Some(self.carry_out(scene, index, site, &flight.taken, regs));
         }
         if let Some(flight) = self.flight.take() {
-            // The copy left the exception window on its own: nothing the instruction does on any
-            // processor.
+            // The copy left the exception window on its own, which the instruction does on no processor.
             regs.rflags |= flight.interrupts;
         } else if regs.rflags & rflags::IF != 0 {
             // No handler of an NMI turns interrupts on: the guest is elsewhere and will not come back.

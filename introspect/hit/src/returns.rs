@@ -25,7 +25,7 @@ use crate::event::{Call, Captured, EventKind};
 use crate::record::{NESTED_MAX, RecordSource};
 use crate::region::KERNEL_WINDOW;
 
-/// Size of the header before the entry's capture in the private data of a call: a bit for each unreadable item.
+/// Size of the header before the entry's capture in a call's private data. It has a bit for each unreadable item.
 const HEADER: usize = 4;
 
 /// Returns the size of the private data of a call of a probe with these `actions`.

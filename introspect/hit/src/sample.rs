@@ -193,7 +193,7 @@ impl<'a> Seen<'a> {
     }
 }
 
-/// Appends `items`, read with `regs` and, at a return, those of the call's entry.
+/// Appends `items`. `regs` are the registers to read with; at a return, `entry` are those at the call's entry.
 pub(super) fn capture<M: PhysMemory + ?Sized, C>(
     scene: &Scene<'_, M, C>,
     into: &mut Captured,

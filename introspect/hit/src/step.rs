@@ -243,9 +243,9 @@ impl HitState {
         Some(outcome)
     }
 
-    /// Handles a fault of the guest's kernel, which looks for an entry in its exception table; its registers are
-    /// at `pt_regs`. If the fault was in a copy that ran without an exit, writes the address of the instruction
-    /// there, so that the kernel uses that here and in everything it prints.
+    /// Handles a fault of the guest's kernel, which is about to look for an entry in its exception table. The
+    /// registers of the fault are at `pt_regs`. If the fault was in a copy that ran without an exit, replaces
+    /// their RIP with the address of the instruction itself, which the kernel then looks up and prints.
     #[inline(never)]
     pub(super) fn fault_of_copy<M: PhysMemory + ?Sized, C: Clock>(
         &self,

@@ -35,7 +35,7 @@ pub struct Internal {
     pub told: HookSet,
 }
 
-/// A set of the engine's hooks, by their numbers in it.
+/// A set of the engine's hooks: a bit for each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HookSet(pub u32);
 
@@ -120,7 +120,7 @@ pub struct Site {
     pub after_sti: bool,
     /// The probes.
     pub members: Box<[Member]>,
-    /// Whether one of them has a post-handler.
+    /// Whether any of the probes has a post-handler.
     pub posts: bool,
 }
 

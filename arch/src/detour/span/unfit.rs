@@ -51,7 +51,7 @@ pub enum Unfit {
         /// The call.
         at: Gva,
     },
-    /// A call whose target is found with the stack pointer, which the return address moves first.
+    /// A call that finds its target through the stack pointer, which the push of the return address moves first.
     #[error("the call at {at} finds its target with the stack pointer")]
     StackCall {
         /// The call.

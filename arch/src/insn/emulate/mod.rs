@@ -45,7 +45,6 @@ impl Displaced {
     /// # Errors
     /// When memory cannot be accessed, or when the instruction goes to an address that no kernel code can have;
     /// then `regs` and memory are unchanged.
-    /// `regs` and memory are unchanged.
     ///
     /// # Panics
     /// When the action is not [`Emulate`](Action::Emulate).

@@ -223,7 +223,7 @@ fn one_of_several_probes_of_a_frame_may_leave() {
         );
         let stay: Vec<_> = (0..3).rev().filter(|&id| id != leaver).collect();
         assert_eq!(seen, stay);
-        // Kept in silence, or as before.
+        // Kept without reports, or as before.
         seen.clear();
         assert_eq!(
             open.returned(Gva(0x2000), |_, call| seen.push(call.probe().0)),

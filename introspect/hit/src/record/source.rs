@@ -55,7 +55,7 @@ pub struct RecordSource {
     vetoed: Tally,
     missed: Tally,
     enabled: AtomicBool,
-    /// Whether what was recorded while it was enabled has been read.
+    /// Whether everything that the probe recorded while it was enabled was read.
     silent: AtomicBool,
     /// Number of hits since then that made no event and are to be reported as lost.
     late: AtomicU64,
@@ -77,11 +77,11 @@ pub struct What {
 /// Addresses of the guest's counters of hits and calls that leave no record.
 #[derive(Clone, Copy, Debug)]
 pub struct Tallies {
-    /// Hits that found no room in the ring.
+    /// Counter of hits that found no room in the ring.
     pub lost: Gpa,
-    /// Hits that a condition left alone.
+    /// Counter of hits that a condition rejected.
     pub vetoed: Gpa,
-    /// Calls for which there was no free instance.
+    /// Counter of calls for which there was no free instance.
     pub missed: Gpa,
 }
 
@@ -104,8 +104,10 @@ impl Tally {
 }
 
 impl RecordSource {
+    /// Creates a source of the records that `what` describes.
+    ///
     /// # Errors
-    /// When there are no such records.
+    /// When records cannot hold what was asked for.
     pub fn new(
         probe: ProbeId,
         what: What,

@@ -226,8 +226,8 @@ fn an_event_without_a_time_is_held_with_what_it_came_after() {
 }
 
 proptest! {
-    /// One event after the other happens, and can be seen at once, or in the next pass but one at the latest:
-    /// `late` says which, for each.
+    /// Events happen one after another. Each can be seen at once or, if it is `late`, in the next pass but one at
+    /// the latest.
     #[test]
     fn events_that_are_not_later_than_a_pass_are_handed_on_in_order(
         events in prop::collection::vec((0_usize..5, 0_u64..3, any::<bool>(), 0_u8..4), 1..400),
