@@ -288,7 +288,7 @@ impl PageTables {
         at: Gva,
     ) -> Result<Mapping, WalkError> {
         const WRITTEN: u64 = entry::ACCESSED | entry::DIRTY;
-        /// A guest that changes the entry during each try gets [`WalkError::ReadOnly`].
+        /// Number of tries. A guest that changes the entry during each of them gets [`WalkError::ReadOnly`].
         const TRIES: u8 = 8;
         for _ in 0..TRIES {
             let (mapping, leaf) = self.translate_to(mem, at)?;

@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use hvprobe_spec::{Budget, Excess};
 
-/// A tick, in binary logarithm of nanoseconds: about a millisecond, so that no time is divided.
+/// Binary logarithm of a tick in nanoseconds: about a millisecond, so that no time has to be divided.
 const TICK_SHIFT: u32 = 20;
 /// Number of ticks of a window: 1.0003 s.
 const WINDOW: u64 = 954;

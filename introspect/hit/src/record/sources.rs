@@ -36,10 +36,10 @@ impl Map {
         self.by_number.remove(&source.number());
     }
 
-    /// Returns the address to which the function of `call` really returns. It may have been jumped to by another
-    /// function that a return probe follows, whose stub it found on its stack. The call of that function began
-    /// before this one. So if its instance belongs to a call that began later, the address is not known any
-    /// more, and zero is returned.
+    /// Returns the address to which the function of `call` really returns. If another function jumped to it whose
+    /// call a return probe follows, it found that call's stub on its stack. That call began before this one. So
+    /// if the stub's instance belongs to a call that began later, the address is not known any more, and zero is
+    /// returned.
     pub(super) fn return_address(&self, call: &Call, mem: &dyn PhysMemory) -> Gva {
         let mut begun = Begun {
             to: call.return_address,
