@@ -1,4 +1,4 @@
-//! The options that limit what hits of a probe may take, and how they are shown.
+//! Options that limit what the hits of a probe may cost, and how these limits are shown.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ enum How {
 }
 
 impl BudgetArgs {
-    /// The budget asked for, if there is one.
+    /// Returns the budget that the options ask for, or `None` without such an option.
     pub(crate) fn budget(&self) -> Result<Option<v1::Budget>, WrongUsage> {
         if self.max_rate.is_none() && self.max_cpu.is_none() && self.throttle.is_none() {
             return Ok(None);
@@ -55,7 +55,7 @@ impl BudgetArgs {
     }
 }
 
-/// The line that says that hits were throttled.
+/// Returns the line that reports throttled hits.
 pub(crate) fn notice(notice: &v1::Throttled) -> String {
     let name = output::harmless(notice.name.as_bytes());
     let seconds = Duration::from_nanos(notice.window_ns).as_secs_f64();

@@ -1,4 +1,4 @@
-//! The client's end of the gRPC interface.
+//! Client end of the gRPC interface.
 
 use std::fmt;
 use std::io;
@@ -37,14 +37,14 @@ use crate::output::lines::Lines;
 use crate::server_args::{OnMachine, ServerAt, SocketAt};
 use crate::versions::Explained;
 
-/// Bytes of the longest list of probes we take: of all a machine can reasonably have, with all they
-/// are to do.
+/// Maximum size in bytes of a list of probes: enough for all probes that a machine can reasonably have, with
+/// their actions.
 const LISTS: usize = 256 << 20;
 
-/// What calls go through.
+/// Transport under the gRPC clients.
 pub(crate) type Calls = InterceptedService<Explained, Shown>;
 
-/// The token that calls show, if they need one.
+/// Token that is sent with each call, if the server needs one.
 #[derive(Clone, Debug)]
 pub(crate) struct Shown(Option<MetadataValue<Ascii>>);
 
@@ -54,7 +54,7 @@ impl Shown {
             return Ok(Self(None));
         };
         let mut shown: MetadataValue<Ascii> = token.bearer().parse()?;
-        // Logs of what is sent leave it out.
+        // Logs of requests leave it out.
         shown.set_sensitive(true);
         Ok(Self(Some(shown)))
     }
@@ -70,7 +70,7 @@ impl Interceptor for Shown {
     }
 }
 
-/// What to tell when connecting to `place` failed so; `start` starts a server there.
+/// Returns the error for a failed connection to `place`; `start` is the command that starts a server there.
 fn absent(place: impl fmt::Display, start: &str, error: io::Error) -> anyhow::Error {
     match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
@@ -80,8 +80,8 @@ fn absent(place: impl fmt::Display, start: &str, error: io::Error) -> anyhow::Er
     }
 }
 
-/// Whether the user `own` may believe a server of the user `server`: his own, and root's. Root may look at anybody's,
-/// which let him in.
+/// Returns whether the user `own` may trust a server of the user `server`: the user's own and root's. Root may
+/// trust any server, because root may connect to any.
 fn is_trusted(server: u32, own: u32) -> bool {
     server == own || server == 0 || own == 0
 }
@@ -98,7 +98,7 @@ pub(crate) struct Client {
     pub(crate) host: HostClient<Calls>,
     pub(crate) histograms: HistogramsClient<Calls>,
     pub(crate) sessions: SessionsClient<Calls>,
-    /// Lines of the sources of a machine's kernel and modules, if they are known here.
+    /// Source lines of a machine's kernel and modules, if they are known on the client's side.
     pub(crate) lines: Option<Arc<Lines>>,
 }
 
@@ -107,7 +107,7 @@ impl Client {
     pub(crate) async fn connect(server: &ServerAt) -> anyhow::Result<Self> {
         match (server.connect, &server.token_file) {
             (Some(url), Some(file)) => {
-                // Sooner than a server is told that somebody wants to call it.
+                // Reads the token before the server sees a connection.
                 let token = Token::read(file)?;
                 let stream = TcpStream::connect(url.0).await.map_err(|error| {
                     let (address, token) = (url.0, file.display());
@@ -141,7 +141,7 @@ impl Client {
         token: Option<&Token>,
     ) -> anyhow::Result<Self> {
         let mut stream = Some(TokioIo::new(stream));
-        // There is one stream, so it cannot be connected to again once it is lost.
+        // The connector has one stream; a lost connection is not made again.
         let connector = tower::service_fn(move |_: Uri| {
             let stream = stream.take().ok_or(io::ErrorKind::NotConnected);
             async move { stream.map_err(io::Error::from) }
@@ -165,14 +165,14 @@ impl Client {
         })
     }
 
-    /// Connects to the server and finds the machine that `on` means.
+    /// Connects to the server and finds the machine that `on` names.
     pub(crate) async fn on_machine(on: &OnMachine) -> anyhow::Result<(Self, String)> {
         let mut client = Self::connect(&on.server).await?;
         let machine = client.machine(on.vm.as_deref()).await?;
         Ok((client, machine))
     }
 
-    /// The machine of that name; without a name, the only one that runs.
+    /// Returns the machine of that name; without a name, the only one that is not stopped.
     pub(crate) async fn machine(&mut self, name: Option<&str>) -> anyhow::Result<String> {
         if let Some(name) = name {
             return Ok(name.to_owned());
@@ -191,7 +191,7 @@ impl Client {
         };
         let machines = self.list_machines(request).await?;
         let running = machines.into_iter();
-        // A server that is older than `states` tells all.
+        // A server that does not know the field `states` lists all machines.
         let running = running.filter(|machine| machine.state() != MachineState::Stopped);
         let running: Vec<String> = running.map(|machine| machine.name).collect();
         match running.as_slice() {
@@ -204,13 +204,13 @@ impl Client {
         }
     }
 
-    /// What is known of `machine`.
+    /// Asks the server to describe `machine`.
     pub(crate) async fn get_machine(&mut self, machine: String) -> Result<v1::Machine, Refused> {
         let answer = self.machines.get_machine(GetMachineRequest { machine });
         Ok(answer.await.map_err(Refused::from)?.into_inner())
     }
 
-    /// What the console of `machine` prints, or only what is kept of that.
+    /// Streams the output of the console of `machine`, or only the part that the server keeps.
     pub(crate) async fn console(
         &mut self,
         machine: String,
@@ -221,7 +221,7 @@ impl Client {
         Ok(answer.map_err(Refused::from)?.into_inner())
     }
 
-    /// All machines that `request` asks for.
+    /// Lists all machines that match `request`, page by page.
     pub(crate) async fn list_machines(
         &mut self,
         mut request: ListMachinesRequest,
@@ -238,12 +238,12 @@ impl Client {
         }
     }
 
-    /// The probes of `machine`.
+    /// Lists the probes of `machine`.
     pub(crate) async fn list_probes(&mut self, machine: &str) -> anyhow::Result<Vec<v1::Probe>> {
         self.list_probes_of(machine, "").await
     }
 
-    /// Those that go with clients called `owner`, or all if that is empty.
+    /// Lists the probes that leave with the clients called `owner`, or all probes if `owner` is empty.
     pub(crate) async fn list_probes_of(
         &mut self,
         machine: &str,
@@ -267,7 +267,7 @@ impl Client {
     }
 }
 
-/// Where the server's socket is, as given or by default.
+/// Returns the path of the server's socket, as given or by default.
 pub(crate) fn socket_path(at: &SocketAt) -> PathBuf {
     let from = |name| std::env::var_os(name).filter(|value| !value.is_empty());
     let given = at.socket.clone();
@@ -282,7 +282,7 @@ pub(crate) fn socket_path(at: &SocketAt) -> PathBuf {
         })
 }
 
-/// The ids of the probes that `chosen` names, by number or by name.
+/// Returns the ids of the probes that `chosen` names, by number or by name.
 pub(crate) fn choose(probes: &[v1::Probe], chosen: &[String]) -> anyhow::Result<Vec<u32>> {
     let mut ids = Vec::with_capacity(chosen.len());
     for wanted in chosen {

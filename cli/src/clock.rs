@@ -1,8 +1,8 @@
-//! The clock that the server tells times by.
+//! The clock of the server's timestamps.
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Nanoseconds of `CLOCK_MONOTONIC`.
+/// Returns `CLOCK_MONOTONIC` in nanoseconds.
 pub(crate) fn now() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     // The clock starts at zero and its nanoseconds stay below a second.

@@ -16,18 +16,17 @@ use crate::terminal::Raw;
 
 /// Ctrl-], which leaves a console, as in telnet and virsh.
 const ESCAPE: u8 = 0x1d;
-/// When a full serial port is tried again: the guest empties it whenever it pleases, and tells
-/// nobody.
+/// Interval after which a full serial port is tried again. The guest empties the port without any notification.
 const FULL_PORT: Duration = Duration::from_millis(5);
-/// How much of the console's end is kept, in bytes.
+/// Number of bytes that are kept of the console's end.
 const TAIL: usize = 64 << 10;
 
-/// What the user did.
+/// Input of the user.
 #[derive(Debug, PartialEq, Eq)]
 enum Key {
-    /// Typed.
+    /// Typed bytes.
     Bytes(Vec<u8>),
-    /// Asked to leave.
+    /// Request to leave.
     Leave,
 }
 
@@ -38,19 +37,19 @@ pub(crate) struct Console {
     machine: String,
     output: tonic::Streaming<ConsoleOutput>,
     keys: mpsc::Receiver<Key>,
-    /// Typed, but there was no room for it at the guest's serial port yet.
+    /// Typed bytes that found no room at the guest's serial port yet.
     pending: Vec<u8>,
     _raw: Option<Raw>,
 }
 
-/// What a console came to after a step.
+/// State of a console after a step.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// It goes on.
+    /// There may be more output and input.
     More,
     /// The user asked to leave.
     Leave,
-    /// The guest has ended.
+    /// The guest ended.
     Ended,
 }
 
@@ -72,8 +71,8 @@ impl Console {
         })
     }
 
-    /// Waits for the guest or the user and passes on what came. A call that is dropped while it
-    /// waits loses nothing.
+    /// Waits for output of the guest or input of the user, and passes it on. Cancel-safe: a dropped call loses
+    /// nothing.
     pub(crate) async fn step(&mut self) -> anyhow::Result<Step> {
         tokio::select! {
             piece = self.output.message() => match piece.map_err(Refused::from)? {
@@ -102,7 +101,7 @@ impl Console {
         }
     }
 
-    /// Writes as much of what is pending as there is room for.
+    /// Writes as many of the pending bytes as the port has room for.
     async fn write(&mut self) -> anyhow::Result<Step> {
         let request = ConsoleWriteRequest {
             machine: self.machine.clone(),
@@ -116,8 +115,8 @@ impl Console {
     }
 }
 
-/// Reads standard input on a thread of its own, which ends with the process: a read from a terminal
-/// cannot be called off.
+/// Reads standard input on a separate thread, because a read from a terminal cannot be cancelled. The thread
+/// ends with the process.
 fn keyboard() -> mpsc::Receiver<Key> {
     let (sender, receiver) = mpsc::channel(16);
     thread::spawn(move || {
@@ -140,7 +139,7 @@ fn keyboard() -> mpsc::Receiver<Key> {
     receiver
 }
 
-/// What `typed` means. Only a person at a terminal can ask to leave.
+/// Splits typed bytes into input for the guest and a request to leave. Only a terminal can make that request.
 fn keys(typed: &[u8], terminal: bool) -> Vec<Key> {
     let leave = typed.iter().position(|&byte| terminal && byte == ESCAPE);
     let bytes = typed
@@ -156,7 +155,7 @@ fn keys(typed: &[u8], terminal: bool) -> Vec<Key> {
     keys
 }
 
-/// The end of a console's output, for when something goes wrong.
+/// End of a console's output, for error reports.
 #[derive(Debug, Default)]
 pub(crate) struct Tail(VecDeque<u8>);
 
@@ -178,7 +177,7 @@ impl Tail {
         self.0.drain(..excess);
     }
 
-    /// Its lines, safe to print.
+    /// Returns the kept lines, safe to print.
     pub(crate) fn lines(mut self) -> Vec<String> {
         self.0
             .make_contiguous()

@@ -1,7 +1,7 @@
-//! `hvprobe decide`: says what is to be done at hits while the guest waits.
+//! `hvprobe decide`: decides about hits while the guest waits.
 //!
-//! Questions are put to the user one at a time, in the order they came. One whose deadline passes
-//! while it waits, or while the user types, is dropped: the server has let the guest go on.
+//! Questions are put to the user one at a time, in the order of their arrival. A question whose deadline passes
+//! while it waits, or while the user types, is dropped: the server has resumed the guest by then.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead as _, IsTerminal as _};
@@ -29,7 +29,7 @@ use crate::output::times::Times;
 use crate::signals::Interrupt;
 use crate::{clock, output, typed};
 
-/// Answers on their way.
+/// Capacity of the queue of answers to the server.
 const ANSWERS: usize = 16;
 
 pub(crate) async fn decide(args: Decide) -> anyhow::Result<ExitCode> {
@@ -64,7 +64,7 @@ pub(crate) async fn decide(args: Decide) -> anyhow::Result<ExitCode> {
     let first = DecideRequest {
         what: Some(decide_request::What::DecideFor(decide_for)),
     };
-    // There is room for one.
+    // The queue is empty, so this cannot fail for want of room.
     let _room = to_server.try_send(first);
     let answer = client.decisions.decide(ReceiverStream::new(answers)).await;
     let mut questions = answer.map_err(Refused::from)?.into_inner();
@@ -82,7 +82,7 @@ pub(crate) async fn decide(args: Decide) -> anyhow::Result<ExitCode> {
         let next = tokio::select! {
             message = questions.message() => match message.map_err(Refused::from)? {
                 Some(message) => desk.take(message).await?,
-                // The machine has ended.
+                // The machine ended.
                 None => Next::Done,
             },
             line = or_never(lines.as_mut().map(mpsc::Receiver::recv)) => match line {
@@ -96,7 +96,7 @@ pub(crate) async fn decide(args: Decide) -> anyhow::Result<ExitCode> {
             break DONE;
         }
     };
-    // The server ends the stream when it has all our answers.
+    // The server ends the stream when it has received all answers.
     drop(desk);
     tokio::select! {
         () = async { while let Ok(Some(_)) = questions.message().await {} } => {}
@@ -105,7 +105,7 @@ pub(crate) async fn decide(args: Decide) -> anyhow::Result<ExitCode> {
     Ok(status)
 }
 
-/// Those of `probes` that ask.
+/// Returns the ids of those of `probes` that ask for decisions.
 fn asking(probes: &[v1::Probe]) -> Vec<u32> {
     let asks = |probe: &&v1::Probe| {
         let hold = probe.actions.as_ref().and_then(|all| all.hold.as_ref());
@@ -114,23 +114,23 @@ fn asking(probes: &[v1::Probe]) -> Vec<u32> {
     probes.iter().filter(asks).map(|probe| probe.id).collect()
 }
 
-/// Whether there is more to decide.
+/// Result of a step: whether there is more to decide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
     More,
     Done,
 }
 
-/// Where questions lie until they are answered.
+/// Queue of open questions.
 #[derive(Debug)]
 struct Desk {
-    /// What is always decided.
+    /// Fixed decision for all hits, if any.
     always: Option<Decision>,
-    /// How many hits are still to be decided about; `None` for all that come.
+    /// Number of hits that are still to be decided; `None` for no limit.
     left: Option<u64>,
     labels: Labels,
     headed: bool,
-    /// Put by the server and not answered; the first one is put to the user.
+    /// Questions of the server without an answer. The first one is on the screen.
     open: VecDeque<Question>,
     to_server: mpsc::Sender<DecideRequest>,
 }
@@ -163,19 +163,19 @@ impl Desk {
         }
     }
 
-    /// Shows the hit that `question` is about.
+    /// Prints the hit that `question` is about.
     fn show(&mut self, question: &Question) -> io::Result<()> {
         let event = question.event.clone().unwrap_or_default();
         if !std::mem::replace(&mut self.headed, true) {
             output::print(&Times::default().header())?;
         }
         let label = self.labels.of(event.probe);
-        // While the guest waits no names of addresses are asked for.
+        // The guest waits, so addresses are not resolved to names.
         let time = Times::default().text(event.host_ns);
         output::print(&events::line(&event, &time, &label, &Names::default()))
     }
 
-    /// Puts the first open question to the user.
+    /// Prints the first open question.
     fn prompt(&mut self) -> io::Result<()> {
         if let Some(question) = self.open.front().cloned() {
             self.show(&question)?;
@@ -187,7 +187,7 @@ impl Desk {
         Ok(())
     }
 
-    /// The user typed `line`.
+    /// Handles a `line` that the user typed.
     async fn typed(&mut self, line: &str) -> Next {
         if self.open.is_empty() {
             return Next::More;
@@ -232,7 +232,7 @@ impl Desk {
         }
     }
 
-    /// Returns when the deadline of the question that is put to the user has passed.
+    /// Returns when the deadline of the first open question has passed.
     async fn expiry(&self) {
         let first = self.open.front();
         or_never(first.map(|question| tokio::time::sleep(until(question.deadline_ns)))).await;
@@ -247,19 +247,20 @@ impl Desk {
     fn next_question(&mut self) -> Next {
         match self.prompt() {
             Ok(()) => Next::More,
-            // Nobody can read the questions any more.
+            // The terminal is gone, so nobody can read the questions.
             Err(_) => Next::Done,
         }
     }
 }
 
-/// How long it is until `ns` of the server's clock, which is ours: the server is on this machine.
+/// Returns the time until `ns` of the server's clock, which is also the client's: the server runs on the same
+/// host.
 fn until(ns: u64) -> Duration {
     Duration::from_nanos(ns.saturating_sub(clock::now()))
 }
 
-/// Reads lines on a thread of its own, which ends with the process: a read from a terminal cannot be
-/// called off.
+/// Reads lines on a separate thread, because a read from a terminal cannot be cancelled. The thread ends with
+/// the process.
 fn keyboard() -> mpsc::Receiver<String> {
     let (sender, receiver) = mpsc::channel(1);
     thread::spawn(move || {
@@ -300,7 +301,7 @@ mod tests {
         }
     }
 
-    /// The token and the decision of the next answer.
+    /// Returns the token and the decision of the next answer.
     fn answered(answers: &mut mpsc::Receiver<DecideRequest>) -> (u64, String) {
         match answers.try_recv().unwrap().what {
             Some(decide_request::What::Answer(answer)) => (

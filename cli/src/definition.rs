@@ -1,4 +1,4 @@
-//! Probe definitions, read here before they are sent, so that a mistake is shown where it is.
+//! Probe definitions, which are parsed before they are sent, so that an error points at its column.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -14,13 +14,13 @@ use crate::hit_args::{HitArgs, HoldArgs};
 use crate::origins::Origins;
 use crate::typed::bad;
 
-/// Definitions, as they are sent.
+/// Definitions in the form that is sent.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Definitions {
     pub(crate) texts: Vec<String>,
-    /// Of those that were made for one build of a module, its build id.
+    /// Build ids of modules, by definition, for definitions that are valid for one build of a module only.
     pub(crate) builds: HashMap<String, Vec<u8>>,
-    /// What was typed for those that were made of something else.
+    /// Text that the user typed, for definitions that were generated from it.
     pub(crate) origins: Origins,
 }
 
@@ -33,8 +33,8 @@ impl From<Vec<String>> for Definitions {
     }
 }
 
-/// The specifications of `definitions` and of those in `files`, all with the same of everything else; and the
-/// histograms that are in `files`.
+/// Returns the specifications of `definitions` and of those in `files`, all with the same remaining options,
+/// and the histograms in `files`.
 pub(crate) fn specs(
     definitions: &Definitions,
     files: &[PathBuf],
@@ -70,7 +70,7 @@ pub(crate) fn specs(
     Ok((specs?, histograms))
 }
 
-/// What is wrong with a definition; of one that perf would take, what is missing.
+/// Returns the error for a bad definition. If it is valid for `perf probe`, the error names the missing option.
 fn bad_definition(text: &str, error: &ParseError, origins: &Origins) -> WrongUsage {
     if origins.has(text) {
         let picture = origins.render(text, error).replace('\n', "\n  ");

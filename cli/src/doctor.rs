@@ -1,4 +1,4 @@
-//! `hvprobe doctor`: what a host can do, for its user on the terminal, or for a bug report in a file.
+//! `hvprobe doctor`: reports the abilities of a host, on the terminal or, for a bug report, in a file.
 
 mod init;
 mod kernels;
@@ -49,15 +49,15 @@ async fn ask(client: &mut Client) -> Result<ReportResponse, Refused> {
     Ok(answer.map_err(Refused::from)?.into_inner())
 }
 
-/// Writes everything that a bug report needs into `file`. The smoke run is with `kernel`, or with the
-/// newest of this machine's own.
+/// Writes all information for a bug report into `file`. The smoke run uses `kernel`, or the newest kernel of
+/// this machine.
 async fn write_report(
     client: &mut Client,
     file: &Path,
     kernel: Option<&Path>,
 ) -> anyhow::Result<ExitCode> {
     let describe = || format!("cannot write {}", file.display());
-    // Sooner than all the rest was done for nothing.
+    // A file that cannot be written is reported before any work is done.
     File::create(file).with_context(describe)?;
     let host = ask(client).await?;
     let chosen = match kernel {
@@ -87,16 +87,16 @@ fn verdict(host: &ReportResponse) -> ExitCode {
     }
 }
 
-/// Why `machine`, which has just been booted, will not get as far as its user space, in one line;
-/// `None` if nothing speaks against it.
+/// Returns the reason, in one line, why `machine`, which has just been booted, will not reach user space, or
+/// `None` if there is no sign of that.
 ///
-/// The report takes its time, so it is asked for only where KVM emulates the guest's kernel: hosts
-/// that cannot run Linux do, and good ones do not.
+/// The report takes a while, so it is only requested where KVM emulates the guest's kernel. Hosts that cannot
+/// run Linux do that, and good hosts do not.
 pub(crate) async fn doubt(client: &mut Client, machine: &Machine) -> Option<String> {
     if machine.catch_mode() != CatchMode::EmulationExit {
         return None;
     }
-    // Without a report there is nothing to warn of.
+    // Without a report there is no warning.
     let report = ask(client).await.ok()?;
     if report.guests_can_run {
         return None;

@@ -36,12 +36,12 @@ pub(crate) struct WantedArgs {
 }
 
 impl WantedArgs {
-    /// Refuses what is no filter, where it is wrong.
+    /// Checks the syntax of the filter; the error points at the mistake.
     pub(crate) fn check(&self) -> Result<(), WrongUsage> {
         typed::one("filter", self.filter.as_deref(), read_filter).map(|_| ())
     }
 
-    /// A request for these events of `probes` on `machine`.
+    /// Returns a request for these events of `probes` on `machine`.
     pub(crate) fn request(&self, machine: &str, probes: Vec<u32>) -> SubscribeRequest {
         let comms = self.comms.iter();
         SubscribeRequest {
@@ -55,11 +55,12 @@ impl WantedArgs {
         }
     }
 
-    /// Why a server does not take it, and where the filter is wrong if it says so.
+    /// Returns the error for a request that the server refused. It points at the mistake in the filter if the
+    /// server reports one.
     pub(crate) fn refused(&self, status: tonic::Status) -> anyhow::Error {
         match (&self.filter, mistake(&status)) {
             (Some(text), Some(mut error)) => {
-                // What it puts in front stands here, too.
+                // `bad_option` adds the prefix itself.
                 if let Some(message) = error.message.strip_prefix("bad filter: ") {
                     error.message = message.to_owned();
                 }
@@ -90,7 +91,7 @@ pub(crate) struct OutputArgs {
 }
 
 impl OutputArgs {
-    /// What is written to instead of standard output, if a file was asked for.
+    /// Opens the file that replaces standard output, if one was asked for.
     pub(crate) fn open(&self) -> Result<Option<OutputFile>, Unwritten> {
         let Some(path) = &self.output else {
             return Ok(None);
@@ -103,7 +104,7 @@ impl OutputArgs {
     }
 }
 
-/// A file of events.
+/// File that events are written to.
 #[derive(Debug)]
 pub(crate) struct OutputFile {
     path: PathBuf,
@@ -111,15 +112,15 @@ pub(crate) struct OutputFile {
 }
 
 impl OutputFile {
-    /// Appends `text`, now.
+    /// Appends `text` without buffering.
     pub(crate) fn write(&mut self, text: &str) -> Result<(), Unwritten> {
         let written = self.file.write_all(text.as_bytes());
         written.map_err(|error| Unwritten::new(&self.path, error))
     }
 }
 
-/// Events could not be written where they were asked for. Not even a reader that has gone away is taken for
-/// one that has seen enough, as it is on standard output.
+/// Error of a write to the requested file. A reader of a pipe that has gone away is an error too, whereas on
+/// standard output it counts as one that has seen enough.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write {}: {why}", path.display())]
 pub(crate) struct Unwritten {
@@ -128,7 +129,7 @@ pub(crate) struct Unwritten {
 }
 
 impl Unwritten {
-    /// `path`, and why it cannot be written.
+    /// Makes an error from `path` and the cause.
     pub(crate) fn new(path: &Path, why: io::Error) -> Self {
         Self {
             path: path.to_owned(),

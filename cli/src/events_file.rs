@@ -1,4 +1,4 @@
-//! Files of definitions, with what is counted of their events.
+//! Files of definitions, with the histograms of their events.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -11,7 +11,7 @@ use hvprobe_spec::histogram::read_histogram;
 use crate::failure::WrongUsage;
 use crate::typed::bad;
 
-/// The longest file of definitions: of as many of the longest ones as one batch may have.
+/// Maximum size of a file of definitions: as many of the longest definitions as one batch may have.
 const LONGEST: u64 = 16384 * 1024;
 
 /// A histogram that a file asks for.
@@ -22,39 +22,39 @@ pub(crate) struct FileHistogram {
 }
 
 impl FileHistogram {
-    /// What is counted.
+    /// Returns the text of the histogram.
     pub(crate) fn text(&self) -> &str {
         &self.trigger.histogram
     }
 
-    /// The event, with its group.
+    /// Returns the event, with its group.
     pub(crate) fn event(&self) -> &str {
         &self.trigger.event
     }
 
-    /// Whether it counts the events that are called `name`.
+    /// Returns whether the histogram counts the events called `name`.
     pub(crate) fn counts(&self, name: &str) -> bool {
         definition::event_path(name) == self.trigger.event
     }
 
-    /// Whether the events of `definition` have to record the kernel's stack for it.
+    /// Returns whether the histogram needs the kernel's stack from the events of `definition`.
     pub(crate) fn needs_stacks(&self, definition: &Definition) -> bool {
         let read = read_histogram(self.text());
         self.is_of(definition) && read.is_ok_and(|histogram| histogram.needs_stacks())
     }
 
-    /// Whether it counts the events of `definition`.
+    /// Returns whether the histogram counts the events of `definition`.
     pub(crate) fn is_of(&self, definition: &Definition) -> bool {
         definition.event_path() == self.trigger.event
     }
 
-    /// What is wrong with it.
+    /// Returns `error` as an error in the file.
     pub(crate) fn refused(&self, error: ParseError) -> WrongUsage {
         wrong("hist", &self.file, &self.trigger.refused(error))
     }
 }
 
-/// Refuses histograms for `command`, which counts nothing.
+/// Refuses histograms for `command`, which does not count.
 pub(crate) fn refuse(histograms: &[FileHistogram], command: &str) -> Result<(), WrongUsage> {
     let Some(first) = histograms.first() else {
         return Ok(());
@@ -64,10 +64,10 @@ pub(crate) fn refuse(histograms: &[FileHistogram], command: &str) -> Result<(), 
     Err(first.refused(ParseError { column: 0, message }))
 }
 
-/// What a file says: its definitions, without the comments around them, and its histograms.
+/// Contents of a file: its definitions, without the comments, and its histograms.
 type Contents = (Vec<(String, Definition)>, Vec<FileHistogram>);
 
-/// What `file` says.
+/// Reads `file`.
 pub(crate) fn read(file: &Path) -> Result<Contents, WrongUsage> {
     let name = file.display();
     let text = text(file).map_err(|error| WrongUsage(format!("cannot read {name}: {error}")))?;
@@ -85,13 +85,13 @@ pub(crate) fn read(file: &Path) -> Result<Contents, WrongUsage> {
     Ok((definitions, histograms.collect()))
 }
 
-/// What is wrong in `file`, with a `what`.
+/// Returns an error in `file`, in an item of the kind `what`.
 fn wrong(what: &str, file: &Path, error: &FileError) -> WrongUsage {
     let what = format!("{what} in {}:{}", file.display(), error.number);
     bad(&what, &error.text, &error.source)
 }
 
-/// The text in `file`, unless it is too long to be one of definitions.
+/// Reads the text of `file`, unless it is too long for definitions.
 fn text(file: &Path) -> io::Result<String> {
     let mut text = String::new();
     let read = File::open(file)?

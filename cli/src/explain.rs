@@ -1,4 +1,4 @@
-//! `hvprobe explain`: what definitions come to in a kernel, without running it.
+//! `hvprobe explain`: shows how definitions resolve in a kernel, without running it.
 
 use std::process::ExitCode;
 
@@ -46,11 +46,12 @@ pub(crate) fn run(args: Explain) -> anyhow::Result<ExitCode> {
     Ok(status)
 }
 
-/// Why `definition`, which comes of one of those that were `sent`, is refused, and where it is wrong if that is known.
+/// Returns why `definition`, which one of the definitions in `sent` produced, is refused, and the mistake's
+/// position if it is known.
 fn told(definition: &str, refused: &tonic::Status, sent: &Sent) -> String {
     let is_read = detail(refused).is_some_and(|it| it.kind() != ErrorKind::Definition);
     let refused = Refused::of_probes(refused.clone(), sent);
-    // A function of a pattern's has a definition of its own, which nobody has typed.
+    // A function that a pattern matches has a definition that the user did not type.
     let mut typed = sent.definitions.iter().filter_map(|text| parse(text).ok());
     let is_typed = typed.any(|it| it.to_string() == definition);
     match (is_read, is_typed) {

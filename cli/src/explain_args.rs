@@ -1,4 +1,4 @@
-//! What `hvprobe explain` can be asked.
+//! Options of `hvprobe explain`.
 
 use std::path::PathBuf;
 

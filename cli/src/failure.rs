@@ -1,4 +1,4 @@
-//! How the program ends: exit statuses, and errors as one line on standard error.
+//! End of the program: exit statuses, and errors as one line on standard error.
 
 use std::fmt;
 use std::process::ExitCode;
@@ -10,16 +10,16 @@ use prost::Message as _;
 use crate::origins::Origins;
 use crate::output::remedy::can;
 
-/// Everything went as asked.
+/// Status of success.
 pub(crate) const DONE: ExitCode = ExitCode::SUCCESS;
-/// Something failed.
+/// Status of a failure.
 pub(crate) const FAILED: u8 = 1;
-/// The command line cannot be used; clap exits with the same.
+/// Status of an invalid command line; clap uses the same.
 pub(crate) const WRONG_USAGE: u8 = 2;
-/// Ended by Ctrl-C or SIGTERM.
+/// Status after Ctrl-C or SIGTERM.
 pub(crate) const INTERRUPTED: u8 = 130;
 
-/// What the user typed cannot be used.
+/// Error in the user's input.
 #[derive(Debug)]
 pub(crate) struct WrongUsage(pub(crate) String);
 
@@ -31,7 +31,7 @@ impl fmt::Display for WrongUsage {
 
 impl std::error::Error for WrongUsage {}
 
-/// An error that the server answered with.
+/// Error that the server answered with.
 #[derive(Debug)]
 pub(crate) struct Refused(String);
 
@@ -56,8 +56,8 @@ impl From<tonic::Status> for Refused {
 }
 
 impl Refused {
-    /// Why a server does not take the probes that were `sent`, with what was typed for the one that is to blame, and a
-    /// caret under what is wrong with it, if it says where.
+    /// Returns the error for refused probes. It shows what the user typed for the probe at fault, with a caret
+    /// under the mistake, if the server reports these.
     pub(crate) fn of_probes(status: tonic::Status, sent: &Sent) -> Self {
         let index = detail(&status).and_then(|it| it.index);
         let index = index.and_then(|index| usize::try_from(index).ok());
@@ -73,14 +73,14 @@ impl Refused {
     }
 }
 
-/// Definitions, as they are sent.
+/// Definitions in the form that is sent.
 #[derive(Clone, Debug)]
 pub(crate) struct Sent {
     pub(crate) definitions: Vec<String>,
     origins: Origins,
 }
 
-/// The definitions of `probes`, as they are sent, with what was typed for them.
+/// Returns the definitions of `probes` as they are sent, with what the user typed for them.
 pub(crate) fn as_sent(probes: &[ProbeSpec], origins: &Origins) -> Sent {
     let definitions = probes.iter().map(|probe| probe.definition.clone());
     Sent {
@@ -89,7 +89,7 @@ pub(crate) fn as_sent(probes: &[ProbeSpec], origins: &Origins) -> Sent {
     }
 }
 
-/// What an answer amounts to that says nothing but that it is done.
+/// Returns the exit status for an answer without contents.
 pub(crate) fn done<T>(
     answer: Result<tonic::Response<T>, tonic::Status>,
 ) -> anyhow::Result<ExitCode> {
@@ -97,23 +97,23 @@ pub(crate) fn done<T>(
     Ok(DONE)
 }
 
-/// What the server says for programs.
+/// Returns the machine-readable part of an error.
 pub(crate) fn detail(status: &tonic::Status) -> Option<ErrorDetail> {
     let packed = tonic_types::Status::decode(status.details()).ok()?;
     let detail = packed.details.first()?;
     ErrorDetail::decode(detail.value.as_slice()).ok()
 }
 
-/// What the server says is wrong with a text, if it says where.
+/// Returns the mistake in a text, if the server reports its column.
 pub(crate) fn mistake(status: &tonic::Status) -> Option<ParseError> {
     let column = usize::try_from(detail(status)?.column?).ok()?;
     let message = status.message().to_owned();
     Some(ParseError { column, message })
 }
 
-/// Prints `error` with its causes and says which exit status belongs to it.
+/// Prints `error` with its causes and returns the exit status for it.
 pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
-    // A reader that has seen enough, as `head` has, is no failure.
+    // A reader that has read enough and closed the pipe, such as `head`, is no failure.
     if closed_output(error) {
         return DONE;
     }
@@ -125,7 +125,7 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     })
 }
 
-/// Whether `error` says that nobody reads our output any more.
+/// Returns whether `error` means that the reader of our output is gone.
 pub(crate) fn closed_output(error: &anyhow::Error) -> bool {
     error
         .downcast_ref::<std::io::Error>()
@@ -162,11 +162,11 @@ mod tests {
         };
         let refused = Refused::of_probes(status.clone(), &sent);
         assert_eq!(refused.to_string(), "unknown symbol `x`\n  p  x\n     ^");
-        // What was made of something else is shown as that.
+        // A generated definition is shown as the user typed it.
         sent.origins.add("p  x".to_owned(), "ev=x:1".to_owned());
         let refused = Refused::of_probes(status.clone(), &sent);
         assert_eq!(refused.to_string(), "unknown symbol `x`\n  ev=x:1");
-        // A probe that it was not asked for.
+        // An index beyond the request is ignored.
         sent.definitions.truncate(1);
         let refused = Refused::of_probes(status, &sent);
         assert_eq!(refused.to_string(), "unknown symbol `x`");

@@ -1,7 +1,7 @@
-//! `--flame`: stacks that were counted, as a flame graph.
+//! `--flame`: counted stacks, drawn as a flame graph.
 //!
-//! The drawing is inferno's, whose licence (CDDL-1.0) is not ours: hence the cargo feature `flame`. An hvprobe
-//! without it knows the option and says so before anything is booted or planted.
+//! inferno draws the graph. Its licence (CDDL-1.0) differs from ours, hence the cargo feature `flame`. An
+//! hvprobe without the feature has the option, but reports an error before it boots or plants anything.
 
 use std::fs;
 use std::io;
@@ -10,7 +10,7 @@ use std::path::Path;
 use crate::event_args::Unwritten;
 use crate::failure::WrongUsage;
 
-/// Refuses to draw where the program cannot.
+/// Returns an error if the program was built without flame graphs.
 pub(crate) fn check() -> Result<(), WrongUsage> {
     if cfg!(feature = "flame") {
         return Ok(());
@@ -20,7 +20,7 @@ pub(crate) fn check() -> Result<(), WrongUsage> {
     Err(WrongUsage(message.to_owned()))
 }
 
-/// Draws `folded`, stacks as `--folded` prints them, into `path`, which is replaced.
+/// Draws `folded`, stacks in the format of `--folded`, into `path`, which is replaced.
 pub(crate) fn draw(folded: &str, path: &Path) -> Result<(), Unwritten> {
     let picture = picture(folded).and_then(|picture| fs::write(path, picture));
     picture.map_err(|error| Unwritten::new(path, error))
@@ -36,13 +36,13 @@ fn picture(folded: &str) -> io::Result<Vec<u8>> {
     let mut picture = Vec::new();
     let drawn = from_lines(&mut options, folded.lines(), &mut picture);
     match drawn {
-        // The picture says that there are none.
+        // Without stacks inferno fails, but has drawn a picture that says so.
         Err(_) if folded.is_empty() => Ok(picture),
         drawn => drawn.map(|()| picture),
     }
 }
 
-/// Never comes to be: [`check`] was asked before.
+/// Unreachable: [`check`] fails first.
 #[cfg(not(feature = "flame"))]
 fn picture(_folded: &str) -> io::Result<Vec<u8>> {
     Err(io::ErrorKind::Unsupported.into())

@@ -1,4 +1,4 @@
-//! Printing a stream of events.
+//! Printer for a stream of events.
 
 use std::fmt::Write as _;
 use std::io;
@@ -16,7 +16,7 @@ use crate::output::summary::{Tally, is_hit};
 use crate::output::times::Times;
 use crate::symbolize;
 
-/// How and where events are printed.
+/// Format and destination of printed events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
     /// Columns on standard output.
@@ -27,14 +27,14 @@ pub(crate) enum Format {
     Aside,
 }
 
-/// What came of a batch.
+/// State of the stream after a batch.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Batch {
-    /// There is more to come.
+    /// More batches follow.
     More,
-    /// As many hits were printed as were asked for.
+    /// The requested number of hits has been printed.
     Enough,
-    /// The machine has ended.
+    /// The machine ended.
     Ended(Ending),
 }
 
@@ -42,20 +42,20 @@ pub(crate) enum Batch {
 #[derive(Debug)]
 pub(crate) struct Printer {
     pub(crate) format: Format,
-    /// Where to, if it is a file.
+    /// Output file; `None` for standard output or error.
     file: Option<OutputFile>,
-    /// Hits still to be printed; `None` for all.
+    /// Number of hits that are still to be printed; `None` for all.
     left: Option<u64>,
     headed: bool,
     labels: Labels,
     times: Times,
-    /// Of the addresses that are shown.
+    /// Names of the printed addresses.
     names: Names,
     pub(crate) tally: Tally,
 }
 
 impl Printer {
-    /// Opens the file that is asked for, if one is.
+    /// Makes a printer and opens the output file, if one was asked for.
     pub(crate) fn new(
         format: Format,
         hits: Option<u64>,
@@ -73,15 +73,15 @@ impl Printer {
         })
     }
 
-    /// Makes known what stacks are printed with, if any of `probes` records them.
+    /// Loads the names of functions if any of `probes` records stacks.
     pub(crate) async fn prepare(&mut self, client: &mut Client, machine: &str, probes: &[Probe]) {
         if probes.iter().any(records_stacks) {
             symbolize::know_functions(&mut self.names, client, machine).await;
         }
     }
 
-    /// Prints `batch` with the names that `client`'s server has for addresses. On an error nothing can be
-    /// printed any more.
+    /// Prints `batch`, with names for addresses from `client`'s server. After an error no further output is
+    /// possible.
     pub(crate) async fn show(
         &mut self,
         client: &mut Client,
@@ -100,7 +100,7 @@ impl Printer {
         })
     }
 
-    /// Prints lines of the trace, now.
+    /// Prints lines of the trace without buffering.
     pub(crate) fn write(&mut self, text: &str) -> anyhow::Result<()> {
         match (&mut self.file, self.format) {
             (Some(file), _) => file.write(text)?,
@@ -110,7 +110,7 @@ impl Printer {
         Ok(())
     }
 
-    /// Looks up the addresses in `batch` that may have names.
+    /// Resolves the addresses in `batch` that may have names.
     async fn look_up(&mut self, client: &mut Client, batch: &SubscribeResponse) {
         let mut addresses = Vec::new();
         for event in &batch.events {
@@ -177,7 +177,7 @@ impl Printer {
     }
 }
 
-/// Prints `text`, now.
+/// Prints `text` and flushes it.
 pub(crate) fn emit(out: &mut impl io::Write, text: &str) -> io::Result<()> {
     out.write_all(text.as_bytes())?;
     out.flush()

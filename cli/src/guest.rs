@@ -1,4 +1,4 @@
-//! From the options that describe a guest to the request that boots it.
+//! Conversion of the options that describe a guest into the request that boots it.
 
 use std::env;
 use std::path::{self, Path, PathBuf};
@@ -14,19 +14,19 @@ use crate::label::Label;
 use crate::origins::Origins;
 use crate::output::lines::Lines;
 
-/// What boots a guest, and what is known of it before.
+/// Request to boot a guest, with data that stays with the client.
 #[derive(Debug)]
 pub(crate) struct Requested {
     pub(crate) request: BootRequest,
-    /// What files of definitions have counted.
+    /// Histograms from files of definitions.
     pub(crate) histograms: Vec<FileHistogram>,
-    /// What was typed for its probes.
+    /// What the user typed for the guest's probes.
     pub(crate) origins: Origins,
-    /// The lines of its kernel's and modules' sources, if there is debug information.
+    /// Source lines of the guest's kernel and modules, if there is debug information.
     pub(crate) lines: Option<Lines>,
 }
 
-/// The request for `guest`. Paths are made absolute and definitions are checked.
+/// Returns the request for `guest`. Makes paths absolute and checks definitions.
 pub(crate) fn request(
     name: Option<String>,
     labels: Vec<Label>,
@@ -69,19 +69,19 @@ pub(crate) fn request(
     })
 }
 
-/// The kernel that was `given`, or the one of the guest that `cargo lab setup` made.
+/// Returns the kernel that was `given`, or the one of the guest that `cargo lab setup` fetched.
 pub(crate) fn kernel(given: Option<PathBuf>) -> anyhow::Result<PathBuf> {
     given.or_else(|| cached("kernel")).context(
         "there is no guest kernel yet: run `cargo lab setup` to fetch one, or give --kernel",
     )
 }
 
-/// The file `name` of the guest that `cargo lab setup` made, if it is there.
+/// Returns the file `name` of the guest that `cargo lab setup` fetched, if it exists.
 fn cached(name: &str) -> Option<PathBuf> {
     Some(cache()?.join("guest").join(name)).filter(|file| file.exists())
 }
 
-/// The folder of what can be had again: `$HVPROBE_CACHE`, else `$XDG_CACHE_HOME/hvprobe`, else `~/.cache/hvprobe`.
+/// Returns the cache folder: `$HVPROBE_CACHE`, else `$XDG_CACHE_HOME/hvprobe`, else `~/.cache/hvprobe`.
 pub(crate) fn cache() -> Option<PathBuf> {
     let variable = |name| env::var_os(name).filter(|value| !value.is_empty());
     variable("HVPROBE_CACHE").map(PathBuf::from).or_else(|| {

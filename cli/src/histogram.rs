@@ -1,4 +1,4 @@
-//! `--hist`: events counted by the server, and shown as what they amount to.
+//! `--hist`: the server counts events, and the client prints the resulting histograms.
 
 use std::io;
 use std::path::PathBuf;
@@ -30,9 +30,9 @@ use crate::output::names::Names;
 use crate::symbolize;
 use crate::typed::bad_option;
 
-/// Commands that wait for the server.
+/// Capacity of the queue of commands to the server.
 const COMMANDS: usize = 1;
-/// What `--folded` and `--flame` count.
+/// Histogram behind `--folded` and `--flame`.
 const FOLDED_BY: &str = "keys=comm,stacktrace";
 
 /// Counting instead of printing.
@@ -66,17 +66,17 @@ pub(crate) struct HistogramArgs {
 }
 
 impl HistogramArgs {
-    /// Whether anything is to be counted.
+    /// Returns whether any histogram was asked for.
     pub(crate) fn is_given(&self) -> bool {
         self.by_stack() || !self.hist.is_empty()
     }
 
-    /// Whether hits are counted by task and stack.
+    /// Returns whether hits are counted by task and stack.
     fn by_stack(&self) -> bool {
         self.folded || self.flame.is_some()
     }
 
-    /// What is to be counted by what.
+    /// Returns the texts of the histograms.
     fn histograms(&self) -> &[String] {
         static FOLDED: LazyLock<[String; 1]> = LazyLock::new(|| [FOLDED_BY.to_owned()]);
         match self.by_stack() {
@@ -85,13 +85,13 @@ impl HistogramArgs {
         }
     }
 
-    /// Whether hits are told apart by their stacks, which probes have to record then.
+    /// Returns whether a histogram has stacks as keys, which probes have to record then.
     pub(crate) fn need_stacks(&self) -> bool {
         let mut read = self.histograms().iter().map(|text| read_histogram(text));
         read.any(|read| read.is_ok_and(|histogram| histogram.needs_stacks()))
     }
 
-    /// Refuses what is no histogram, where it is wrong, and what this program cannot draw.
+    /// Checks the syntax of the histograms, and whether this program can draw flame graphs.
     pub(crate) fn check(&self) -> Result<(), WrongUsage> {
         if self.flame.is_some() {
             flame::check()?;
@@ -102,7 +102,7 @@ impl HistogramArgs {
         Ok(())
     }
 
-    /// Refuses to show histograms if there are none, here or `in_files`.
+    /// Refuses options for the display of histograms if there are none, here or `in_files`.
     pub(crate) fn check_shown(&self, in_files: &[FileHistogram]) -> Result<(), WrongUsage> {
         if !self.is_given() && in_files.is_empty() && (self.bars || self.interval.is_some()) {
             let message = "--bars and --interval go with histograms: give --hist, or --events with a file \
@@ -113,8 +113,8 @@ impl HistogramArgs {
     }
 }
 
-/// Of which of `probes` events are printed, an empty list being all; `None` if all of them are only counted,
-/// by `args` or by `in_files`.
+/// Returns the ids of the probes whose events are printed; an empty list means all. Returns `None` if all
+/// probes are only counted, by `args` or by `in_files`.
 pub(crate) fn printed(
     probes: &[Probe],
     args: &HistogramArgs,
@@ -132,7 +132,7 @@ pub(crate) fn printed(
     Some(left).filter(|left| !left.is_empty())
 }
 
-/// The histograms of one command.
+/// Histograms of one command.
 #[derive(Debug)]
 pub(crate) struct Histograms {
     all: Vec<Counting>,
@@ -140,24 +140,24 @@ pub(crate) struct Histograms {
     machine: String,
     ticks: Option<Interval>,
     names: Names,
-    /// Where stacks are drawn.
+    /// File for the flame graph.
     flame: Option<PathBuf>,
 }
 
-/// A histogram that the server fills.
+/// Histogram that the server fills.
 #[derive(Debug)]
 pub(crate) struct Counting {
-    /// The one event that is counted, if it is one.
+    /// Name of the event, if the histogram is from a file and counts only that event.
     event: Option<String>,
     commands: mpsc::Sender<AggregateRequest>,
     answers: tonic::Streaming<AggregateResponse>,
-    /// How it is read.
+    /// Description of the keys and values.
     pub(crate) schema: HistogramSchema,
 }
 
 impl Histograms {
-    /// Has the events of `probes` counted on `machine`, as `args` say, and as `in_files` is said of some of
-    /// them; `None` if nothing asks for that.
+    /// Starts to count the events of `probes` on `machine`: all of them as `args` say, and those with a
+    /// histogram in `in_files` as it says. Returns `None` if there is no histogram.
     pub(crate) async fn begin(
         client: &mut Client,
         machine: &str,
@@ -178,7 +178,7 @@ impl Histograms {
             let of_event = probes.iter().filter(|it| histogram.counts(&it.name));
             let ids: Vec<_> = of_event.map(|probe| probe.id).collect();
             if ids.is_empty() {
-                // It was told why it is not there.
+                // The user already knows why the probe is missing.
                 continue;
             }
             let counting = Counting::begin(client, machine, ids, histogram.text()).await;
@@ -220,12 +220,12 @@ impl Histograms {
         }))
     }
 
-    /// Returns when they are to be printed again; never, if only at the end.
+    /// Returns when the next periodic output is due; never returns without an interval.
     pub(crate) async fn tick(&mut self) {
         or_never(self.ticks.as_mut().map(Interval::tick)).await;
     }
 
-    /// Prints what was counted until now, or draws it.
+    /// Prints or draws the current counts.
     pub(crate) async fn print(&mut self, client: &mut Client) -> anyhow::Result<()> {
         for counting in &mut self.all {
             let (entries, totals) = counting.read().await?;
@@ -235,14 +235,14 @@ impl Histograms {
             symbolize::look_up(&mut self.names, client, &self.machine, addresses).await;
             let schema = &counting.schema;
             let event = counting.event.as_deref();
-            // Those of files were not asked for by --flame.
+            // `--flame` draws only its own histogram, not those of files.
             let picture = self.flame.as_ref().filter(|_| event.is_none());
             let look = picture.map_or(self.look, |_| Look::Folded);
             let text = histogram::text(look, event, schema, &entries, &totals, &self.names)?;
             if let Some(path) = picture {
                 flame::draw(&text, path)?;
             }
-            // What is drawn is printed only if lines of stacks were asked for, too.
+            // A drawn histogram is printed only if `--folded` was given, too.
             if look == self.look {
                 crate::follow::emit(&mut io::stdout().lock(), &text)?;
             }
@@ -251,7 +251,7 @@ impl Histograms {
     }
 }
 
-/// Prints what was counted until now, if anything is counted.
+/// Prints the current counts, if there are histograms.
 pub(crate) async fn print(
     histograms: &mut Option<Histograms>,
     client: &mut Client,
@@ -262,7 +262,7 @@ pub(crate) async fn print(
     }
 }
 
-/// The addresses in `entry` that may have names.
+/// Returns the addresses in `entry` that may have names.
 fn addresses(keys: &[HistogramKey], entry: &HistogramEntry) -> Vec<u64> {
     let keys = keys.iter().zip(&entry.keys);
     keys.flat_map(|(key, value)| match &value.what {
@@ -274,7 +274,7 @@ fn addresses(keys: &[HistogramKey], entry: &HistogramEntry) -> Vec<u64> {
 }
 
 impl Counting {
-    /// Has the events of `probes` counted on `machine`, as `text` says.
+    /// Starts to count the events of `probes` on `machine` in the histogram that `text` describes.
     pub(crate) async fn begin(
         client: &mut Client,
         machine: &str,
@@ -287,7 +287,7 @@ impl Counting {
             histogram: text.to_owned(),
         };
         let (commands, stream) = mpsc::channel(COMMANDS);
-        // There is room, and the stream is there.
+        // The queue has room and its receiver exists, so this cannot fail.
         let _sent = commands
             .send(request(aggregate_request::What::AggregateFor(wanted)))
             .await;
@@ -306,15 +306,15 @@ impl Counting {
         Ok(counting)
     }
 
-    /// What was counted until now.
+    /// Reads the current counts.
     pub(crate) async fn read(&mut self) -> anyhow::Result<(Vec<HistogramEntry>, HistogramTotals)> {
         let command = aggregate_request::What::Command(HistogramCommand::Read.into());
-        // The answer tells when the server is gone.
+        // If the server is gone, the answer is an error.
         let _sent = self.commands.send(request(command)).await;
         let mut entries = Vec::new();
         loop {
             match self.next().await? {
-                // The module came whose arguments are counted.
+                // A new schema arrives when the module is loaded whose arguments are counted.
                 aggregate_response::What::Schema(schema) => self.schema = schema,
                 aggregate_response::What::Part(part) => {
                     entries.extend(part.entries);
@@ -332,10 +332,10 @@ impl Counting {
         }
     }
 
-    /// Begins anew.
+    /// Clears the counts.
     pub(crate) async fn clear(&mut self) -> anyhow::Result<()> {
         let command = aggregate_request::What::Command(HistogramCommand::Clear.into());
-        // The answer tells when the server is gone.
+        // If the server is gone, the answer is an error.
         let _sent = self.commands.send(request(command)).await;
         self.next().await.map(|_changed| ())
     }
@@ -347,17 +347,17 @@ impl Counting {
     }
 }
 
-/// Why the server does not count something.
+/// Reason why the server does not count.
 #[derive(Debug)]
 pub(crate) enum Uncounted {
-    /// It does not take it.
+    /// The server refused the histogram.
     Refused(tonic::Status),
-    /// It does not answer.
+    /// The server does not answer.
     Gone(anyhow::Error),
 }
 
 impl Uncounted {
-    /// What to tell, `wrong` being for what is wrong with the text.
+    /// Converts into an error; `wrong` converts a mistake in the text.
     pub(crate) fn told(self, wrong: impl Fn(ParseError) -> WrongUsage) -> anyhow::Error {
         let status = match self {
             Self::Refused(status) => status,

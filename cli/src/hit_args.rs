@@ -1,4 +1,4 @@
-//! The options that say what probes do at their hits, and what they amount to.
+//! Options for the actions of probes at their hits, and their conversion to requests.
 
 use clap::Args;
 use hvprobe_proto::v1::{self, Mechanism};
@@ -116,7 +116,7 @@ enum How {
     Stepped,
 }
 
-/// The most addresses of a stack.
+/// Maximum number of addresses of a stack.
 #[expect(clippy::cast_possible_truncation, reason = "it is small")]
 const FRAMES: u8 = FRAMES_MAX as u8;
 
@@ -127,7 +127,7 @@ impl From<ActArgs> for HitArgs {
 }
 
 impl HitArgs {
-    /// Adds what is asked for to the probe `text` defines.
+    /// Returns the probe that `text` defines, with the actions of these options.
     pub(crate) fn spec(
         &self,
         hold: &HoldArgs,
@@ -138,7 +138,7 @@ impl HitArgs {
         self.acts.spec(hold, &text, definition)
     }
 
-    /// The probe that `text` defines, with `--filter` beside its own filter.
+    /// Returns the probe that `text` defines, with `--filter` and its own filter combined.
     fn filtered(
         &self,
         text: &str,
@@ -158,7 +158,8 @@ impl HitArgs {
 }
 
 impl ActArgs {
-    /// Has hits wait for room if they `are_counted`, and the kernel's stack recorded if that is `by_stack`.
+    /// Makes hits wait for room if they `are_counted`, and record the kernel's stack if the histogram is
+    /// `by_stack`.
     pub(crate) fn count(&mut self, are_counted: bool, by_stack: bool) {
         self.wait_for_room |= are_counted;
         self.stack |= by_stack;
@@ -207,7 +208,7 @@ impl ActArgs {
         Ok(spec)
     }
 
-    /// What happens at a hit.
+    /// Returns the actions at a hit.
     fn actions(&self, hold: &HoldArgs) -> Result<Actions, WrongUsage> {
         let mut actions = Actions {
             when: all("when", &self.when, language::condition)?,
@@ -258,7 +259,7 @@ impl ActArgs {
     }
 }
 
-/// `definition`, which is that of a return probe, with so many calls in flight.
+/// Returns `definition`, of a return probe, with `number` as its maxactive.
 fn with_maxactive(
     number: &str,
     text: &str,
@@ -280,7 +281,7 @@ fn with_maxactive(
             definition.kind = Kind::Return {
                 maxactive: Some(wanted),
             };
-            // The limits are those of the definition.
+            // The parser of definitions checks the limits.
             let text = definition.to_string();
             definition::parse(&text).map_err(|error| wrong(&error.message))?;
             Ok(text)

@@ -1,4 +1,4 @@
-//! A server inside this process, reached over a pipe in memory: `run` and `doctor` need no other.
+//! A server inside this process, connected by an in-memory pipe: `run` and `doctor` need no other.
 
 use anyhow::Context as _;
 use hvprobe_server::{ServeError, Server};
@@ -7,10 +7,10 @@ use tokio::task::JoinHandle;
 
 use crate::client::Client;
 
-/// Bytes in flight each way.
+/// Maximum number of bytes in flight in each direction.
 const PIPE: usize = 1 << 20;
 
-/// The server; it has to be [stopped](Self::stop), or its machines die with the process.
+/// In-process server. Unless it is [stopped](Self::stop), its machines die with the process.
 #[derive(Debug)]
 pub(crate) struct InProcess {
     stop: oneshot::Sender<()>,
@@ -23,16 +23,16 @@ impl InProcess {
         let (ours, theirs) = tokio::io::duplex(PIPE);
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(Server::new().serve_connection(theirs, async {
-            // A sender that is dropped asks for the same.
+            // A dropped sender requests a stop, too.
             let _asked_or_dropped = stopped.await;
         }));
         let client = Client::over(ours, None).await?;
         Ok((Self { stop, task }, client))
     }
 
-    /// Takes the probes out, ends the guests, and returns when all are gone.
+    /// Detaches the probes, ends the guests, and returns when all are gone.
     pub(crate) async fn stop(self) -> anyhow::Result<()> {
-        // A server that is gone already needs no telling.
+        // The message fails only if the server has already ended.
         let _gone = self.stop.send(());
         self.task.await.context("the server panicked")??;
         Ok(())

@@ -2,14 +2,14 @@
 
 use std::str::FromStr;
 
-/// What is said about a machine.
+/// Label of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Label {
     pub(crate) name: String,
     pub(crate) value: String,
 }
 
-/// Something is no label.
+/// Syntax error in a label.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("write NAME=VALUE, or NAME=")]
 pub(crate) struct BadLabel;

@@ -1,8 +1,8 @@
 //! The log, on standard error.
 //!
-//! What is kept true: nobody who logs waits for whoever reads it. What waits for a reader is bounded in
-//! lines, and these in bytes; those beyond are lost, and how many is told as soon as somebody reads again.
-//! A panic is logged as everything else is.
+//! Invariants: a thread that logs never waits for the reader of standard error. The number of waiting lines and
+//! the length of each are bounded. Lines beyond that are lost, and their number is reported as soon as
+//! something reads again. A panic is logged like anything else.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::borrow::Cow;
@@ -22,16 +22,17 @@ use tracing_subscriber::fmt::time::uptime;
 
 use crate::output;
 
-/// The variable that says what is logged.
+/// Environment variable with the log filter.
 const VARIABLE: &str = "RUST_LOG";
-/// The variable that asks for no colours (<https://no-color.org>).
+/// Environment variable that disables colours (<https://no-color.org>).
 const PLAIN: &str = "NO_COLOR";
-/// Lines that wait for a reader if nobody says otherwise.
+/// Default number of waiting lines.
 const LINES: u32 = 8192;
-/// Bytes of one line, so that all of these are 64 MiB at most; and how many are shown of a longer one.
+/// Maximum length of a line in bytes, so that the default number of lines takes at most 64 MiB; and the number
+/// of bytes that are shown of a longer line.
 const LINE: usize = 8 << 10;
 const SHOWN: usize = 1 << 10;
-/// How long the last lines may take at the end.
+/// Maximum time for writing the last lines at the end of the program.
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// What is logged, how, and how much of it waits.
@@ -73,12 +74,12 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// Whether lines for people are coloured: where they are seen at once, unless `plain` says anything.
+/// Returns whether lines for people are coloured: on a terminal, unless `plain` is set and not empty.
 fn in_colours(terminal: bool, plain: Option<&OsStr>) -> bool {
     terminal && plain.is_none_or(OsStr::is_empty)
 }
 
-/// The log, while it lives.
+/// The running log.
 #[derive(Debug)]
 pub(crate) struct Log {
     worker: WorkerGuard,
@@ -86,8 +87,8 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// Begins to log: warnings, or what `RUST_LOG` says, or more of our own for each `-v`, which is the
-    /// user's last word.
+    /// Starts to log: warnings, or what `RUST_LOG` selects, or more of hvprobe's own messages for each `-v`.
+    /// `-v` overrides `RUST_LOG`.
     pub(crate) fn start(args: LogArgs) -> Self {
         let LogArgs {
             verbose,
@@ -102,7 +103,7 @@ impl Log {
             .buffered_lines_limit(usize::try_from(lines).unwrap_or(usize::MAX))
             .thread_name("log")
             .finish(stderr);
-        // There is one writer.
+        // Fails only if it is set already, and there is only one writer.
         let _ = losses.counter.set(writer.error_counter());
         let (filter, mistake) = filter(verbose, env::var(VARIABLE).ok().as_deref());
         let log = tracing_subscriber::fmt()
@@ -124,18 +125,18 @@ impl Log {
         Self { worker, losses }
     }
 
-    /// Writes what is left, unless nobody reads it.
+    /// Writes the remaining lines, unless nothing reads them.
     pub(crate) fn finish(self) {
         if self.losses.are_told_within(FAREWELL) {
             drop(self.worker);
         } else {
-            // It would complain on standard output, among results.
+            // The guard's drop would print a complaint on standard output, between results.
             std::mem::forget(self.worker);
         }
     }
 }
 
-/// What to log; and what is wrong with what the variable says, if it has the say.
+/// Returns the log filter, and the mistake in the variable's value if it was used and is invalid.
 fn filter(verbose: u8, variable: Option<&str>) -> (EnvFilter, Option<String>) {
     let level = match verbose {
         0 => LevelFilter::WARN,
@@ -153,7 +154,7 @@ fn filter(verbose: u8, variable: Option<&str>) -> (EnvFilter, Option<String>) {
     }
 }
 
-/// Has panics logged, as printing one may wait for a reader, too.
+/// Logs panics instead of printing them, because printing may wait for a reader, too.
 fn log_panics() {
     let print = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
@@ -171,7 +172,7 @@ fn log_panics() {
     }));
 }
 
-/// A line as it is logged: the beginning of one that is too long.
+/// Returns the line to log: `whole`, or a message with the beginning of a line that is too long.
 fn line(whole: &[u8]) -> Cow<'_, [u8]> {
     if whole.len() <= LINE {
         return whole.into();
@@ -188,13 +189,13 @@ fn line(whole: &[u8]) -> Cow<'_, [u8]> {
     told.into_bytes().into()
 }
 
-/// Where lines are logged.
+/// Writer for log lines.
 #[derive(Debug)]
 struct Lines(NonBlocking);
 
 impl Write for Lines {
     fn write(&mut self, whole: &[u8]) -> io::Result<usize> {
-        // What waits is one piece for each call, whatever its length.
+        // The queue counts one piece per call, whatever its length.
         self.0.write_all(&line(whole))?;
         Ok(whole.len())
     }
@@ -204,7 +205,7 @@ impl Write for Lines {
     }
 }
 
-/// The lines that were lost.
+/// Counter of lost lines.
 #[derive(Debug, Default)]
 struct Losses {
     counter: OnceLock<ErrorCounter>,
@@ -217,7 +218,7 @@ impl Losses {
         self.counter.get().map_or(0, ErrorCounter::dropped_lines)
     }
 
-    /// Tells those that were not told, by `tell`.
+    /// Reports losses that are not yet reported, through `tell`.
     fn tell(&self, tell: impl FnOnce(usize) -> io::Result<()>) -> io::Result<()> {
         let lost = self.count();
         let told = *self.told.lock().unwrap_or_else(PoisonError::into_inner);
@@ -238,7 +239,7 @@ impl Losses {
     }
 }
 
-/// Standard error, as the thread has it that writes the log.
+/// Standard error as the log's thread writes to it.
 #[derive(Debug)]
 struct Stderr(Arc<Losses>);
 
@@ -263,7 +264,7 @@ impl Write for Stderr {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        // Nothing waits any more.
+        // Called when no line waits any more.
         self.tell()?;
         io::stderr().flush()
     }

@@ -1,4 +1,4 @@
-//! `hvprobe vm logs`: what is kept of a machine's console.
+//! `hvprobe vm logs`: prints the part of a machine's console that the server keeps.
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::process::ExitCode;
@@ -12,10 +12,10 @@ use crate::failure::{DONE, INTERRUPTED, Refused};
 use crate::output;
 use crate::signals::Interrupt;
 
-/// How long the server may take between two pieces of what it has.
+/// Maximum time between two pieces of the kept output.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Prints what is kept, and goes on with what comes if it is to `follow`.
+/// Prints the kept output, and with `follow` also new output.
 pub(crate) async fn logs(
     mut client: Client,
     machine: String,
@@ -55,7 +55,7 @@ pub(crate) async fn logs(
     }
 }
 
-/// Lines that cannot steer a terminal.
+/// Returns `raw` as lines without control characters for the terminal.
 fn lines(raw: &[u8]) -> String {
     let lines = raw.split(|&byte| byte == b'\n');
     let lines: Vec<_> = lines

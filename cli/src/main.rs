@@ -1,7 +1,7 @@
 //! `hvprobe`: boots Linux guests and probes their kernels from outside.
 //!
-//! The program is a client of the gRPC interface and of nothing else: `serve` puts that interface on
-//! a socket, `run` and `doctor` start it in the same process.
+//! The program is only a client of the gRPC interface. `serve` offers that interface on a socket; `run` and
+//! `doctor` start it in the same process.
 
 mod args;
 mod budget;
@@ -74,7 +74,7 @@ fn main() -> ExitCode {
         Err(error) => return failure::report(&anyhow::Error::from(error)),
     };
     let outcome = runtime.block_on(dispatch(cli.command, started));
-    // Whatever has to end in order has ended; a thread that reads the terminal never would.
+    // Everything that has to end in order has ended. A thread that reads the terminal would never end.
     runtime.shutdown_background();
     let status = outcome.unwrap_or_else(|error| failure::report(&error));
     log.finish();

@@ -1,8 +1,8 @@
-//! Waiting for what may not be there.
+//! Waiting for an optional future.
 
 use std::future::{Future, pending};
 
-/// What comes of `future`; never, if there is none.
+/// Returns the output of `future`; never returns without a future.
 pub(crate) async fn or_never<F: Future>(future: Option<F>) -> F::Output {
     match future {
         Some(future) => future.await,

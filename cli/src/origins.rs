@@ -1,26 +1,26 @@
-//! What was typed for definitions that were made of something else, for messages about them.
+//! What the user typed for generated definitions, for messages about them.
 
 use std::collections::HashMap;
 
 use hvprobe_spec::ParseError;
 
-/// What was typed for definitions that were made of something else.
+/// What the user typed for generated definitions, by definition.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Origins(HashMap<String, String>);
 
 impl Origins {
-    /// The definition `made` was made of what was `typed`.
+    /// Records that the definition `made` was generated from `typed`.
     pub(crate) fn add(&mut self, made: String, typed: String) {
         self.0.insert(made, typed);
     }
 
-    /// Whether `definition` was made of something else.
+    /// Returns whether `definition` was generated.
     pub(crate) fn has(&self, definition: &str) -> bool {
         self.0.contains_key(definition)
     }
 
-    /// What was typed for `definition`, with a caret under what is wrong with it. Of what was made of something else
-    /// that is known only where both end with the same, as they do with a filter.
+    /// Returns what the user typed for `definition`, with a caret under the mistake. For a generated definition
+    /// the caret's position is known only if both texts end alike from the mistake on, as with a filter.
     pub(crate) fn render(&self, definition: &str, error: &ParseError) -> String {
         let Some(typed) = self.0.get(definition) else {
             return error.render(definition);

@@ -1,5 +1,5 @@
-//! What debug information is good for: probes as `perf probe` defines them, which are made into definitions before
-//! anything else looks at those, and lines in stacks.
+//! Uses of debug information: probes in the syntax of `perf probe`, which are converted to definitions before
+//! anything else reads them, and source lines in stacks.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ pub(crate) struct DebugArgs {
     source: Option<PathBuf>,
 }
 
-/// What the files have.
+/// Debug information in the opened files.
 #[derive(Debug, Default)]
 struct Opened<'a> {
     kernel: Option<(&'a Path, Sources)>,
@@ -43,8 +43,8 @@ struct Opened<'a> {
 }
 
 impl DebugArgs {
-    /// `definitions` for the kernel at the path that `kernel` tells, which is asked for only if there is debug
-    /// information of one; and the lines of what there is.
+    /// Converts `definitions` for the kernel at the path that `kernel` returns, and also returns the source
+    /// lines. `kernel` is called only if there is debug information of a kernel.
     pub(crate) fn of_kernel(
         &self,
         definitions: Vec<String>,
@@ -55,9 +55,9 @@ impl DebugArgs {
         Ok((definitions, opened.lines()))
     }
 
-    /// `definitions` for whichever kernel the debug information is of, which a machine has to have then.
+    /// Converts `definitions` for the kernel of the debug information, which the machine must run then.
     pub(crate) fn of_any(&self, definitions: Vec<String>) -> anyhow::Result<Made> {
-        // The file is the kernel, too, with everything that was stripped from the other one.
+        // The file also serves as the kernel image: it contains everything that was stripped from the image.
         let opened = self.open(open_kernel)?;
         let definitions = self.expand(definitions, &opened)?;
         let kernel = opened.kernel.as_ref().map(|(file, sources)| TheirKernel {
@@ -71,7 +71,7 @@ impl DebugArgs {
         })
     }
 
-    /// Opens the files, that of a kernel for the one that `kernel` says.
+    /// Opens the files. A file with a kernel's debug information is for the kernel that `kernel` returns.
     fn open(&self, kernel: impl Fn(&Path) -> anyhow::Result<Kernel>) -> anyhow::Result<Opened<'_>> {
         let mut opened = Opened::default();
         for file in &self.debug_info {
@@ -89,11 +89,11 @@ impl DebugArgs {
         Ok(opened)
     }
 
-    /// `definitions`, those as perf has them made into what they stand for.
+    /// Converts definitions in the syntax of `perf probe`; keeps the others.
     fn expand(&self, texts: Vec<String>, opened: &Opened<'_>) -> anyhow::Result<Definitions> {
         let mut all = Definitions::default();
         for text in texts {
-            // Without debug information they are refused where they are read.
+            // Without debug information the parser of definitions refuses them later.
             if self.debug_info.is_empty() || !is_perf_probe(&text) {
                 all.texts.push(text);
                 continue;
@@ -125,7 +125,7 @@ impl DebugArgs {
 }
 
 impl Opened<'_> {
-    /// The sources that `probe`, written so, is of.
+    /// Returns the debug information that contains the place of `probe`, which was written as `text`.
     fn that_knows(&self, text: &str, probe: &PerfProbe) -> anyhow::Result<&Sources> {
         let all: Vec<_> = self.kernel.iter().chain(&self.modules).collect();
         let mut knowing = Vec::new();
@@ -136,7 +136,7 @@ impl Opened<'_> {
         }
         match (knowing.as_slice(), all.first()) {
             ([(_, sources)], _) => Ok(sources),
-            // It says what there is not.
+            // The first file produces the error about the missing place.
             ([], Some((_, first))) => Ok(first),
             (several, _) => {
                 let files: Vec<_> = several
@@ -153,7 +153,7 @@ impl Opened<'_> {
         }
     }
 
-    /// The lines of the kernel and of the modules, if there are any.
+    /// Returns the source lines of the kernel and of the modules, if there are any.
     fn lines(self) -> Option<Lines> {
         let kernel = self.kernel.map(|(_, sources)| sources);
         let modules: Vec<_> = self
@@ -166,14 +166,14 @@ impl Opened<'_> {
     }
 }
 
-/// Definitions, and what they were made with.
+/// Converted definitions, with the debug information that they were made from.
 #[derive(Debug)]
 pub(crate) struct Made {
     pub(crate) definitions: Definitions,
     pub(crate) theirs: Theirs,
 }
 
-/// What is known of a machine's kernel from a file, if there is one.
+/// Debug information for a machine's kernel and modules, if any.
 #[derive(Debug, Default)]
 pub(crate) struct Theirs {
     kernel: Option<TheirKernel>,
@@ -181,7 +181,7 @@ pub(crate) struct Theirs {
 }
 
 impl Theirs {
-    /// Has stacks of `machine` shown with lines, if it has that kernel; otherwise it is refused.
+    /// Checks that `machine` runs the kernel of the debug information, then adds source lines to stacks.
     pub(crate) async fn give(self, client: &mut Client, machine: &str) -> anyhow::Result<()> {
         if let Some(kernel) = self.kernel {
             kernel.check(client, machine).await?;
@@ -191,7 +191,7 @@ impl Theirs {
     }
 }
 
-/// The kernel that debug information is of.
+/// Kernel that the debug information describes.
 #[derive(Debug)]
 struct TheirKernel {
     file: PathBuf,
@@ -199,7 +199,7 @@ struct TheirKernel {
 }
 
 impl TheirKernel {
-    /// Refuses a machine that has another one.
+    /// Returns an error if the machine runs another kernel.
     async fn check(&self, client: &mut Client, machine: &str) -> anyhow::Result<()> {
         let shown = client.get_machine(machine.to_owned()).await?;
         match shown.kernel_build_id {
@@ -218,23 +218,23 @@ impl TheirKernel {
     }
 }
 
-/// The kernel in the file at `path`.
+/// Opens the kernel in the file at `path`.
 pub(crate) fn open_kernel(path: &Path) -> anyhow::Result<Kernel> {
     Kernel::open(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// The debug information in `file`, if that is of a module.
+/// Returns the debug information in `file` if it is a module's.
 pub(crate) fn open_module(file: &Path) -> anyhow::Result<Option<Sources>> {
     fs::metadata(file).with_context(|| format!("cannot read {}", file.display()))?;
     Sources::open_module(file).with_context(|| format!("cannot use {}", file.display()))
 }
 
-/// The indexes of debug information that was asked before.
+/// Returns the stored indexes of debug information.
 pub(crate) fn indexes() -> Option<Indexes> {
     Some(Indexes::new(guest::cache()?.join("debug-info")))
 }
 
-/// The debug information in `file`, for `kernel`.
+/// Opens the debug information in `file`, for `kernel`.
 pub(crate) fn open(kernel: &Kernel, file: &Path) -> anyhow::Result<Sources> {
     Sources::open(kernel, file, indexes().as_ref())
         .with_context(|| format!("cannot use {}", file.display()))

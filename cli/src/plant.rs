@@ -1,4 +1,4 @@
-//! Probes that are there for as long as a command runs.
+//! Probes that exist only while a command runs.
 
 use std::path::PathBuf;
 use std::process;
@@ -60,15 +60,15 @@ pub(crate) struct PlantArgs {
 #[derive(Debug)]
 pub(crate) struct ToPlant {
     probes: Vec<ProbeSpec>,
-    /// What was typed for them.
+    /// What the user typed for the probes.
     origins: Origins,
-    /// What is counted of them.
+    /// Histograms from files of definitions.
     pub(crate) histograms: Vec<FileHistogram>,
     skip_refused: bool,
     owner: String,
 }
 
-/// Probes that are planted, until the session ends.
+/// Planted probes, which leave when the session ends.
 #[derive(Debug)]
 pub(crate) struct Planted {
     pub(crate) session: Session,
@@ -76,7 +76,7 @@ pub(crate) struct Planted {
 }
 
 impl PlantArgs {
-    /// Has the probes record what `histograms` need, if there are any probes.
+    /// Makes the probes record the data that `histograms` need, if there are any probes.
     pub(crate) fn count(&mut self, histograms: &HistogramArgs) {
         if !self.definitions.is_empty() || !self.events.is_empty() {
             let (are_counted, by_stack) = (histograms.is_given(), histograms.need_stacks());
@@ -84,7 +84,7 @@ impl PlantArgs {
         }
     }
 
-    /// The probes of `script` to plant, and what is known of the kernel.
+    /// Returns the probes of `script` to plant, and the debug information.
     pub(crate) fn read_script(self, script: &Script) -> anyhow::Result<(ToPlant, Theirs)> {
         let Made { theirs, .. } = self.debug.of_any(Vec::new())?;
         let to_plant = ToPlant {
@@ -97,7 +97,7 @@ impl PlantArgs {
         Ok((to_plant, theirs))
     }
 
-    /// The probes to plant, if any, and what is known of the kernel.
+    /// Returns the probes to plant, if any, and the debug information.
     pub(crate) fn read(self) -> anyhow::Result<(Option<ToPlant>, Theirs)> {
         let Self {
             definitions,
@@ -145,13 +145,13 @@ impl PlantArgs {
     }
 }
 
-/// Whose the probes are, unless it is said.
+/// Returns the default owner of the probes.
 fn owner() -> String {
     format!("trace-{}", process::id())
 }
 
 impl ToPlant {
-    /// Plants them on `machine`; `refused` says why that cannot be, given their definitions.
+    /// Plants the probes on `machine`. `refused` converts a refusal, given the definitions.
     pub(crate) async fn plant(
         self,
         client: &mut Client,
@@ -182,17 +182,17 @@ impl ToPlant {
     }
 }
 
-/// Turns the probes `ids` off, so that their counters are the last ones.
+/// Disables the probes `ids`, so that their counters no longer change.
 pub(crate) async fn turn_off(client: &mut Client, machine: &str, ids: Vec<u32>) {
     let machine = machine.to_owned();
     if !ids.is_empty() {
-        // They have ended with the machine, or end with their session.
+        // An error means that they have left with the machine, or leave with their session.
         let _ended = client.probes.disable(DisableRequest { machine, ids }).await;
     }
 }
 
 impl Planted {
-    /// Comes to what `work` comes to, or to why the server has taken out what was planted, and ends the session.
+    /// Returns the result of `work`, or the reason why the server has removed the probes, and ends the session.
     pub(crate) async fn during<T>(
         planted: Option<Self>,
         work: impl Future<Output = anyhow::Result<T>>,
@@ -205,7 +205,7 @@ impl Planted {
             why = session.lost() => Err(why),
         };
         let closed = session.close().await;
-        // What went wrong first says more.
+        // The earlier error is more informative.
         outcome.and_then(|done| closed.map(|()| done))
     }
 }

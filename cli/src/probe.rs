@@ -1,4 +1,4 @@
-//! `hvprobe probe`: probes of a server's machine.
+//! `hvprobe probe`: probes on a machine of a server.
 
 use std::collections::HashSet;
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! How a boot gets on: a spinner where a person watches, lines where a file does.
+//! Progress of a boot: a spinner on a terminal, lines in a file.
 
 use std::io::{self, IsTerminal as _};
 use std::time::Duration;
@@ -7,14 +7,14 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::output;
 
-/// Something that takes a while.
+/// Operation that takes a while.
 #[derive(Debug)]
 pub(crate) struct Progress {
     spinner: Option<ProgressBar>,
 }
 
 impl Progress {
-    /// Says that `what` has begun. With `plain`, nothing moves on the screen.
+    /// Reports that `what` has begun. With `plain`, there is no spinner.
     pub(crate) fn begin(what: String, plain: bool) -> Self {
         if plain || !io::stderr().is_terminal() {
             output::tell(format_args!("{what}"));
@@ -31,7 +31,7 @@ impl Progress {
         }
     }
 
-    /// Prints a message while it goes on.
+    /// Prints a message during the operation.
     pub(crate) fn tell(&self, message: &str) {
         let tell = || output::tell(format_args!("{message}"));
         match &self.spinner {
@@ -40,7 +40,7 @@ impl Progress {
         }
     }
 
-    /// Says that it is done, in other words.
+    /// Ends the operation and prints the message `how`.
     pub(crate) fn done(self, how: &str) {
         drop(self);
         output::tell(format_args!("{how}"));

@@ -1,8 +1,7 @@
-//! `hvprobe run`: boot, plant, stream and end, all in one process.
+//! `hvprobe run`: boots a guest, plants probes, streams their events and ends the guest, all in one process.
 //!
-//! Whatever ends the run, be it the guest, enough hits, Ctrl-C, a closed pipe or an error, the same
-//! things follow in order: probes are taken out, their counters read, the guest ended, and the table
-//! printed.
+//! Every run ends in the same order, whether the guest, enough hits, Ctrl-C, a closed pipe or an error ends it:
+//! the probes are disabled, their counters read, the guest ended, and the table printed.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -36,11 +35,11 @@ use crate::script::{Running, Script};
 use crate::signals::Interrupt;
 use crate::{doctor, guest, output, size, trace};
 
-/// How long what an ended guest left on its console is waited for.
+/// Maximum wait for the remaining console output of a guest that has ended.
 const LAST_WORDS: Duration = Duration::from_secs(2);
-/// How much of the console is shown when the guest did not end well.
+/// Number of console lines that are shown after a guest that did not end well.
 const TAIL_LINES: usize = 20;
-/// What comes before the reason for a panic (Linux, kernel/panic.c).
+/// Text before the reason for a panic (Linux, kernel/panic.c).
 const PANIC: &str = "Kernel panic - not syncing: ";
 
 pub(crate) async fn run(mut args: Run, started: Instant) -> anyhow::Result<ExitCode> {
@@ -53,7 +52,7 @@ pub(crate) async fn run(mut args: Run, started: Instant) -> anyhow::Result<ExitC
         (false, true) => Format::Aside,
         (false, false) => Format::Text,
     };
-    // Opening a pipe waits for its reader, which Ctrl-C still ends.
+    // Opening a named pipe waits for its reader; Ctrl-C still has its default effect here and ends that wait.
     let printer = Printer::new(format, args.hits, &args.output)?;
     let interrupt = Interrupt::install()?;
     let with_command = !args.guest.command.is_empty();
@@ -90,22 +89,22 @@ pub(crate) async fn run(mut args: Run, started: Instant) -> anyhow::Result<ExitC
 #[derive(Clone, Debug)]
 struct Options {
     format: Format,
-    /// Whether the guest was given something to run, and owes us its status.
+    /// Whether the guest runs a command, whose exit status is expected.
     with_command: bool,
-    /// What is counted instead of printed.
+    /// Histograms that replace the printed events.
     histograms: HistogramArgs,
-    /// What files of definitions have counted.
+    /// Histograms from files of definitions.
     in_files: Vec<FileHistogram>,
-    /// What was typed for the probes.
+    /// What the user typed for the probes.
     origins: Origins,
-    /// What is done instead of printing hits.
+    /// Script that replaces the printed hits.
     script: Option<Script>,
 }
 
-/// Why a run is over.
+/// Reason for the end of a run.
 #[derive(Debug)]
 enum Over {
-    /// As many hits as were asked for.
+    /// The requested number of hits was printed, or the script called `exit()`.
     Enough,
     /// The guest ended.
     Ended(Ending),
@@ -137,14 +136,14 @@ async fn boot_and_follow(
     }
     tokio::select! {
         doubt = doctor::doubt(&mut client, &booted) => {
-            // It would wait for ever.
+            // Such a guest would never reach user space.
             if let Some(doubt) = doubt {
                 anyhow::bail!(
                     "{doubt}, and `cargo lab run -- hvprobe run ...` boots one in an emulated machine"
                 );
             }
         }
-        // Asked again below, where a machine is ended in order.
+        // Checked again below, where the machine is ended in order.
         () = interrupt.asked() => {}
     }
     let machine = booted.name;
@@ -182,22 +181,22 @@ async fn boot_and_follow(
     }
 }
 
-/// A machine that is being followed.
+/// Machine that the run follows.
 #[derive(Debug)]
 struct Session {
     client: Client,
     machine: String,
-    /// Unless they are counted.
+    /// Events; `None` if all probes are only counted.
     events: Option<Streaming<SubscribeResponse>>,
     histograms: Option<Histograms>,
     script: Option<Running>,
     states: Streaming<Machine>,
     console: Option<Console>,
-    /// Collects the console's end where nobody looks at it.
+    /// Collector of the console's end while nothing displays the console.
     tail: Option<JoinHandle<Tail>>,
-    /// Of the boot, until the guest is up.
+    /// Progress of the boot, until the guest is up.
     progress: Option<Progress>,
-    /// It was told that the guest runs another kernel.
+    /// Whether the user knows that the guest runs another kernel.
     replaced: bool,
 }
 
@@ -291,7 +290,7 @@ impl Session {
                     if machine.state() == MachineState::Running {
                         self.is_up(timings).await?;
                     }
-                    // Else the events say how.
+                    // With events, the stream of events reports the ending.
                     if machine.state() == MachineState::Stopped && self.events.is_none() {
                         return Ok(Over::Ended(machine.ending.unwrap_or_default()));
                     }
@@ -312,14 +311,14 @@ impl Session {
                 step = or_never(self.console.as_mut().map(Console::step)) => match step? {
                     Step::More => {}
                     Step::Leave => return Ok(Over::Interrupted),
-                    // The events say how.
+                    // The stream of events reports the ending.
                     Step::Ended => self.console = None,
                 },
             }
         }
     }
 
-    /// Ends the progress of the boot, and says what became of the probes.
+    /// Ends the progress of the boot and reports the states of the probes.
     async fn is_up(&mut self, timings: &mut Timings) -> anyhow::Result<()> {
         let Some(progress) = self.progress.take() else {
             return Ok(());
@@ -348,18 +347,18 @@ impl Session {
         Ok(())
     }
 
-    /// Prints what the guest left on its console.
+    /// Prints the remaining console output.
     async fn print_last_words(&mut self) {
         let last = async {
             while let Some(console) = &mut self.console
                 && let Ok(Step::More) = console.step().await
             {}
         };
-        // The stream of an ended machine ends; one that does not is not waited for.
+        // The console stream of an ended machine normally ends; the timeout is for one that does not.
         let _in_time = tokio::time::timeout(LAST_WORDS, last).await;
     }
 
-    /// Prints what was counted, in the end.
+    /// Prints the final counts.
     async fn print_counted(&mut self) -> anyhow::Result<()> {
         match &mut self.script {
             Some(script) => script.end(&mut self.client).await,
@@ -367,18 +366,18 @@ impl Session {
         }
     }
 
-    /// Prints what was counted until now.
+    /// Prints the current counts.
     async fn print_histograms(&mut self) -> anyhow::Result<()> {
         histogram::print(&mut self.histograms, &mut self.client).await
     }
 
-    /// When the guest executed its first instruction, if it has.
+    /// Returns the time of the guest's first instruction, if it has run one.
     async fn first_entry_ns(&mut self) -> Option<u64> {
         let machine = self.client.get_machine(self.machine.clone()).await;
         machine.ok()?.first_entry_ns
     }
 
-    /// Takes out the probes of a machine that still runs, and reads their last counters.
+    /// Disables the probes of a machine that still runs, and reads their final counters.
     async fn finish(&mut self, over: &anyhow::Result<Over>) -> anyhow::Result<Vec<Probe>> {
         let probes = self.client.list_probes(&self.machine).await?;
         if matches!(over, Ok(Over::Ended(_))) {
@@ -390,7 +389,7 @@ impl Session {
         };
         match self.client.probes.disable(request).await {
             Ok(_) => self.client.list_probes(&self.machine).await,
-            // The guest has just ended by itself.
+            // The guest has just ended on its own.
             Err(_) => Ok(probes),
         }
     }
@@ -407,17 +406,18 @@ fn what_boots(request: &BootRequest) -> String {
     )
 }
 
-/// The exit status that a guest's end amounts to, explained where it is no success of the guest.
+/// Returns the exit status for a guest's end, and prints an explanation if the guest did not succeed.
 async fn verdict(ending: &Ending, tail: Option<JoinHandle<Tail>>, options: &Options) -> ExitCode {
     let reason = ending.reason();
     let ended_well = match reason {
         EndReason::Shutdown | EndReason::Stopped => !options.with_command,
-        // A panic resets the guest; so does a user at its console.
+        // A guest resets after a panic, or because the user rebooted it on its console.
         EndReason::Reset => !options.with_command && options.format == Format::Aside,
         EndReason::TripleFault | EndReason::Crash | EndReason::Unspecified => false,
     };
     match ending.guest_status {
-        // However the guest ends after that is its own way to end, unless we could not go on.
+        // After its status the guest may end in any way, except by a crash, which means that hvprobe could not
+        // continue.
         Some(status) if reason != EndReason::Crash => {
             return ExitCode::from(u8::try_from(status).unwrap_or(FAILED));
         }
@@ -435,7 +435,7 @@ async fn verdict(ending: &Ending, tail: Option<JoinHandle<Tail>>, options: &Opti
         && let Ok(tail) = tail.await
     {
         let lines = tail.lines();
-        // The registers and the call trace that follow it push the reason out of sight.
+        // The registers and the call trace after the reason push it out of the shown lines.
         if let Some(why) = panic_reason(&lines) {
             output::note(format_args!("its kernel panicked: {why}"));
         }
@@ -447,16 +447,16 @@ async fn verdict(ending: &Ending, tail: Option<JoinHandle<Tail>>, options: &Opti
     ExitCode::from(FAILED)
 }
 
-/// Why the guest's kernel panicked, if its console says so.
+/// Returns the reason for a panic of the guest's kernel, if its console contains one.
 fn panic_reason(console: &[String]) -> Option<&str> {
     let (_, why) = console.iter().find_map(|line| line.split_once(PANIC))?;
     Some(why)
 }
 
-/// When things happened.
+/// Times of the phases of a run.
 #[derive(Debug)]
 struct Timings {
-    /// When the program started, in nanoseconds of `CLOCK_MONOTONIC`.
+    /// Start of the program, in nanoseconds of `CLOCK_MONOTONIC`.
     started: u64,
     marks: Vec<(&'static str, u64)>,
 }
@@ -470,19 +470,19 @@ impl Timings {
         }
     }
 
-    /// Notes that `what` happened now, unless it has happened before.
+    /// Records that `what` happened now, unless it is already recorded.
     fn mark(&mut self, what: &'static str) {
         self.mark_at(what, now());
     }
 
-    /// Notes that `what` happened at `ns`, unless it has happened before.
+    /// Records that `what` happened at `ns`, unless it is already recorded.
     fn mark_at(&mut self, what: &'static str, ns: u64) {
         if self.marks.iter().all(|(marked, _)| *marked != what) {
             self.marks.push((what, ns));
         }
     }
 
-    /// Seconds since the start.
+    /// Returns the seconds since the start.
     fn seconds(&self) -> f64 {
         Duration::from_nanos(now().saturating_sub(self.started)).as_secs_f64()
     }

@@ -1,4 +1,4 @@
-//! `-e` and `--script`: what is done at hits, in the language of bpftrace.
+//! `-e` and `--script`: actions at hits in the language of bpftrace.
 
 mod printing;
 mod running;
@@ -19,7 +19,7 @@ use crate::typed::bad;
 
 pub(crate) use running::Running;
 
-/// What a script has its own ways for.
+/// Options that a script replaces by its own means.
 const OTHERS: [&str; 11] = [
     "probes", "events", "hist", "bars", "folded", "flame", "interval", "json", "hits", "time",
     "output",
@@ -41,14 +41,14 @@ pub(crate) struct ScriptArgs {
     scripts: Vec<PathBuf>,
 }
 
-/// A script.
+/// Script of the user.
 #[derive(Clone, Debug)]
 pub(crate) struct Script {
-    /// What it comes to.
+    /// Compiled script.
     pub(crate) program: Program,
-    /// All of it.
+    /// Text of all parts.
     text: String,
-    /// Its parts, and the line that each begins in, from 1.
+    /// Parts of the text, each with its first line, counted from 1.
     parts: Vec<Part>,
 }
 
@@ -59,7 +59,7 @@ struct Part {
 }
 
 impl ScriptArgs {
-    /// The script that is asked for, if one is.
+    /// Reads and compiles the script, if one was given.
     pub(crate) fn read(&self) -> Result<Option<Script>, WrongUsage> {
         let mut script = Script {
             program: Program::default(),
@@ -76,7 +76,7 @@ impl ScriptArgs {
             let (file, text) = part?;
             let line = script.text.matches('\n').count() + 1;
             script.parts.push(Part { line, file });
-            // Each is a script by itself.
+            // Each part must be a complete script.
             read_script(&text).map_err(|mut error| {
                 error.number += line - 1;
                 script.wrong(&error)
@@ -95,8 +95,9 @@ impl ScriptArgs {
 }
 
 impl Script {
-    /// Its probes in the order in which they are registered. Of calls that return, the probe that was registered last
-    /// is hit first, as of kretprobes; clauses run in their own order.
+    /// Returns the probes in the order of their registration. At a return the probe that was registered last is
+    /// hit first, as with kretprobes, so return probes are registered in reverse: clauses run in their own
+    /// order.
     fn in_order(&self) -> impl Iterator<Item = &Planted> {
         let returns = |it: &&Planted| matches!(it.definition.kind, Kind::Return { .. });
         let probes = &self.program.probes;
@@ -104,7 +105,7 @@ impl Script {
         entries.chain(probes.iter().rev().filter(returns))
     }
 
-    /// The specifications of its probes.
+    /// Returns the specifications of the probes.
     pub(crate) fn specs(
         &self,
         hit: &HitArgs,
@@ -119,13 +120,14 @@ impl Script {
         specs.collect()
     }
 
-    /// Whether it has patterns, of whose functions those that cannot be probed are left out, as bpftrace does.
+    /// Returns whether the script has patterns. Functions of a pattern that cannot be probed are skipped, as in
+    /// bpftrace.
     pub(crate) fn has_patterns(&self) -> bool {
         let mut probes = self.program.probes.iter();
         probes.any(|it| matches!(it.definition.target, Target::Functions { .. }))
     }
 
-    /// Why a server does not take its probes, shown where it says so.
+    /// Returns the error for refused probes. It points at the mistake if the server reports its position.
     pub(crate) fn refused(&self, status: tonic::Status) -> anyhow::Error {
         let detail = detail(&status);
         let number = |number: Option<u32>| number.and_then(|it| usize::try_from(it).ok());
@@ -133,7 +135,7 @@ impl Script {
         let probe = index.and_then(|index| self.in_order().nth(index));
         match (probe, number(detail.and_then(|it| it.column))) {
             (Some(probe), column) => {
-                // Without a column it is about the place.
+                // Without a column the error is about the probe's place.
                 let column = column.unwrap_or(2);
                 let message = Refused::from(status).to_string();
                 let error = ParseError { column, message };
@@ -143,12 +145,12 @@ impl Script {
         }
     }
 
-    /// What is wrong with something that was made of it.
+    /// Returns an error in text that was generated from the script, at its position in the script.
     fn wrong_in(&self, written: &Written, error: ParseError) -> WrongUsage {
         self.wrong(&in_line(&self.text, written.in_script(error)))
     }
 
-    /// What is wrong with it.
+    /// Returns an error in the script.
     fn wrong(&self, error: &FileError) -> WrongUsage {
         let mut parts = self.parts.iter().rev();
         let part = parts.find(|part| part.line <= error.number);
@@ -163,7 +165,7 @@ impl Script {
     }
 }
 
-/// The text in `file`, unless it is too long to be a script.
+/// Reads the text in `file`, up to one byte more than a script may have.
 fn text(file: &PathBuf) -> io::Result<String> {
     let mut text = String::new();
     let most = u64::try_from(SCRIPT_MAX).unwrap_or(u64::MAX);

@@ -1,4 +1,4 @@
-//! `hvprobe serve`: machines for clients that connect to a unix socket, or to a TCP port.
+//! `hvprobe serve`: serves clients that connect to a unix socket or a TCP port.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::server_args::{Serve, Url};
 use crate::signals::{self, Interrupt};
 use crate::{config, output, perf_probe};
 
-/// How long a message may take to be read that is printed by somebody who has other things to do.
+/// Maximum time that the shutdown waits for its message to be read.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 pub(crate) async fn serve(args: Serve) -> anyhow::Result<ExitCode> {
@@ -52,7 +52,7 @@ pub(crate) async fn serve(args: Serve) -> anyhow::Result<ExitCode> {
     }
     let stop = async move {
         interrupt.asked().await;
-        // Nor is that kept from happening by whoever does not read it.
+        // The message must not delay the shutdown if nothing reads it.
         let told = tokio::task::spawn_blocking(|| output::tell(format_args!("stopping")));
         let _in_time = tokio::time::timeout(PATIENCE, told).await;
     };
@@ -60,8 +60,8 @@ pub(crate) async fn serve(args: Serve) -> anyhow::Result<ExitCode> {
     Ok(DONE)
 }
 
-/// Lets the process have as many descriptors as it may: connections, machines and uploads are bounded by limits of
-/// their own, which are more than the 1,024 that processes usually begin with.
+/// Raises the limit of file descriptors to its maximum. Connections, machines and uploads have their own
+/// limits, which together exceed the usual default of 1,024 descriptors.
 fn raise_descriptors() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {

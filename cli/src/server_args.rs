@@ -1,4 +1,4 @@
-//! Options that say where a server is, and where one listens.
+//! Options for the address of a server, and for the addresses it listens on.
 
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -78,7 +78,7 @@ fn address(text: &str) -> Result<SocketAddr, &'static str> {
         .map_err(|_| "write 127.0.0.1:PORT or [::1]:PORT")
 }
 
-/// A server on a TCP port of this machine.
+/// Server on a TCP port of this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Url(pub(crate) SocketAddr);
 
@@ -88,7 +88,7 @@ impl fmt::Display for Url {
     }
 }
 
-/// Why an URL cannot be connected to.
+/// Reason why a URL is refused.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BadUrl {
     #[error("write http://127.0.0.1:PORT")]
@@ -118,7 +118,7 @@ impl FromStr for Url {
         let address = if host.eq_ignore_ascii_case("localhost") {
             SocketAddr::from((Ipv4Addr::LOCALHOST, port))
         } else {
-            // Asking others what a name stands for would leave it to them where the token goes.
+            // Name resolution would let the resolver decide where the token is sent.
             let address = format!("{host}:{port}");
             address.parse().map_err(|_| BadUrl::Elsewhere)?
         };
@@ -141,7 +141,7 @@ pub(crate) struct OnMachine {
 }
 
 impl OnMachine {
-    /// Whether it was said at all, or is left to defaults.
+    /// Returns whether the user chose a machine or server, instead of the defaults.
     pub(crate) fn is_said(&self) -> bool {
         self.vm.is_some() || self.server.at.socket.is_some() || self.server.connect.is_some()
     }

@@ -1,7 +1,8 @@
-//! A session with a server: what is asked for in its name goes with this program, however it ends.
+//! A session with a server. Everything that is requested in its name leaves with this program, however the
+//! program ends.
 //!
-//! Invariant: the session is renewed for as long as this lives and the program runs. Of a program that is
-//! killed the server sees the connection end; of one that is stopped, that nothing comes any more.
+//! Invariant: the session is renewed while it exists and the program runs. When the program is killed, the
+//! server sees its connection end. When the program is stopped, the server misses the renewals.
 
 use std::time::Duration;
 
@@ -17,21 +18,21 @@ use tokio_stream::wrappers::ReceiverStream;
 use crate::client::Client;
 use crate::failure::Refused;
 
-/// How long the server waits for this program, in milliseconds, and how often it hears of it.
+/// Timeout of the session at the server in milliseconds, and the interval of its renewal.
 const TTL_MS: u32 = 15_000;
 const RENEW: Duration = Duration::from_secs(5);
 
-/// A session that this program holds.
+/// Session of this program.
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) id: String,
     answers: tonic::Streaming<HoldResponse>,
-    /// Has our end of the stream.
+    /// Task that owns the client's end of the stream.
     renewing: JoinHandle<()>,
 }
 
 impl Session {
-    /// Opens one, in the name of `owner`.
+    /// Opens a session in the name of `owner`.
     pub(crate) async fn open(client: &mut Client, owner: String) -> anyhow::Result<Self> {
         let (to_server, messages) = mpsc::channel(1);
         let open = OpenSession {
@@ -61,7 +62,7 @@ impl Session {
         })
     }
 
-    /// Returns when the server has ended the session, and why.
+    /// Returns the reason when the server has ended the session.
     pub(crate) async fn lost(&mut self) -> anyhow::Error {
         let why = match self.answers.message().await {
             Ok(Some(HoldResponse {
@@ -79,10 +80,10 @@ impl Session {
         anyhow!("the session of the planted probes is over: {why}")
     }
 
-    /// Ends it; returns when all that was asked for in its name is gone.
+    /// Ends the session; returns when everything requested in its name is gone.
     pub(crate) async fn close(mut self) -> anyhow::Result<()> {
         self.renewing.abort();
-        // With the task goes our end of the stream.
+        // The client's end of the stream is dropped with the task.
         let _aborted = (&mut self.renewing).await;
         while self
             .answers

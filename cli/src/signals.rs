@@ -1,5 +1,5 @@
-//! Ctrl-C and SIGTERM: the first asks to end in order, the second ends at once. A server goes on at what else ends
-//! programs by default and may be sent to one in error.
+//! Ctrl-C and SIGTERM: the first one asks for an orderly end, the second one ends the program at once. A server
+//! ignores other signals that end programs by default and may be sent to a server in error.
 
 use std::io;
 
@@ -8,12 +8,12 @@ use tokio::sync::watch;
 
 use crate::{failure::INTERRUPTED, output, terminal};
 
-/// Tells when the user wants the program to end.
+/// Notification that the user wants to end the program.
 #[derive(Clone, Debug)]
 pub(crate) struct Interrupt(watch::Receiver<bool>);
 
 impl Interrupt {
-    /// Takes over SIGINT and SIGTERM for the rest of the program. Needs a tokio runtime.
+    /// Takes over SIGINT and SIGTERM until the program ends. Needs a tokio runtime.
     pub(crate) fn install() -> io::Result<Self> {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut terminate = signal(SignalKind::terminate())?;
@@ -28,17 +28,17 @@ impl Interrupt {
         Ok(Self(receiver))
     }
 
-    /// Returns when the user has asked once, at once if that was before.
+    /// Returns when the user has asked for the end, at once if that was earlier.
     pub(crate) async fn asked(&mut self) {
         if self.0.wait_for(|asked| *asked).await.is_err() {
-            // The watcher lives as long as the runtime; without it nobody can ask.
+            // The sender lives as long as the runtime. Without it no request can arrive.
             std::future::pending::<()>().await;
         }
     }
 }
 
-/// Has the program say so and go on when it is sent a signal that means nothing to it, for the rest of it: those at
-/// which other servers read their configuration anew, or write their statistics. Needs a tokio runtime.
+/// Makes the program report and ignore signals without a meaning for it, until it ends: those at which other
+/// servers reread their configuration or write their statistics. Needs a tokio runtime.
 pub(crate) fn outlive_others() -> io::Result<()> {
     for (name, kind) in [
         ("SIGHUP", SignalKind::hangup()),
@@ -49,7 +49,7 @@ pub(crate) fn outlive_others() -> io::Result<()> {
         let mut sent = signal(kind)?;
         tokio::spawn(async move {
             while sent.recv().await.is_some() {
-                // Nobody need read it.
+                // It does not matter whether the message is read.
                 let _told = tokio::task::spawn_blocking(move || {
                     output::tell(format_args!("{name} does nothing; SIGTERM ends the server"));
                 })

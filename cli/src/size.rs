@@ -1,4 +1,4 @@
-//! Sizes of memory as people write them.
+//! Memory sizes in notation for people.
 
 use std::str::FromStr;
 
@@ -6,7 +6,7 @@ use std::str::FromStr;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Size(pub(crate) u64);
 
-/// Why a size cannot be read.
+/// Reason why a size is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BadSize {
     #[error("write a whole number and K, M, G or T, as in 512M")]
@@ -38,7 +38,7 @@ impl FromStr for Size {
     }
 }
 
-/// `bytes` in the largest unit that keeps it whole.
+/// Formats `bytes` in the largest unit that gives a whole number.
 pub(crate) fn text(bytes: u64) -> String {
     let units = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
     for (name, shift) in units {

@@ -1,5 +1,5 @@
-//! `hvprobe lines` and `hvprobe vars`: what the debug information of a kernel or of a module says of its sources,
-//! here or where a server is.
+//! `hvprobe lines` and `hvprobe vars`: source lines and variables from the debug information of a kernel or of
+//! a module, in a local file or at a server.
 
 use std::process::ExitCode;
 
@@ -19,17 +19,18 @@ use crate::sources_args::{Files, Lines, Vars};
 use crate::typed::bad;
 use crate::upload;
 
-/// Who is asked.
+/// Holder of the debug information.
 enum Asked {
-    /// A file of this machine.
+    /// Local file.
     File(Box<Sources>),
-    /// A server, of one of its machines.
+    /// Server, and one of its machines.
     Server(Box<Client>, String),
 }
 
-/// Who has the debug information: a file that is named, unless a server is, too, which is given it then.
+/// Chooses the holder of the debug information: a file that was given, or else a server. If both were given,
+/// the file is uploaded to the server.
 async fn asked(files: Files, on: &OnMachine) -> anyhow::Result<Asked> {
-    // A module's file says all that there is to say.
+    // A module's file is sufficient.
     if let Some(file) = &files.debug_info
         && let Some(module) = perf_probe::open_module(file)?
     {
@@ -49,7 +50,7 @@ async fn asked(files: Files, on: &OnMachine) -> anyhow::Result<Asked> {
     Ok(Asked::Server(Box::new(client), machine))
 }
 
-/// A line as JSON.
+/// Source line as JSON.
 #[derive(Serialize)]
 struct LineJson<'a> {
     function: &'a str,
@@ -95,7 +96,7 @@ pub(crate) async fn lines(args: Lines) -> anyhow::Result<ExitCode> {
     Ok(DONE)
 }
 
-/// A variable as JSON.
+/// Variable as JSON.
 #[derive(Serialize)]
 struct VariableJson<'a> {
     place: &'a str,
@@ -149,7 +150,7 @@ pub(crate) async fn vars(args: Vars) -> anyhow::Result<ExitCode> {
     Ok(DONE)
 }
 
-/// Text that may be there.
+/// Returns `text`, or `None` if it is empty.
 fn some(text: &str) -> Option<&str> {
     Some(text).filter(|text| !text.is_empty())
 }
@@ -158,7 +159,7 @@ fn read(text: &str) -> Result<Point, WrongUsage> {
     Point::parse(text).map_err(|error| bad("probe point", text, &error))
 }
 
-/// Text of others that does nothing to a terminal.
+/// Returns foreign text without control characters for a terminal.
 fn shown(text: &str) -> String {
     output::harmless(text.as_bytes())
 }

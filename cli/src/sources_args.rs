@@ -1,4 +1,4 @@
-//! What `hvprobe lines` and `hvprobe vars` can be asked.
+//! Options of `hvprobe lines` and `hvprobe vars`.
 
 use std::path::PathBuf;
 

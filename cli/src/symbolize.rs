@@ -1,4 +1,4 @@
-//! Looking up the names of addresses before they are printed.
+//! Lookup of names for addresses before they are printed.
 
 use std::time::Duration;
 
@@ -10,15 +10,15 @@ use crate::client::Client;
 use crate::output;
 use crate::output::names::Names;
 
-/// How long printing may wait for names. What has none by then is printed as a number.
+/// Maximum time that printing waits for names. Addresses without a name by then are printed as numbers.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How long it is waited for the names of all functions before that is said.
+/// Wait for the names of all functions after which the user is informed.
 const SOON: Duration = Duration::from_secs(2);
-/// How long after that. A host whose processors the guest has for itself may take minutes for them, during which no hit
-/// would be printed.
+/// Maximum wait after that. If the guest keeps all processors of a host busy, the names may take minutes, and
+/// no hit would be printed meanwhile.
 const LATE: Duration = Duration::from_secs(20);
 
-/// Makes the names of `addresses` known, as far as the server tells them.
+/// Looks up the names of `addresses` and adds them to `names`.
 pub(crate) async fn look_up(
     names: &mut Names,
     client: &mut Client,
@@ -28,32 +28,32 @@ pub(crate) async fn look_up(
     let missing = names.missing(addresses);
     let asked = async {
         for address in missing {
-            // What cannot be told now is not asked for again.
+            // An address whose lookup fails is not looked up again.
             let symbol = symbol_at(client, machine, address).await.unwrap_or(None);
             let build_id = symbol.as_ref().and_then(|it| it.module_build_id.clone());
             let symbol = symbol.as_ref().map(|it| (it.name.as_str(), it.address));
             names.insert_of_build(address, symbol, build_id);
         }
     };
-    // Without an answer they stay numbers.
+    // After a timeout the remaining addresses stay numbers.
     let _in_time = timeout(PATIENCE, asked).await;
 }
 
-/// Makes all functions of the kernel known to `names`, if they are not, as far as the server tells them in time, and
-/// the lines of their sources, if there are any.
+/// Adds the source lines, if there are any, and all functions of the kernel to `names`, unless they are present
+/// or take too long.
 pub(crate) async fn know_functions(names: &mut Names, client: &mut Client, machine: &str) {
     names.set_lines(client.lines.clone());
     if names.has_functions() {
         return;
     }
-    // What is not known is asked for address by address.
+    // Without the functions, addresses are looked up one by one.
     if let Some(functions) = in_time(functions(client, machine), SOON, LATE).await {
         names.know(functions);
     }
 }
 
-/// What `names` comes to, if it is not an error. What they are waited for is said after `soon`, and that they are not any
-/// more `late` after that.
+/// Returns the output of `names`, unless it is an error or too late. Informs the user after `soon`, and again
+/// when the wait ends `late` after that.
 async fn in_time<T>(
     names: impl Future<Output = Result<T, tonic::Status>>,
     soon: Duration,
@@ -77,7 +77,7 @@ async fn in_time<T>(
     }
 }
 
-/// Where each function begins, its size and its name.
+/// Returns the address, the size and the name of each function.
 async fn functions(
     client: &mut Client,
     machine: &str,
@@ -97,7 +97,7 @@ async fn functions(
     Ok(functions)
 }
 
-/// The symbol that `address` lies in.
+/// Returns the symbol that contains `address`.
 async fn symbol_at(
     client: &mut Client,
     machine: &str,
@@ -123,7 +123,7 @@ mod tests {
 
     use super::*;
 
-    /// A server that knows one symbol of 16 bytes, and does not answer for one address.
+    /// Server that knows one symbol of 16 bytes, and never answers for one address.
     #[derive(Clone, Debug, Default)]
     struct Server {
         asked: Arc<Mutex<Vec<u64>>>,

@@ -1,4 +1,4 @@
-//! `hvprobe syms`: symbols of a guest's kernel.
+//! `hvprobe syms`: lists symbols of a guest's kernel.
 
 use std::process::ExitCode;
 

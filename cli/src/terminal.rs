@@ -1,25 +1,25 @@
-//! The terminal in raw mode, for a guest's console.
+//! Raw mode of the terminal, for a guest's console.
 //!
-//! However the program ends, by return, error, panic or a second Ctrl-C, the terminal is given its
-//! settings back: by the guard's drop, or by [`restore`] where no drop runs.
+//! However the program ends, by return, error, panic or a second Ctrl-C, the terminal's settings are restored:
+//! by the guard's drop, or by [`restore`] where no drop runs.
 
 use std::io::{self, IsTerminal as _};
 use std::sync::Mutex;
 
 use rustix::termios::{OptionalActions, OutputModes, Termios, tcgetattr, tcsetattr};
 
-/// Settings to give back, while the terminal is raw.
+/// Settings to restore; `Some` while the terminal is raw.
 static SAVED: Mutex<Option<Termios>> = Mutex::new(None);
 
-/// Keeps standard input raw while it lives.
+/// Guard that keeps standard input in raw mode.
 #[derive(Debug)]
 pub(crate) struct Raw(());
 
 impl Raw {
-    /// Makes standard input raw; nothing to do where it is no terminal.
+    /// Makes standard input raw; returns `None` if it is no terminal.
     ///
-    /// Line feeds are still expanded on output, so that our own lines among the guest's begin at
-    /// the left.
+    /// Line feeds are still expanded on output, so that hvprobe's own lines between the guest's begin at the
+    /// left.
     pub(crate) fn enter() -> io::Result<Option<Self>> {
         let input = io::stdin();
         if !input.is_terminal() {
@@ -41,10 +41,10 @@ impl Drop for Raw {
     }
 }
 
-/// Gives the terminal its settings back, if it is raw.
+/// Restores the settings of the terminal if it is raw.
 pub(crate) fn restore() {
     if let Some(before) = saved().take() {
-        // Nothing can be done about a terminal that is gone.
+        // A terminal that is gone cannot be restored.
         let _gone = tcsetattr(io::stdin(), OptionalActions::Now, &before);
     }
 }

@@ -1,4 +1,4 @@
-//! `hvprobe trace`: hits of a server's machine as they come.
+//! `hvprobe trace`: prints hits on a server's machine as they happen.
 
 use std::process::ExitCode;
 
@@ -35,7 +35,7 @@ pub(crate) async fn trace(mut args: Trace) -> anyhow::Result<ExitCode> {
     } else {
         Format::Text
     };
-    // Opening a pipe waits for its reader, which Ctrl-C still ends.
+    // Opening a named pipe waits for its reader; Ctrl-C still has its default effect here and ends that wait.
     let printer = Printer::new(format, args.hits, &args.output)?;
     let mut interrupt = Interrupt::install()?;
     let (mut client, machine) = Client::on_machine(&args.on).await?;
@@ -55,15 +55,15 @@ pub(crate) async fn trace(mut args: Trace) -> anyhow::Result<ExitCode> {
     Planted::during(planted, traced).await
 }
 
-/// What the command has planted.
+/// Probes that the command has planted.
 #[derive(Debug)]
 struct Own {
     ids: Vec<u32>,
-    /// What is counted of them.
+    /// Histograms from files of definitions.
     in_files: Vec<FileHistogram>,
 }
 
-/// Traces the probes that `args` names, and `own`, which it planted.
+/// Traces the probes that `args` names, and the planted probes `own`.
 async fn trace_probes(
     args: Trace,
     mut client: Client,
@@ -115,7 +115,7 @@ async fn trace_probes(
     tell_awaited(&probes, is_up);
     tokio::select! {
         () = printer.prepare(&mut client, machine, &probes) => {}
-        // Which is looked at once more, below.
+        // Checked again in the loop below.
         () = interrupt.asked() => {}
     }
 
@@ -138,7 +138,7 @@ async fn trace_probes(
         }
     };
 
-    // What is left of the machine, if the server is still there.
+    // The machine may be gone, or the server.
     plant::turn_off(&mut client, machine, own.ids).await;
     histogram::print(&mut histograms, &mut client).await?;
     let mut probes = client.list_probes(machine).await.unwrap_or_default();
@@ -147,13 +147,13 @@ async fn trace_probes(
     Ok(status)
 }
 
-/// Carries out `script` until the machine ends, or the script does.
+/// Runs `script` until the machine or the script ends.
 async fn run_script(args: Trace, script: Script) -> anyhow::Result<ExitCode> {
     let (to_plant, theirs) = args.plant.read_script(&script)?;
     let mut interrupt = Interrupt::install()?;
     let (mut client, machine) = Client::on_machine(&args.on).await?;
     theirs.give(&mut client, &machine).await?;
-    // A script may do without any.
+    // A script may have no probes.
     let planted = match script.program.probes.is_empty() {
         true => None,
         false => {
@@ -166,7 +166,7 @@ async fn run_script(args: Trace, script: Script) -> anyhow::Result<ExitCode> {
     Planted::during(planted, followed).await
 }
 
-/// Carries out `script`, whose probes are `ids`.
+/// Runs `script`, whose probes are `ids`.
 async fn follow_script(
     mut client: Client,
     machine: &str,
@@ -208,7 +208,7 @@ async fn follow_script(
                     break ended(machine, Some(ending));
                 }
             }
-            // With events, they say how.
+            // With events, the stream of events reports the ending.
             answer = &mut end, if stream.is_none() => {
                 break ended(machine, answer.map_err(Refused::from)?.into_inner().ending);
             }
@@ -219,7 +219,7 @@ async fn follow_script(
     Ok(status)
 }
 
-/// Tells what some of `probes` wait for, if any does.
+/// Reports the conditions that some of `probes` wait for.
 fn tell_awaited(probes: &[Probe], is_up: bool) {
     for line in waiting::lines(probes, is_up) {
         output::tell(format_args!("{line}"));
@@ -251,14 +251,14 @@ async fn count(
     Ok(status)
 }
 
-/// Tells how `machine` has ended; what that is for the command.
+/// Reports how `machine` ended; returns the exit status of the command.
 fn ended(machine: &str, ending: Option<Ending>) -> ExitCode {
     let how = table::ending_text(&ending.unwrap_or_default());
     output::tell(format_args!("{machine} ended: {how}"));
     DONE
 }
 
-/// Prints what a trace amounted to.
+/// Prints the summary of a trace.
 pub(crate) fn close(printer: &mut Printer, probes: &[Probe]) -> anyhow::Result<()> {
     let rows = printer.tally.rows(probes);
     if printer.format == Format::Json {

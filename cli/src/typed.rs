@@ -1,10 +1,10 @@
-//! What was typed with an option, read, or pointed at.
+//! Parsing of options' values, with errors that point at the mistake.
 
 use hvprobe_spec::ParseError;
 
 use crate::failure::WrongUsage;
 
-/// What each of `texts` says, if there is nothing wrong with one of them.
+/// Parses each of `texts`; the first mistake is an error.
 pub(crate) fn all<T>(
     option: &str,
     texts: &[String],
@@ -14,7 +14,7 @@ pub(crate) fn all<T>(
     texts.iter().map(read).collect()
 }
 
-/// What `text` says, if it was given and there is nothing wrong with it.
+/// Parses `text`, if it was given.
 pub(crate) fn one<T>(
     option: &str,
     text: Option<&str>,
@@ -24,12 +24,12 @@ pub(crate) fn one<T>(
     text.map(read).transpose()
 }
 
-/// What is wrong with `text`, given with `option`.
+/// Returns the error for `text`, the value of `option`.
 pub(crate) fn bad_option(option: &str, text: &str, error: &ParseError) -> WrongUsage {
     bad(&format!("--{option}"), text, error)
 }
 
-/// What is wrong with `text`, which is a `what`.
+/// Returns the error for `text`, which is a `what`.
 pub(crate) fn bad(what: &str, text: &str, error: &ParseError) -> WrongUsage {
     if text.trim().is_empty() {
         return WrongUsage(format!("bad {what}: {error}"));

@@ -1,4 +1,4 @@
-//! `hvprobe types`: types and functions of a guest's kernel.
+//! `hvprobe types`: describes types and functions of a guest's kernel.
 
 use std::process::ExitCode;
 
@@ -11,7 +11,7 @@ use crate::client::Client;
 use crate::failure::{DONE, Refused};
 use crate::output;
 
-/// Names that are asked for at once.
+/// Maximum number of names in one request.
 const AT_ONCE: usize = 16;
 
 pub(crate) async fn types(args: Types) -> anyhow::Result<ExitCode> {
@@ -29,7 +29,8 @@ pub(crate) async fn types(args: Types) -> anyhow::Result<ExitCode> {
     Ok(DONE)
 }
 
-/// The declaration, and behind it what C does not say: a type's size, or where arguments are.
+/// Returns the declaration, followed by facts that C does not express: the size of a type, or the places of
+/// arguments.
 fn shown(described: &TypeDescription) -> String {
     let declaration: Vec<_> = described
         .declaration
@@ -46,7 +47,7 @@ fn shown(described: &TypeDescription) -> String {
     text
 }
 
-/// Where a parameter is at the entry, as a capture names it.
+/// Returns the place of a parameter at the entry, in the syntax of captures.
 fn place(parameter: &Parameter) -> String {
     if let Some(word) = parameter.stack {
         return format!("$stack{word}");

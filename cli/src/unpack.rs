@@ -1,4 +1,4 @@
-//! `hvprobe unpack`: the ELF kernel inside a `bzImage`.
+//! `hvprobe unpack`: writes the ELF kernel of a `bzImage` into a file.
 
 use std::process::ExitCode;
 

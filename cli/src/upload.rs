@@ -1,4 +1,4 @@
-//! Files that go to a server, which may be on another machine.
+//! Upload of files to a server, which may be on another machine.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -13,11 +13,11 @@ use tokio_stream::wrappers::ReceiverStream;
 use crate::client::Client;
 use crate::failure::Refused;
 
-/// Bytes that are sent at a time, and how many times so many are read ahead.
+/// Number of bytes in a message, and number of messages that are read ahead.
 const PART: u64 = 1 << 20;
 const AHEAD: usize = 4;
 
-/// Hands the debug information in `file` to the server, for `machine`.
+/// Uploads the debug information in `file` to the server, for `machine`.
 pub(crate) async fn debug_info(
     client: &mut Client,
     machine: &str,
@@ -33,13 +33,13 @@ pub(crate) async fn debug_info(
     let reading = tokio::task::spawn_blocking(move || send(from, first, &to));
     let uploaded = client.sources.upload_debug_info(ReceiverStream::new(parts));
     let uploaded = uploaded.await;
-    // A file that cannot be read to its end is why the server cannot use it.
+    // If reading fails, that is also why the server fails, so it is reported first.
     reading.await?.with_context(unreadable)?;
     uploaded.map_err(Refused::from)?;
     Ok(())
 }
 
-/// Sends what `from` has, from the `first` part on, until nobody takes it.
+/// Sends the contents of `from`, beginning with `first`, until the receiver is gone.
 fn send(
     mut from: File,
     first: UploadDebugInfoRequest,

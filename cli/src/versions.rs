@@ -1,5 +1,5 @@
-//! Calls that the server does not know, because it is of another version than this program: says which
-//! of the two is older.
+//! Errors for calls that the server does not know, because its version differs from this program's: they say
+//! which of the two is older.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -16,14 +16,14 @@ use tonic::transport::{Channel, Error};
 use tonic::{Code, Status};
 use tower::Service;
 
-/// The version of this program.
+/// Version of this program.
 const OURS: &str = env!("CARGO_PKG_VERSION");
-/// How long the server may take to tell its own: it looks at its host first.
+/// Timeout of the server's answer with its version. The server examines its host first.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The call that tells it.
+/// Call that returns the server's version.
 const REPORT: &str = "/hvprobe.v1.Host/Report";
 
-/// A channel that says more of calls that the server does not know.
+/// Channel that explains the failure of calls that the server does not know.
 #[derive(Clone, Debug)]
 pub(crate) struct Explained(pub(crate) Channel);
 
@@ -48,7 +48,7 @@ impl Service<Request<Body>> for Explained {
             if is_unknown && path != REPORT {
                 let theirs = version(channel, shown).await;
                 let status = Status::unimplemented(explain(&path, theirs.as_deref()));
-                // A text that cannot be a header is left out.
+                // Text that is no valid header value is left out.
                 let _ = status.add_header(response.headers_mut());
             }
             Ok(response)
@@ -56,7 +56,7 @@ impl Service<Request<Body>> for Explained {
     }
 }
 
-/// The version of the server, if it tells it.
+/// Returns the version of the server, if it answers.
 async fn version(channel: Channel, shown: Option<HeaderValue>) -> Option<String> {
     let mut request = tonic::Request::new(ReportRequest {});
     if let Some(shown) = shown {
@@ -66,12 +66,12 @@ async fn version(channel: Channel, shown: Option<HeaderValue>) -> Option<String>
     let mut host = HostClient::new(channel);
     let answer = tokio::time::timeout(PATIENCE, host.report(request)).await;
     let version = answer.ok()?.ok()?.into_inner().version;
-    // It is printed, whoever has sent it.
+    // The text is foreign and is printed, so shorten it and remove control characters.
     let version: String = version.chars().take(40).collect();
     (!version.is_empty()).then(|| crate::output::harmless(version.as_bytes()))
 }
 
-/// What to tell of a call that a server of version `theirs` does not know.
+/// Returns the message about a call that a server of version `theirs` does not know.
 fn explain(path: &str, theirs: Option<&str>) -> String {
     let call = path
         .rsplit_once("hvprobe.v1.")
@@ -96,7 +96,7 @@ fn explain(path: &str, theirs: Option<&str>) -> String {
     }
 }
 
-/// What versions are compared by.
+/// Returns the numbers by which versions are compared.
 fn numbers(version: &str) -> Option<Vec<u64>> {
     let numbers = version.split(['-', '+']).next().unwrap_or(version);
     numbers

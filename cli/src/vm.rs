@@ -1,4 +1,4 @@
-//! `hvprobe vm`: machines of a server.
+//! `hvprobe vm`: manages machines of a server.
 
 use std::process::ExitCode;
 
@@ -164,7 +164,7 @@ async fn find(on: &NamedMachine) -> anyhow::Result<(Client, String)> {
     Ok((client, machine))
 }
 
-/// Says what has become of `machine`.
+/// Reports the state of `machine`.
 fn told(machine: &Machine) -> anyhow::Result<ExitCode> {
     let state = table::machine_state(machine.state());
     match &machine.ending {

@@ -1,4 +1,4 @@
-//! `hvprobe vm list --watch`: machines as they come, change and go.
+//! `hvprobe vm list --watch`: prints machines as they appear, change and disappear.
 
 use std::collections::HashMap;
 use std::process::ExitCode;
@@ -11,7 +11,7 @@ use crate::failure::{DONE, INTERRUPTED, Refused};
 use crate::output::{self, json, table};
 use crate::signals::Interrupt;
 
-/// Prints until the server ends or the user does.
+/// Prints changes until the server or the user ends the command.
 pub(crate) async fn watch(
     mut client: Client,
     labels: HashMap<String, String>,
@@ -37,7 +37,7 @@ pub(crate) async fn watch(
             Some(What::Machine(machine)) => output::print(&table::machine(&machine))?,
             Some(What::Gone(gone)) if json => json::print(&json::MachineGone::from(&gone))?,
             Some(What::Gone(gone)) => output::print(&table::gone(&gone))?,
-            // Of what a later server tells, too, there is nothing to show.
+            // Messages of newer servers that this client does not know are ignored, too.
             Some(What::AllTold(_)) | None => {}
         }
     }

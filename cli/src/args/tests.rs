@@ -36,7 +36,7 @@ fn documented_commands_can_be_typed() {
             match Cli::try_parse_from(&shown.words) {
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::DisplayHelp => {}
-                // A sentence may leave words out, and have others for them.
+                // Inline commands in a sentence may be incomplete, or contain placeholders.
                 Err(error)
                     if !shown.example
                         && matches!(
@@ -53,7 +53,7 @@ fn documented_commands_can_be_typed() {
     assert!(examples > 10, "only {examples} examples");
 }
 
-/// The long options of a command and all below it.
+/// Returns the long options of a command and all its subcommands.
 fn longs(command: &clap::Command) -> Vec<String> {
     let own = command.get_arguments().filter_map(|it| it.get_long());
     let own = own.map(str::to_owned);

@@ -1,19 +1,19 @@
-//! The only program of the guest that is booted for a report: it makes batches of [`CALLS`] calls of
-//! getpgid and tells what each took.
+//! The only program of the guest that is booted for a report. It runs batches of [`CALLS`] calls of getpgid and
+//! prints the duration of each batch.
 //!
-//! It has nothing but a kernel around it, so it is a static executable without any library, made here,
-//! in an archive (newc cpio) of its own. It prints `=NANOSECONDS` and a line feed for each batch, the
-//! first as soon as it runs, and makes another for each line that it reads.
+//! The guest has no libraries, so the program is a static executable, generated here and packed into an archive
+//! (newc cpio) of its own. It prints `=NANOSECONDS` and a line feed for each batch. The first batch runs at
+//! once, and another one for each line that the program reads.
 
 use std::arch::global_asm;
 use std::io::{self, Write as _};
 
 use cpio::newc::{Builder, ModeFileType, trailer};
 
-/// Calls in a batch.
+/// Number of calls in a batch.
 pub(super) const CALLS: u32 = 2000;
 
-/// Where the program is loaded. The kernel maps whole pages, so that the file begins there.
+/// Load address of the program. The kernel maps whole pages, so the file begins at this address.
 const BASE: u64 = 0x40_0000;
 const HEADERS: u16 = EHDR + PHDR;
 const EHDR: u16 = 64;
@@ -43,13 +43,13 @@ global_asm!(
     "mov edi, 1",
     "lea rsi, [rsp + 16]",
     "syscall",
-    // Seconds and nanoseconds between the two.
+    // rax = difference of the two times in nanoseconds.
     "mov rax, [rsp + 16]",
     "sub rax, [rsp]",
     "imul rax, rax, 1000000000",
     "add rax, [rsp + 24]",
     "sub rax, [rsp + 8]",
-    // Its digits from the last to the first, before a line feed and behind `=`.
+    // Digits of rax from the last to the first, between `=` and a line feed.
     "lea rsi, [rsp + 64]",
     "mov byte ptr [rsi], 10",
     "mov ecx, 10",
@@ -77,7 +77,7 @@ global_asm!(
     "syscall",
     "test rax, rax",
     "jg 2b",
-    // exit(0), where there is nothing more to read
+    // exit(0) at the end of the input
     "mov eax, 60",
     "xor edi, edi",
     "syscall",
@@ -96,11 +96,11 @@ unsafe extern "C" {
 fn code() -> &'static [u8] {
     let (begin, end) = (&raw const CODE, &raw const CODE_END);
     let length = end.addr() - begin.addr();
-    // SAFETY: the two symbols are the begin and the end of the same bytes of our own read-only data.
+    // SAFETY: the two symbols are the start and the end of the same block of bytes in our own read-only data.
     unsafe { std::slice::from_raw_parts(begin, length) }
 }
 
-/// The program as an ELF executable of one segment (System V ABI, chapters 4 and 5).
+/// Returns the program as an ELF executable with one segment (System V ABI, chapters 4 and 5).
 fn executable() -> Vec<u8> {
     let code = code();
     let size = u64::from(HEADERS) + code.len() as u64;
@@ -129,13 +129,13 @@ fn executable() -> Vec<u8> {
     file
 }
 
-/// The initial ramdisk.
+/// Returns the initial ramdisk.
 pub(super) fn archive() -> io::Result<Vec<u8>> {
     let folder = Builder::new("dev")
         .mode(0o755)
         .set_mode_file_type(ModeFileType::Directory);
     let archive = folder.write(Vec::new(), 0).finish()?;
-    // The kernel opens it as the standard streams of the first process.
+    // The kernel opens it as standard input, output and error of the first process.
     let console = Builder::new("dev/console")
         .mode(0o600)
         .rdev_major(5)
@@ -152,7 +152,7 @@ pub(super) fn archive() -> io::Result<Vec<u8>> {
     trailer(init.finish()?)
 }
 
-/// How many nanoseconds the batches took whose ends are in what the guest has `printed`.
+/// Returns the durations in nanoseconds of the batches that the output `printed` completely reports.
 pub(super) fn batches(printed: &[u8]) -> Vec<u64> {
     printed
         .split_inclusive(|&byte| byte == b'\n')

@@ -1,4 +1,4 @@
-//! Which kernel a report tries: the newest of this machine's own that can be read.
+//! Choice of the kernel for a report: the newest readable kernel of this machine.
 
 use std::cmp::Ordering;
 use std::fs::{self, File};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 /// Where distributions put their kernels.
 pub(super) const BOOT: &str = "/boot";
 
-/// The newest kernel in `folder`, by the version in its name; or why there is none.
+/// Returns the newest readable kernel in `folder`, by the version in its name, or the reason why there is none.
 pub(super) fn newest(folder: &Path) -> Result<PathBuf, String> {
     let shown = folder.display();
     let entries =
@@ -16,7 +16,7 @@ pub(super) fn newest(folder: &Path) -> Result<PathBuf, String> {
         .filter_map(|entry| {
             let path = entry.ok()?.path();
             let version = path.file_name()?.to_str()?.strip_prefix("vmlinuz-")?;
-            // Fedora's, which has nothing of its own.
+            // Fedora's rescue kernel, a copy of another kernel.
             let rescue = version.contains("rescue");
             (!rescue && path.is_file()).then(|| (version.to_owned(), path.clone()))
         })
@@ -34,13 +34,13 @@ pub(super) fn newest(folder: &Path) -> Result<PathBuf, String> {
     })
 }
 
-/// Versions by their numbers and words from left to right, so that 6.12 comes after 6.1. One that goes
-/// on where another ends comes after it.
+/// Compares versions by their numbers and words from left to right, so that 6.12 is greater than 6.1. A version
+/// is greater than its own prefixes.
 fn compare(one: &str, other: &str) -> Ordering {
     parts(one).cmp(&parts(other))
 }
 
-/// Words come before numbers: `6.1-rc` before `6.1.1`.
+/// Part of a version. Words sort before numbers: `6.1-rc` before `6.1.1`.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Part<'a> {
     Word(&'a str),

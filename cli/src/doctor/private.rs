@@ -1,25 +1,25 @@
-//! What nobody else needs to know is taken out of a report before it is written: the names of the
-//! machine and of its users, network and hardware addresses, addresses of a kernel.
+//! Redaction of a report before it is written: names of the machine and its users, network and hardware
+//! addresses, addresses of a kernel.
 //!
-//! The report is made of what tells none of that. This is for what others say in it: messages of KVM, of
-//! a guest's kernel, names of files.
+//! The report itself contains none of these. The redaction is for foreign text in it: messages of KVM and of a
+//! guest's kernel, names of files.
 
 use std::env;
 use std::fs;
 use std::path::Path;
 
-/// Names that are told to nobody.
+/// Names to redact.
 #[derive(Debug, Default)]
 pub(super) struct Names {
-    /// With what is written in their place.
+    /// Each name with its replacement.
     all: Vec<(String, &'static str)>,
 }
 
-/// Names that many machines and users have.
+/// Names that many machines and users share, which are not redacted.
 const COMMON: [&str; 4] = ["localhost", "(none)", "root", ""];
 
 impl Names {
-    /// Those of this machine and user.
+    /// Returns the names of this machine and its user.
     pub(super) fn of_this_machine() -> Self {
         let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         let variable = |name| env::var(name).unwrap_or_default();
@@ -34,7 +34,7 @@ impl Names {
         Self::new(host.trim(), &users.each_ref().map(String::as_str))
     }
 
-    /// A machine's name, with its domain or without, and those of users.
+    /// Takes a machine's name, with or without its domain, and names of users.
     fn new(host: &str, users: &[&str]) -> Self {
         let short = host.split('.').next().unwrap_or(host);
         let hosts = [host, short].map(|name| (name, "[host]"));
@@ -47,7 +47,7 @@ impl Names {
         Self { all: all.collect() }
     }
 
-    /// `text` without these names, and without addresses.
+    /// Returns `text` without these names and without addresses.
     pub(super) fn without(&self, text: &str) -> String {
         let mut text = text.to_owned();
         for (name, instead) in &self.all {
@@ -57,7 +57,7 @@ impl Names {
     }
 }
 
-/// `text` with `instead` for each `word` that no letter or digit touches.
+/// Returns `text` with each `word` replaced by `instead`, except where a letter or digit touches it.
 fn replace_word(text: &str, word: &str, instead: &str) -> String {
     let mut replaced = String::with_capacity(text.len());
     let mut rest = text;
@@ -78,7 +78,7 @@ fn without_addresses(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(c) = rest.chars().next() {
-        // What an address may consist of, its brackets and lengths of prefixes aside.
+        // Characters of an address; brackets and prefix lengths stay outside.
         let end = rest
             .find(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, ':' | '.' | '-')))
             .unwrap_or(rest.len());
@@ -94,9 +94,9 @@ fn without_addresses(text: &str) -> String {
     out
 }
 
-/// `word`, or what is written in the place of the address that it is or has in it.
+/// Returns `word`, with the address in it, if any, replaced.
 fn address(word: &str) -> String {
-    // A full stop or colon of the sentence.
+    // Punctuation of the sentence.
     let bare = word.trim_matches(['.', ':', '-']);
     let instead = if is_ip(bare) || bare.split('-').any(is_ip) {
         "[address]"
@@ -111,7 +111,7 @@ fn address(word: &str) -> String {
 }
 
 fn is_ip(word: &str) -> bool {
-    // With a port behind it, too.
+    // An IPv4 address may have a port after it.
     let v4 = word.split(':').next().unwrap_or(word);
     v4.parse::<std::net::Ipv4Addr>().is_ok() || word.parse::<std::net::Ipv6Addr>().is_ok()
 }
@@ -122,8 +122,8 @@ fn is_hardware(word: &str) -> bool {
     pairs.len() >= 6 && pairs.iter().all(pair)
 }
 
-/// Whether there are sixteen hexadecimal digits of which the first four say that it is the upper half of
-/// the address space.
+/// Returns whether `word` contains a run of at least sixteen hexadecimal digits with `ffff` in it, as addresses
+/// in the upper half of the address space have.
 fn has_kernel_address(word: &str) -> bool {
     let lower = word.to_ascii_lowercase();
     lower
@@ -200,7 +200,7 @@ mod tests {
         fn nothing_forbidden_is_left_wherever_it_was(before in "[ -~]{0,8}", after in "[ -~]{0,8}") {
             let names = Names::new("tower", &["ann"]);
             for secret in ["0xffff888012345678", "192.168.77.201", "52:54:00:12:34:56", "tower"] {
-                // A letter that touches it makes another word of it.
+                // The spaces matter: a letter that touches a name makes another word of it.
                 let text = format!("{before} {secret} {after}");
                 prop_assert!(!names.without(&text).contains(secret), "{}", text);
             }

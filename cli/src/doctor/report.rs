@@ -1,4 +1,4 @@
-//! A report as one text that can be pasted: Markdown, with tables that read well as they are.
+//! A report as one text for pasting: Markdown, with tables that are readable as plain text.
 
 use std::fmt::Write as _;
 
@@ -8,7 +8,7 @@ use super::private::Names;
 use super::smoke::{Row, Smoke};
 use crate::output::table;
 
-/// The report, with nothing in it that tells this machine from others of its kind.
+/// Returns the report as text, without data that identifies this machine.
 pub(super) fn text(host: &ReportResponse, smoke: &Smoke, names: &Names) -> String {
     let mut out = String::from("# hvprobe doctor\n\n");
     line(&mut out, "hvprobe", &host.version);
@@ -85,7 +85,7 @@ fn push_smoke(out: &mut String, smoke: &Smoke) {
     }
 }
 
-/// What a hit adds to a call.
+/// Returns a table of the cost of a hit for each probe.
 fn costs(rows: &[Row]) -> String {
     let columns = [
         ("PROBE", false),

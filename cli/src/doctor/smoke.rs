@@ -1,8 +1,8 @@
-//! The smoke run: a guest with a kernel of the host's own, probes of each mechanism in it, and what a hit
-//! of each costs.
+//! The smoke run: boots a guest with a kernel of the host, plants probes of each mechanism in it, and measures
+//! the cost of a hit.
 //!
-//! Every probe is on the function that the guest's only program calls, and nobody else: so each has to
-//! have counted the program's calls, and once it is gone the function has to be as it was.
+//! All probes are on a function that only the guest's program calls. So each probe must have counted exactly
+//! the program's calls, and after its removal the function must have its original bytes.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -19,59 +19,59 @@ use crate::failure::Refused;
 use crate::output::harmless;
 use crate::output::table;
 
-/// What the guest's program calls.
+/// Function that the guest's program calls.
 const FUNCTION: &str = "__x64_sys_getpgid";
-/// How much of the function is compared.
+/// Number of the function's bytes that are compared.
 const TEXT: u32 = 64;
-/// How far into the function an instruction for a mechanism is looked for.
+/// Maximum offset in the function at which an instruction for a mechanism is looked for.
 const REACH: u64 = 48;
-/// Batches of which the fastest counts.
+/// Number of batches per measurement; the fastest counts.
 const BATCHES: u32 = 3;
 const MEMORY: u64 = 512 << 20;
-/// Far more than a boot takes, in an emulated machine, too.
+/// Timeout of a boot, generous even for an emulated machine.
 const BOOT: Duration = Duration::from_secs(300);
-/// The same of a batch.
+/// Timeout of a batch, equally generous.
 const BATCH: Duration = Duration::from_secs(120);
-/// How many of the console's last lines are told of a guest that failed.
+/// Number of the console's last lines that are reported for a guest that failed.
 const LINES: usize = 6;
 
-/// What became of the run.
+/// Outcome of the run.
 #[derive(Debug)]
 pub(super) enum Smoke {
-    /// It was not tried.
+    /// There was no run, for this reason.
     NotTried(String),
-    /// It was, with this kernel, and went so far.
+    /// The run with this kernel.
     Tried {
         kernel: String,
-        /// From the request to the first process.
+        /// Time from the request to the first process.
         up: Option<Duration>,
-        /// What a call takes without a probe, in nanoseconds.
+        /// Duration of a call without a probe, in nanoseconds.
         call_ns: Option<f64>,
         rows: Vec<Row>,
-        /// Why it went no further, and what the guest had printed last.
+        /// Reason why the run ended early, with the last lines of the guest.
         failure: Option<(String, Vec<String>)>,
     },
 }
 
-/// A probe that was tried.
+/// Result of one probe.
 #[derive(Debug)]
 pub(super) struct Row {
     pub(super) what: &'static str,
-    /// Where; empty where there was no place for it.
+    /// Probepoint; empty if no place accepted the probe.
     pub(super) place: String,
     pub(super) outcome: Result<Cost, String>,
 }
 
-/// What a hit adds to a call.
+/// Cost that a hit adds to a call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Cost {
     pub(super) hits: u64,
     pub(super) ns: f64,
-    /// Returns of `KVM_RUN`.
+    /// Returns of `KVM_RUN` per hit.
     pub(super) exits: f64,
 }
 
-/// What is tried, cheapest first.
+/// Probes to try, the cheapest first.
 const WAYS: [(&str, char, Mechanism); 6] = [
     ("kprobe, optimized", 'p', Mechanism::Optimized),
     ("kprobe, emulated", 'p', Mechanism::Emulated),
@@ -81,7 +81,7 @@ const WAYS: [(&str, char, Mechanism); 6] = [
     ("return probe, exit at the entry", 'r', Mechanism::Emulated),
 ];
 
-/// Boots `kernel` and tries everything in it.
+/// Boots `kernel` and tries all probes in it.
 pub(super) async fn run(client: &mut Client, kernel: &Path) -> Smoke {
     let mut tried = Tried {
         up: None,
@@ -102,7 +102,7 @@ pub(super) async fn run(client: &mut Client, kernel: &Path) -> Smoke {
     }
 }
 
-/// The end of what the guest printed, its command line left out.
+/// Returns the last lines of the guest's output, without its command line.
 fn last_lines(printed: &[u8]) -> Vec<String> {
     let lines: Vec<String> = printed
         .split(|&byte| byte == b'\n')
@@ -133,7 +133,7 @@ impl Tried {
     }
 
     async fn try_all(&mut self, guest: &mut Guest<'_>, since: Instant) -> anyhow::Result<()> {
-        // The program makes its first batch without being asked.
+        // The program runs its first batch without a request.
         guest.read_batch(1, BOOT).await?;
         self.up = Some(since.elapsed());
         let plain = guest.measure().await?;
@@ -158,16 +158,16 @@ impl Tried {
     }
 }
 
-/// What some batches took.
+/// Measurement of several batches.
 #[derive(Clone, Copy, Debug)]
 struct Measured {
-    /// The fastest.
+    /// Nanoseconds of the fastest batch.
     ns: f64,
-    /// `KVM_RUN`s in all of them.
+    /// Number of `KVM_RUN` calls in all batches.
     runs: u64,
 }
 
-/// The guest that runs the program.
+/// The guest with the program.
 struct Guest<'a> {
     client: Client,
     machine: String,
@@ -181,7 +181,7 @@ impl<'a> Guest<'a> {
         kernel: &Path,
         printed: &'a mut Vec<u8>,
     ) -> anyhow::Result<Self> {
-        // Gone when the guest has been started, which has read it.
+        // Deleted on return; the guest has read it when it has started.
         let initrd = tempfile::NamedTempFile::new()?;
         std::fs::write(initrd.path(), init::archive()?)?;
         let request = BootRequest {
@@ -200,7 +200,7 @@ impl<'a> Guest<'a> {
         })
     }
 
-    /// Waits for the end of the batch with this number, counted from 1; returns what it took.
+    /// Waits for the end of batch `number`, counted from 1, and returns its duration in nanoseconds.
     async fn read_batch(&mut self, number: usize, limit: Duration) -> anyhow::Result<u64> {
         let wait = async {
             loop {
@@ -228,7 +228,7 @@ impl<'a> Guest<'a> {
             .map_or_else(|| "nobody knows how".to_owned(), table::ending_text))
     }
 
-    /// Asks for [`BATCHES`] batches, one after another.
+    /// Requests [`BATCHES`] batches, one after another.
     async fn measure(&mut self) -> anyhow::Result<Measured> {
         let before = self.runs().await?;
         let mut fastest = u64::MAX;
@@ -238,7 +238,7 @@ impl<'a> Guest<'a> {
                 machine: self.machine.clone(),
                 data: b"\n".to_vec(),
             };
-            // There is always room for one.
+            // The serial port always has room for one byte.
             let answer = self.client.machines.console_write(request).await;
             answer.map_err(Refused::from)?;
             fastest = fastest.min(self.read_batch(number, BATCH).await?);
@@ -249,7 +249,7 @@ impl<'a> Guest<'a> {
         })
     }
 
-    /// How often `KVM_RUN` was called, which is counted at a pause.
+    /// Returns the number of `KVM_RUN` calls, which a pause reports.
     async fn runs(&mut self) -> anyhow::Result<u64> {
         let request = PauseRequest {
             machine: self.machine.clone(),
@@ -263,7 +263,7 @@ impl<'a> Guest<'a> {
         Ok(runs)
     }
 
-    /// Where `function` is, and its first bytes.
+    /// Returns the address of `function` and its first bytes.
     async fn text_of(&mut self, function: &str) -> anyhow::Result<(u64, Vec<u8>)> {
         let spec = ProbeSpec {
             definition: format!("p {function}"),
@@ -288,7 +288,7 @@ impl<'a> Guest<'a> {
         Ok(answer.map_err(Refused::from)?.into_inner().data)
     }
 
-    /// Registers a probe; tells why not otherwise.
+    /// Registers a probe; on failure returns the reason.
     async fn register(&mut self, spec: ProbeSpec) -> Result<Probe, String> {
         let request = RegisterRequest {
             machine: self.machine.clone(),
@@ -318,8 +318,8 @@ impl<'a> Guest<'a> {
         Ok(())
     }
 
-    /// Measures a probe of this kind and mechanism at the first place that takes it, beside calls that
-    /// are not probed. Tells the place.
+    /// Measures a probe of this kind and mechanism at the first place that accepts it, against calls without a
+    /// probe. Also returns the place.
     async fn try_one(
         &mut self,
         kind: char,
@@ -356,7 +356,7 @@ impl<'a> Guest<'a> {
         Ok((String::new(), Err(first_reason.unwrap_or_default())))
     }
 
-    /// Measures the probe `id` and takes it out.
+    /// Measures the probe `id` and unregisters it.
     async fn measure_probe(
         &mut self,
         id: u32,
@@ -391,7 +391,7 @@ impl<'a> Guest<'a> {
     }
 }
 
-/// Counts and times here are far below where this loses anything.
+/// The counts and times here are far below the limit of exact conversion.
 #[expect(clippy::cast_precision_loss, reason = "see above")]
 fn as_f64(number: u64) -> f64 {
     number as f64

@@ -1,6 +1,6 @@
-//! The values that hits and returns of a probe have: which there are, and where in an event.
+//! Values of the hits and returns of a probe, and their sources in an event.
 //!
-//! Invariant: nothing of what a server or a guest calls its values can steer a terminal.
+//! Invariant: no name from a server or a guest contains control characters for a terminal.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::captured::{Captures, Data, Item};
 use super::values::{self, Value};
 use super::{harmless, registers};
 
-/// The values of a probe's hits. Copies share what they say.
+/// Description of the values of a probe's hits. Clones share it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Arguments(Arc<Schema>);
 
@@ -18,16 +18,16 @@ pub(crate) struct Arguments(Arc<Schema>);
 struct Schema {
     arguments: Vec<v1::Argument>,
     call: bool,
-    /// Whether some are addresses that may have names.
+    /// Whether some values are addresses that may have names.
     has_symbols: bool,
 }
 
-/// What a hit says by its values.
+/// Values of one hit.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Told<'a> {
     /// Values with their names.
     Values(Vec<(&'a str, Value<'a>)>),
-    /// All arguments of a function, and at its return what it returns, if that is anything.
+    /// All arguments of a function, and at its return the result, if the function has one.
     Call {
         /// The arguments.
         arguments: Vec<(&'a str, Value<'a>)>,
@@ -37,7 +37,7 @@ pub(crate) enum Told<'a> {
 }
 
 impl Arguments {
-    /// Those of `probe`.
+    /// Returns the description for `probe`.
     pub(crate) fn of(probe: &v1::Probe) -> Self {
         let mut arguments = probe.arguments.clone();
         for argument in &mut arguments {
@@ -55,7 +55,7 @@ impl Arguments {
         }))
     }
 
-    /// Calls `visit` with all addresses in `event`, which is of this probe, that may have names.
+    /// Calls `visit` with each address in `event`, an event of this probe, that may have a name.
     pub(crate) fn symbols(
         &self,
         event: &v1::Event,
@@ -71,8 +71,8 @@ impl Arguments {
         }
     }
 
-    /// What `event`, which is of this probe and captured `items`, says by its values; `None` if it has
-    /// none, as events other than hits and returns.
+    /// Returns the values of `event`, an event of this probe with the captured `items`. Returns `None` if there
+    /// are none, as in events other than hits and returns.
     pub(crate) fn told<'a>(&'a self, event: &v1::Event, items: &[Item<'_>]) -> Option<Told<'a>> {
         let Schema {
             arguments, call, ..
@@ -92,7 +92,7 @@ impl Arguments {
         let returns = event.kind() == EventKind::Return;
         let is_result = |last: &v1::Argument| match &last.source {
             Some(argument::Source::Field(field)) => *field == i32::from(EventField::Retval),
-            // What is larger than one register; the arguments are those of the entry.
+            // The result is larger than one register. The arguments are those of the entry.
             Some(argument::Source::Registers(registers)) => returns && !registers.entry,
             _ => false,
         };
@@ -106,7 +106,7 @@ impl Arguments {
 }
 
 impl<'a> Told<'a> {
-    /// All the values with their names.
+    /// Returns all values with their names.
     pub(crate) fn values(self) -> Vec<(&'a str, Value<'a>)> {
         match self {
             Self::Values(values) => values,
@@ -141,7 +141,7 @@ fn make_type_harmless(ty: &mut v1::Type) {
     }
 }
 
-/// Whether there are addresses that may have names in a value of type `ty`.
+/// Returns whether a value of type `ty` contains addresses that may have names.
 fn has_symbols(ty: &v1::Type) -> bool {
     let mut members = ty.members.iter().filter_map(|each| each.r#type.as_ref());
     ty.kind() == TypeKind::Symbol
@@ -149,7 +149,7 @@ fn has_symbols(ty: &v1::Type) -> bool {
         || members.any(has_symbols)
 }
 
-/// What `argument` is at `event`.
+/// Returns the value of `argument` at `event`.
 fn value<'a>(argument: &'a v1::Argument, event: &v1::Event, items: &[Item<'_>]) -> Value<'a> {
     let (Some(ty), Some(source)) = (&argument.r#type, &argument.source) else {
         return Value::Unknown;
@@ -186,10 +186,10 @@ fn value<'a>(argument: &'a v1::Argument, event: &v1::Event, items: &[Item<'_>]) 
     }
 }
 
-/// The most registers that a value is in.
+/// Maximum number of registers of a value.
 const REGISTERS: usize = 2;
 
-/// A field that every event has.
+/// Returns the value of a field that every event has.
 fn field_value<'a>(field: i32, event: &v1::Event, read: impl Fn(&[u8]) -> Value<'a>) -> Value<'a> {
     let number = match EventField::try_from(field) {
         Ok(EventField::Comm) => {

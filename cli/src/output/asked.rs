@@ -1,4 +1,4 @@
-//! What probes were asked to do, as the options that ask for it.
+//! Actions and budgets of probes, written as the options that request them.
 
 use hvprobe_proto::v1;
 use hvprobe_server::wire;
@@ -6,10 +6,10 @@ use hvprobe_spec::language::text;
 
 use super::valued;
 
-/// What a newer server says and we do not know.
+/// Text for a value from a newer server that this client does not know.
 const UNKNOWN: &str = "?";
 
-/// What happens at a hit of `probe`, apart from what its arguments take.
+/// Returns the actions at a hit of `probe`, without the captures for its arguments.
 pub(crate) fn of(probe: &v1::Probe) -> Vec<String> {
     let Some(mut asked) = probe.actions.clone() else {
         return Vec::new();
@@ -25,7 +25,7 @@ pub(crate) fn of(probe: &v1::Probe) -> Vec<String> {
     actions(Some(&asked))
 }
 
-/// What happens at a hit: `capture=+16(%di):32`, `post`.
+/// Returns the actions at a hit: `capture=+16(%di):32`, `post`.
 pub(crate) fn actions(asked: Option<&v1::Actions>) -> Vec<String> {
     let Some(asked) = asked else {
         return Vec::new();
@@ -37,7 +37,7 @@ pub(crate) fn actions(asked: Option<&v1::Actions>) -> Vec<String> {
     )
 }
 
-/// What hits may take: `max-rate=100/s`, `throttle=sample`.
+/// Returns the budget of hits: `max-rate=100/s`, `throttle=sample`.
 pub(crate) fn budget(asked: Option<&v1::Budget>) -> Vec<String> {
     let Some(asked) = asked else {
         return Vec::new();
@@ -46,7 +46,7 @@ pub(crate) fn budget(asked: Option<&v1::Budget>) -> Vec<String> {
     read.map_or_else(|_| vec![UNKNOWN.to_owned()], |budget| text::budget(&budget))
 }
 
-/// What an item reads: `+16(%di)`, `$stack3`.
+/// Returns the source of an item: `+16(%di)`, `$stack3`.
 pub(crate) fn item_name(asked: &v1::Item) -> String {
     let read = wire::actions::item(asked.clone());
     read.map_or_else(|_| UNKNOWN.to_owned(), |item| text::item_name(&item))

@@ -1,7 +1,7 @@
 //! Histograms as bars.
 //!
-//! Entries that differ in their last key only stand together, in the order of that key where it is a range;
-//! the longest bar of a group is that of its most hits.
+//! Entries that differ only in their last key form a group, sorted by that key if it is a range. The entry with
+//! the most hits has the longest bar of its group.
 
 use std::fmt::Write as _;
 
@@ -14,17 +14,17 @@ use super::harmless;
 use super::histogram_key::shown;
 use super::names::Names;
 
-/// The length of the longest bar.
+/// Length of the longest bar.
 const LONGEST: u8 = 52;
 
-/// The bar of so many hits, where the longest is that of `most`, with the room for that.
+/// Returns the bar for `hits`, padded to the length of the bar for `most` hits.
 pub(super) fn bar(hits: u64, most: u64) -> String {
     let length = u128::from(hits) * u128::from(LONGEST) / u128::from(most);
     let bar = "@".repeat(usize::try_from(length).unwrap_or(0));
     format!("|{bar:<longest$}|", longest = LONGEST.into())
 }
 
-/// `entries` with their bars.
+/// Returns `entries` with their bars.
 pub(super) fn text(schema: &HistogramSchema, entries: &[HistogramEntry], names: &Names) -> String {
     let Some((last, first)) = schema.keys.split_last() else {
         return String::new();
@@ -35,7 +35,7 @@ pub(super) fn text(schema: &HistogramSchema, entries: &[HistogramEntry], names: 
             writeln!(text, "{heading}").expect("writing to a string cannot fail");
         }
         if is_range(last) {
-            // Those below 0 have a number of their own, which is the greatest.
+            // The class of negative numbers has the greatest number, and comes first.
             let place = |number: u64| match last.form() {
                 HistogramForm::Bits => number.wrapping_add(1),
                 _ => number,
@@ -58,7 +58,7 @@ pub(super) fn text(schema: &HistogramSchema, entries: &[HistogramEntry], names: 
     text
 }
 
-/// The entries that agree in the keys `first`, with these, in the order of the first of each.
+/// Groups the entries by the keys `first`, in the order of each group's first entry.
 fn groups<'e>(
     first: &[HistogramKey],
     entries: &'e [HistogramEntry],
@@ -95,7 +95,7 @@ fn number(value: &HistogramKeyValue) -> Option<u64> {
     }
 }
 
-/// The last key of an entry: a range by its first and last number.
+/// Returns the label of an entry's last key: a range as its first and last number.
 fn label(
     key: &HistogramKey,
     value: &HistogramKeyValue,

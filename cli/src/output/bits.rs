@@ -1,12 +1,12 @@
-//! Numbers that are some of the bits of bytes.
+//! Numbers that consist of some bits of a byte string.
 //!
-//! Invariant: what lies beyond the bytes is nothing, whatever was asked for.
+//! Invariant: bits beyond the bytes are never read, whatever the offset and width.
 
-/// The most bits of a number.
+/// Maximum number of bits of a number.
 const WIDEST: u32 = 128;
 
-/// The number in so many bits of `bytes`, which are little-endian, from the bit `offset` on; `None` if
-/// they are not all there.
+/// Returns the number in `width` bits of `bytes`, little-endian, from bit `offset` on; `None` if some of these
+/// bits are missing.
 pub(crate) fn unsigned(bytes: &[u8], offset: u32, width: u32) -> Option<u128> {
     if width == 0 || width > WIDEST {
         return None;
@@ -16,7 +16,7 @@ pub(crate) fn unsigned(bytes: &[u8], offset: u32, width: u32) -> Option<u128> {
     let bytes = bytes.get(first..)?;
     let wanted = usize::try_from((shift + width).div_ceil(8)).ok()?;
     let bytes = bytes.get(..wanted)?;
-    // The last of up to 17 bytes has the bits that the shift makes room for.
+    // Up to 17 bytes are read: the last one fills the bits that the shift frees.
     let number = bytes.iter().enumerate().fold(0_u128, |number, (at, byte)| {
         let byte = u128::from(*byte);
         match u32::try_from(at * 8) {
@@ -27,7 +27,7 @@ pub(crate) fn unsigned(bytes: &[u8], offset: u32, width: u32) -> Option<u128> {
     Some(number & (u128::MAX >> (WIDEST - width)))
 }
 
-/// The number that the lowest `width` bits of `number` are in two's complement.
+/// Returns the lowest `width` bits of `number` as a two's complement number.
 pub(crate) fn signed(number: u128, width: u32) -> i128 {
     let above = WIDEST.saturating_sub(width.clamp(1, WIDEST));
     (number << above).cast_signed() >> above

@@ -1,4 +1,4 @@
-//! What events captured, told apart item by item.
+//! Captured data of events, split into items.
 
 use std::sync::Arc;
 
@@ -8,77 +8,77 @@ use hvprobe_spec::TextHeader;
 use super::stack_trace::StackTrace;
 use super::{asked, valued};
 
-/// Bytes of a word of the stack.
+/// Size in bytes of a stack word.
 const WORD: usize = 8;
 
-/// What a probe captures. Copies share it.
+/// Captured items of a probe. Clones share the list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Captures(Arc<[Capture]>);
 
-/// Something that is read at a hit.
+/// Item that is read at a hit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Capture {
     length: Length,
     what: String,
-    /// Whether it is one of the values of a hit.
+    /// Whether the item is one of the values of a hit.
     is_argument: bool,
 }
 
-/// How many bytes of an event an item has.
+/// Length of an item in the captured bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Length {
-    /// So many.
+    /// Fixed number of bytes.
     Bytes(usize),
-    /// As many as its header says.
+    /// Length in the header of the text.
     Text,
-    /// Likewise.
+    /// Length in the header of the stack.
     StackTrace,
-    /// A newer server knows.
+    /// The item is of a kind that only a newer server knows.
     Unknown,
 }
 
-/// What an event captured.
+/// Captured data of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Captured<'a> {
-    /// In the order of the probe's items. Nothing is captured with some kinds of events.
+    /// Items in the order of the probe's. Some kinds of events capture nothing.
     pub(crate) items: Vec<Item<'a>>,
-    /// What belongs to no item, because nothing is known of the probe.
+    /// Bytes without an item, because the probe is unknown.
     rest: &'a [u8],
 }
 
-/// Something that was read at a hit.
+/// Item that was read at a hit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Item<'a> {
-    /// What was asked for: `+16(%di)`, `$stack3`; empty if that is not known.
+    /// Source of the item: `+16(%di)`, `$stack3`; empty if unknown.
     pub(crate) what: &'a str,
-    /// What was read; `None` if that was not possible.
+    /// Data; `None` if it could not be read.
     pub(crate) data: Option<Data<'a>>,
     is_argument: bool,
 }
 
-/// What was read.
+/// Data of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Data<'a> {
-    /// As many bytes as were asked for.
+    /// The requested number of bytes.
     Bytes(&'a [u8]),
-    /// A text.
+    /// Text of variable length.
     Text {
-        /// Its bytes.
+        /// Bytes of the text.
         bytes: &'a [u8],
-        /// Whether it goes on behind them.
+        /// Whether the guest's text is longer.
         truncated: bool,
     },
     /// The kernel's stack.
     StackTrace {
-        /// The lower halves of its addresses.
+        /// Lower halves of the addresses.
         halves: &'a [u8],
-        /// Whether it goes on behind them.
+        /// Whether the stack has more addresses.
         goes_on: bool,
     },
 }
 
 impl<'a> Data<'a> {
-    /// The bytes.
+    /// Returns the bytes.
     pub(crate) fn bytes(self) -> &'a [u8] {
         match self {
             Self::Bytes(bytes)
@@ -88,7 +88,7 @@ impl<'a> Data<'a> {
     }
 }
 
-/// Whether `probe` records the kernel's stack.
+/// Returns whether `probe` records the kernel's stack.
 pub(crate) fn records_stacks(probe: &v1::Probe) -> bool {
     let is_stack = |item: &v1::Item| matches!(item.what, Some(item::What::StackTrace(_)));
     let actions = probe.actions.iter();
@@ -97,7 +97,7 @@ pub(crate) fn records_stacks(probe: &v1::Probe) -> bool {
 }
 
 impl Captures {
-    /// Those of `probe`.
+    /// Returns the items of `probe`.
     pub(crate) fn of(probe: &v1::Probe) -> Self {
         let Some(actions) = &probe.actions else {
             return Self::default();
@@ -118,7 +118,7 @@ impl Captures {
         Self(captures.into())
     }
 
-    /// What `event`, which is of this probe, captured.
+    /// Splits the captured data of `event`, an event of this probe.
     pub(crate) fn split<'a>(&'a self, event: &'a v1::Event) -> Captured<'a> {
         let mut rest = &event.captured[..];
         let mut items = Vec::new();
@@ -142,7 +142,7 @@ impl Captures {
 }
 
 impl<'a> Captured<'a> {
-    /// The kernel's stack, if it was recorded; of several, the first.
+    /// Returns the kernel's stack, if recorded; of several stacks the first.
     pub(crate) fn stack_trace(&self) -> Option<StackTrace> {
         self.items.iter().find_map(|item| match item.data {
             Some(Data::StackTrace { halves, goes_on }) => Some(StackTrace::of(halves, goes_on)),
@@ -150,9 +150,9 @@ impl<'a> Captured<'a> {
         })
     }
 
-    /// What is none of the values of a hit, nor its stack.
+    /// Returns the items that are neither values of the hit nor its stack.
     pub(crate) fn others(&self) -> impl Iterator<Item = Item<'a>> {
-        // Of a probe that was removed before its events were sent nothing is known.
+        // A probe that was removed before its events were sent is unknown.
         let rest = (!self.rest.is_empty()).then_some(Item {
             what: "",
             data: Some(Data::Bytes(self.rest)),
@@ -167,7 +167,7 @@ impl<'a> Captured<'a> {
 }
 
 impl Length {
-    /// The item that `bytes` begin with, and what follows it.
+    /// Splits the first item off `bytes`.
     fn split(self, bytes: &[u8]) -> Option<(Data<'_>, &[u8])> {
         match self {
             Self::Bytes(len) => {
@@ -211,7 +211,7 @@ fn length(item: &v1::Item) -> Length {
 pub(crate) mod tests {
     use super::*;
 
-    /// A probe that captures three bytes at rdi-4, and a word of the stack at the return.
+    /// Returns a probe that captures three bytes at rdi-4, and a stack word at the return.
     pub(crate) fn probe() -> v1::Probe {
         let item = |what| v1::Item { what: Some(what) };
         let memory = item(item::What::Memory(v1::MemoryItem {
@@ -229,7 +229,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// What it captured, all but the last item being readable.
+    /// Captured bytes of this probe.
     pub(crate) const BYTES: [u8; 11] = [0, 0x11, 0xaa, 1, 2, 0, 0, 0, 0, 0, 0];
 
     fn split(
@@ -272,7 +272,7 @@ pub(crate) mod tests {
         assert_eq!(split(&Captures::default(), &BYTES, 0b10), [all]);
     }
 
-    /// A probe that captures a text at the entry and, as one of its values, a number at the return.
+    /// Returns a probe that captures a text at the entry and, as one of its values, a number at the return.
     pub(crate) fn with_text() -> v1::Probe {
         let fetched = |read| v1::Item {
             what: Some(item::What::Fetched(v1::FetchedItem {
@@ -310,11 +310,11 @@ pub(crate) mod tests {
         };
         assert_eq!(split.items[0].data, Some(text));
         assert_eq!(split.items[1].data, Some(Data::Bytes(&[0x11, 0x22])));
-        // The second one is a value.
+        // The second item is a value.
         let others: Vec<_> = split.others().collect();
         assert_eq!(others, [split.items[0]]);
 
-        // A text that says more than there is, and one that has no header.
+        // Texts that are shorter than their header says, and one with half a header.
         for captured in [&b"\x05\x00abc"[..], b"\x05", b"\xff\xff"] {
             let short = event(captured);
             let split = captures.split(&short);

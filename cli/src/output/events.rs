@@ -1,4 +1,4 @@
-//! Hits as lines of text, in the columns of `perf script` and of ftrace's `trace` file.
+//! Hits as lines of text, with the columns of `perf script` and of ftrace's `trace` file.
 
 use std::collections::HashMap;
 use std::fmt::{self, Write as _};
@@ -14,27 +14,27 @@ use super::value_text;
 use super::values::Value;
 use super::{harmless, quoted, registers};
 
-/// The probes of a stream: what their events are called and where they come from.
+/// Labels of the probes of a stream, by id.
 #[derive(Debug, Default)]
 pub(crate) struct Labels(HashMap<u32, Label>);
 
-/// How a probe's events are shown.
+/// Data about a probe for the display of its events.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Label {
     /// Name of the event.
     pub(crate) name: String,
     /// Symbol and offset of the probepoint.
     pub(crate) symbol: Option<(String, u64)>,
-    /// What it captures.
+    /// Items that the probe captures.
     pub(crate) captures: Captures,
-    /// What values its hits have.
+    /// Values of the probe's hits.
     pub(crate) arguments: Arguments,
-    /// The registers that were asked for, if some were chosen.
+    /// Registers that the user chose, if any.
     pub(crate) chosen: Option<Vec<i32>>,
 }
 
 impl Labels {
-    /// Learns `probes`.
+    /// Adds or replaces the labels of `probes`.
     pub(crate) fn learn(&mut self, probes: &[v1::Probe]) {
         for probe in probes {
             let symbol = probe.symbol.as_ref();
@@ -49,12 +49,12 @@ impl Labels {
         }
     }
 
-    /// How `probe`'s events are shown, if it is known.
+    /// Returns the label of `probe`, if the probe is known.
     pub(crate) fn get(&self, probe: u32) -> Option<&Label> {
         self.0.get(&probe)
     }
 
-    /// How `probe`'s events are shown; by its number, if nothing else is known.
+    /// Returns the label of `probe`; for an unknown probe, one with its number.
     pub(crate) fn of(&self, probe: u32) -> Label {
         self.get(probe).cloned().unwrap_or_else(|| Label {
             name: format!("probe_{probe}"),
@@ -63,14 +63,14 @@ impl Labels {
     }
 }
 
-/// The registers that `probe` was asked to show, if some were chosen.
+/// Returns the registers that the user chose for `probe`, if any.
 fn chosen(probe: &v1::Probe) -> Option<Vec<i32>> {
     let chosen = probe.actions.as_ref()?.registers.as_ref()?;
     Some(chosen.registers.clone())
 }
 
-/// One hit as one line, with `time` as its own, and the names of its symbols. Where its stack was recorded
-/// that follows, an address a line.
+/// Returns a hit as one line, with `time` as its timestamp and names for its addresses. A recorded stack
+/// follows, with one address per line.
 pub(crate) fn line(event: &v1::Event, time: &str, label: &Label, names: &Names) -> String {
     let (comm, pid) = match &event.task {
         Some(task) => (harmless(&task.comm), task.pid.to_string()),
@@ -87,7 +87,7 @@ pub(crate) fn line(event: &v1::Event, time: &str, label: &Label, names: &Names) 
     line
 }
 
-/// What happened, and what was seen.
+/// Writes what happened, with the values.
 fn what(line: &mut String, event: &v1::Event, label: &Label, names: &Names) -> fmt::Result {
     let captured = label.captures.split(event);
     let regs = match &event.call {
@@ -123,7 +123,7 @@ fn what(line: &mut String, event: &v1::Event, label: &Label, names: &Names) -> f
     others(line, &captured)
 }
 
-/// The function that was called.
+/// Writes the name of the called function.
 fn call(line: &mut String, event: &v1::Event, label: &Label) {
     let rip = event.registers.unwrap_or_default().rip;
     match (&label.symbol, &event.call) {
@@ -134,7 +134,7 @@ fn call(line: &mut String, event: &v1::Event, label: &Label) {
     }
 }
 
-/// How long a call took that has returned.
+/// Writes the duration of a call that has returned.
 fn took(line: &mut String, event: &v1::Event) -> fmt::Result {
     match event.call.as_ref().map(|call| call.duration_ns) {
         None => Ok(()),
@@ -143,12 +143,12 @@ fn took(line: &mut String, event: &v1::Event) -> fmt::Result {
     }
 }
 
-/// Where it happened, and what did, as ftrace shows it.
+/// Writes the place and the kind of the event, in the format of ftrace.
 fn place(line: &mut String, event: &v1::Event, label: &Label) -> fmt::Result {
     let rip = event.registers.unwrap_or_default().rip;
     if let Some(call) = &event.call {
         match rip {
-            // As the kernel says it (kernel/trace/trace_output.c, `seq_print_ip_sym`).
+            // The text of the kernel (kernel/trace/trace_output.c, `seq_print_ip_sym`).
             0 => line.push_str("([unknown/kretprobe'd] <- "),
             _ => write!(line, "({rip:#x} <- ")?,
         }
@@ -181,7 +181,7 @@ fn place(line: &mut String, event: &v1::Event, label: &Label) -> fmt::Result {
     }
 }
 
-/// Values with their names.
+/// Writes values with their names.
 fn values(
     line: &mut String,
     between: &str,
@@ -197,7 +197,8 @@ fn values(
     Ok(())
 }
 
-/// The registers that were asked for, of a probe whose hits have values: these need some, too.
+/// Writes the registers that the user chose, for a probe whose hits have values. The event may contain more
+/// registers, which the values need.
 fn asked_for(line: &mut String, regs: &v1::Registers, label: &Label) -> fmt::Result {
     for (name, value) in registers::shown(regs) {
         let was_chosen = |chosen: &Vec<i32>| {
@@ -211,7 +212,7 @@ fn asked_for(line: &mut String, regs: &v1::Registers, label: &Label) -> fmt::Res
     Ok(())
 }
 
-/// What was captured, apart from the values.
+/// Writes the captured items that are not values.
 fn others(line: &mut String, captured: &Captured<'_>) -> fmt::Result {
     for item in captured.others() {
         let name = match item.what {
@@ -237,7 +238,7 @@ fn others(line: &mut String, captured: &Captured<'_>) -> fmt::Result {
     Ok(())
 }
 
-/// A duration in the unit that suits it.
+/// Formats a duration in a unit that fits its size.
 pub(crate) fn duration(ns: u64) -> String {
     let (thousandths, unit) = match ns {
         0..1_000_000 => (ns, "us"),
@@ -247,7 +248,7 @@ pub(crate) fn duration(ns: u64) -> String {
     format!("{}.{:03}{unit}", thousandths / 1000, thousandths % 1000)
 }
 
-/// The name of an exception (SDM vol. 3, table 6-1).
+/// Returns the name of an exception (SDM vol. 3, table 6-1).
 pub(crate) fn exception(vector: u32) -> String {
     let name = match vector {
         0 => "#DE",
@@ -275,7 +276,7 @@ pub(crate) fn exception(vector: u32) -> String {
     name.to_owned()
 }
 
-/// The line that says that `count` events are missing from here on.
+/// Returns the line that reports `count` missing events.
 pub(crate) fn dropped(count: u64) -> String {
     format!("# {count} events dropped")
 }
@@ -291,13 +292,13 @@ pub(crate) mod tests {
     use crate::output::captured;
     use crate::output::times::Times;
 
-    /// A line with its time.
+    /// Returns the line for an event with its default time.
     pub(crate) fn shown(event: &v1::Event, labels: &Labels) -> String {
         let time = Times::default().text(event.host_ns);
         line(event, &time, &labels.of(event.probe), &Names::default())
     }
 
-    /// A hit of `vfs_read` by `dd`.
+    /// Returns a hit of `vfs_read` by `dd`.
     pub(crate) fn hit() -> v1::Event {
         v1::Event {
             seq: 41,
@@ -320,7 +321,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// All registers.
+    /// Returns all registers.
     fn registers() -> v1::Registers {
         v1::Registers {
             rax: Some(0),
@@ -344,7 +345,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// A return of `vfs_read` after 12.345 µs.
+    /// Returns the event of a return of `vfs_read` after 12.345 µs.
     pub(crate) fn returned(value: u64) -> v1::Event {
         v1::Event {
             kind: EventKind::Return.into(),

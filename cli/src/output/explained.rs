@@ -1,4 +1,4 @@
-//! What definitions come to, as text and as JSON.
+//! Explanations of definitions, as text and as JSON.
 
 use hvprobe_server::Explained;
 use hvprobe_spec::definition;
@@ -6,7 +6,7 @@ use hvprobe_spec::language::text as language;
 use hvprobe_spec::{Argument, Common, Item, Mechanism, Read, Source};
 use serde::Serialize;
 
-/// What one probe comes to, a line for each thing there is to know.
+/// Returns the explanation of one probe, with one line per fact.
 pub(crate) fn text(explained: &Explained) -> String {
     let Explained {
         at,
@@ -48,7 +48,7 @@ pub(crate) fn text(explained: &Explained) -> String {
     text
 }
 
-/// Which exits hits take, and why.
+/// Returns the mechanism and the exits of hits, and the reason.
 fn hits(explained: &Explained) -> String {
     let with_exits = explained.with_exits;
     let exits = exits(with_exits);
@@ -66,7 +66,7 @@ fn exits(mechanism: Mechanism) -> &'static str {
     }
 }
 
-/// Where `argument` is read.
+/// Returns the place from which `argument` is read.
 fn place(explained: &Explained, argument: &Argument) -> String {
     let mut place = match &argument.source {
         Source::Registers { registers, entry } => {
@@ -98,7 +98,7 @@ fn place(explained: &Explained, argument: &Argument) -> String {
     place
 }
 
-/// What is read for an item, and how much.
+/// Returns the source of an item and its length.
 fn item_text(item: &Item) -> String {
     let name = language::item_name(item);
     match item {
@@ -110,7 +110,7 @@ fn item_text(item: &Item) -> String {
     }
 }
 
-/// The filter, and when it is looked at.
+/// Returns the filter and the time of its evaluation.
 fn filter(explained: &Explained) -> Option<(String, &'static str)> {
     let filter = definition::parse(&explained.definition).ok()?.filter?;
     let when = match (&explained.actions.filter, &explained.exit) {
@@ -121,7 +121,7 @@ fn filter(explained: &Explained) -> Option<(String, &'static str)> {
     Some((filter.to_string(), when))
 }
 
-/// The same as JSON.
+/// Explanation of one probe as JSON.
 #[derive(Debug, Serialize)]
 pub(crate) struct Json {
     definition: String,
@@ -142,7 +142,7 @@ pub(crate) struct Json {
     filter_when: Option<&'static str>,
 }
 
-/// An argument as JSON.
+/// Argument as JSON.
 #[derive(Debug, Serialize)]
 struct JsonArgument {
     name: String,
@@ -152,7 +152,7 @@ struct JsonArgument {
     place: String,
 }
 
-/// `explained` as JSON.
+/// Converts `explained` to JSON.
 pub(crate) fn json(explained: &Explained) -> Json {
     let (symbol, offset) = explained.symbol.clone();
     let arguments = explained.shown.arguments.iter();

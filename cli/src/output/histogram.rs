@@ -1,9 +1,9 @@
 //! Histograms as text and as JSON.
 //!
-//! Entries look as in the kernel's `hist` files (Documentation/trace/histogram.rst), but for numbers whose
-//! type says more: these are shown by their type.
+//! Entries have the format of the kernel's `hist` files (Documentation/trace/histogram.rst), except for numbers
+//! whose type says more; these are shown by their type.
 //!
-//! Invariant: nothing of what a guest's keys are can steer a terminal.
+//! Invariant: no text from a guest's keys reaches a terminal with control characters in it.
 
 use std::fmt::Write as _;
 
@@ -22,20 +22,20 @@ use super::stack_trace::StackTrace;
 use super::value_json::Json;
 use super::values::text as text_value;
 
-/// How histograms are shown.
+/// Format of a histogram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Look {
-    /// An entry a line.
+    /// One line per entry.
     Entries,
-    /// An entry a line, with a bar.
+    /// One line per entry, with a bar.
     Bars,
-    /// An entry a line, as JSON.
+    /// One line of JSON per entry.
     Json,
-    /// A stack a line, as `flamegraph.pl` reads it.
+    /// One line per stack, in the format of `flamegraph.pl`.
     Folded,
 }
 
-/// What was counted, as it is shown; of `event` alone, if that is one.
+/// Formats a histogram. `event` is the counted event, if the histogram counts only one.
 pub(crate) fn text(
     look: Look,
     event: Option<&str>,
@@ -71,7 +71,7 @@ pub(crate) fn text(
         entries,
         dropped,
         lost,
-        // Is told as soon as it is read.
+        // Reported already when the counts were read.
         incomplete: _,
     } = totals;
     writeln!(
@@ -84,7 +84,7 @@ pub(crate) fn text(
     Ok(text)
 }
 
-/// Each entry with its keys, of which a stack has its functions, and its hits.
+/// Returns one line per entry: its keys, with the functions of stacks, and its hits.
 fn folded(schema: &HistogramSchema, entries: &[HistogramEntry], names: &Names) -> String {
     let mut text = String::new();
     for entry in entries {
@@ -122,7 +122,7 @@ fn line(schema: &HistogramSchema, entry: &HistogramEntry, names: &Names) -> Stri
     line
 }
 
-/// What is told of a field, beside its name, where that is not the sum.
+/// Returns the suffix of a field whose shown number is not the sum.
 fn suffix(field: &HistogramField) -> &'static str {
     match field.form() {
         HistogramForm::Average => ".avg",
@@ -148,12 +148,12 @@ fn signed(field: &HistogramField, number: u64) -> String {
     }
 }
 
-/// A part of a key as wide as the kernel has it.
+/// Formats a part of a key with the column width of the kernel.
 fn padded(key: &HistogramKey, value: &HistogramKeyValue, comm: &[u8], names: &Names) -> String {
     let shown = shown(key, value, comm, names);
     match (&value.what, key.form()) {
         (Some(What::StackTrace(stack)), _) => {
-            // As the kernel: the stack begins on a line of its own.
+            // As in the kernel, the stack begins on a new line.
             format!(
                 "{}\n",
                 StackTrace::from(stack).indented("\n         ", names)
@@ -169,17 +169,17 @@ fn padded(key: &HistogramKey, value: &HistogramKeyValue, comm: &[u8], names: &Na
     }
 }
 
-/// `[ADDRESS] NAME` with a name so wide.
+/// Pads the name in `[ADDRESS] NAME` to `width`.
 fn behind_address(shown: &str, width: usize) -> String {
     let (address, name) = shown.split_once(' ').unwrap_or((shown, ""));
     format!("{address} {name:<width$}")
 }
 
-/// A line of JSON.
+/// Line of JSON output.
 #[derive(Debug, Serialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 enum Line {
-    /// Hits that agree in all keys.
+    /// Hits with the same keys.
     Entry {
         event: Option<String>,
         histogram: String,
@@ -188,7 +188,7 @@ enum Line {
         hits: u64,
         values: Json,
     },
-    /// What all entries are.
+    /// Totals of all entries.
     Totals {
         event: Option<String>,
         histogram: String,
@@ -196,7 +196,7 @@ enum Line {
         entries: u64,
         dropped: u64,
         lost: u64,
-        /// Hits that had happened are not counted yet.
+        /// Whether some earlier hits are not counted yet.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         incomplete: bool,
     },

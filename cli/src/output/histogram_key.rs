@@ -1,4 +1,4 @@
-//! The parts of a histogram's keys as text.
+//! Parts of a histogram's keys as text.
 
 use hvprobe_proto::v1::{
     HistogramForm, HistogramKey, HistogramKeyValue, TypeKind, histogram_key_value::What,
@@ -10,7 +10,7 @@ use super::stack_trace::StackTrace;
 use super::value_text;
 use super::values::Value;
 
-/// Whether the values of a key are addresses that are shown by their symbols.
+/// Returns whether the values of a key are addresses that are shown as symbols.
 pub(crate) fn is_symbol(key: &HistogramKey) -> bool {
     matches!(
         key.form(),
@@ -18,7 +18,7 @@ pub(crate) fn is_symbol(key: &HistogramKey) -> bool {
     )
 }
 
-/// A part of a key.
+/// Formats a part of a key.
 pub(crate) fn shown(
     key: &HistogramKey,
     value: &HistogramKeyValue,
@@ -66,7 +66,7 @@ pub(crate) fn shown(
     }
 }
 
-/// A number as its type has it.
+/// Returns a number as a value of the key's type.
 pub(super) fn typed(key: &HistogramKey, number: u64) -> Value<'_> {
     match &key.r#type {
         Some(ty) => Value::read(ty, None, &number.to_le_bytes()),

@@ -1,8 +1,8 @@
 //! Results as JSON, one object per line.
 //!
-//! Addresses, registers and the guest's time-stamp counter are strings of hexadecimal digits with
-//! `0x` in front, because they need 64 bits and most JSON readers keep 53; counts, sizes and times
-//! are numbers. Keys are never left out: what is not known is `null`.
+//! Addresses, registers and the guest's time-stamp counter are strings of hexadecimal digits with the prefix
+//! `0x`, because they need 64 bits and most JSON readers keep only 53. Counts, sizes and times are numbers.
+//! Keys are always present; an unknown value is `null`.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -21,7 +21,7 @@ use super::times::realtime;
 use super::value_json::Json;
 use super::{asked, captured};
 
-/// A 64-bit value that is shown in hexadecimal.
+/// 64-bit value that is written in hexadecimal.
 #[derive(Clone, Copy, Debug)]
 struct Hex(u64);
 
@@ -31,12 +31,12 @@ impl Serialize for Hex {
     }
 }
 
-/// Prints `value` as one line on standard output, now.
+/// Prints `value` as one line on standard output and flushes it.
 pub(crate) fn print(value: &impl Serialize) -> io::Result<()> {
     super::print(&serde_json::to_string(value)?)
 }
 
-/// A line of a trace.
+/// Line of a trace.
 #[derive(Debug, Serialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub(crate) enum Line {
@@ -53,13 +53,13 @@ pub(crate) enum Line {
         window_ns: u64,
         disabled: bool,
     },
-    /// A machine has ended; nothing more comes from it.
+    /// A machine ended; it sends nothing more.
     Ended {
         machine: String,
         #[serde(flatten)]
         ending: Ending,
     },
-    /// What became of a probe.
+    /// Totals of a probe.
     Summary(Row),
 }
 
@@ -74,7 +74,7 @@ pub(crate) struct Event {
     offset: Option<u64>,
     vcpu: u32,
     host_ns: Option<u64>,
-    /// `host_ns` on the wall clock, since 1970.
+    /// `host_ns` converted to the wall clock, since 1970.
     realtime_ns: Option<u64>,
     guest_tsc: Hex,
     pid: Option<i32>,
@@ -86,15 +86,15 @@ pub(crate) struct Event {
     fault: Option<Fault>,
     call: Option<Call>,
     captured: Vec<Captured>,
-    /// The kernel's stack, the innermost address first, for probes that record it.
+    /// Kernel stack, the innermost address first, for probes that record it.
     stack: Option<Json>,
-    /// Whether its last address is the outermost.
+    /// Whether the last address of the stack is the outermost.
     stack_complete: Option<bool>,
-    /// The values of a hit or return, for probes that have some.
+    /// Values of a hit or return, for probes that have values.
     args: Option<Json>,
 }
 
-/// An exception of the displaced instruction.
+/// Exception of the displaced instruction.
 #[derive(Debug, Serialize)]
 struct Fault {
     exception: String,
@@ -102,7 +102,7 @@ struct Fault {
     error_code: Option<u32>,
 }
 
-/// The call that a return belongs to.
+/// Call that a return belongs to.
 #[derive(Debug, Serialize)]
 struct Call {
     id: u64,
@@ -114,7 +114,7 @@ struct Call {
     entry: Registers,
 }
 
-/// A time, which is zero where it cannot be told.
+/// Returns the time, or `None` for zero, which means that it is unknown.
 fn told(ns: u64) -> Option<u64> {
     (ns > 0).then_some(ns)
 }
@@ -133,11 +133,11 @@ impl From<v1::Call> for Call {
     }
 }
 
-/// Something that was read at a hit.
+/// Item that was read at a hit.
 #[derive(Debug, Serialize)]
 struct Captured {
     what: String,
-    /// Hexadecimal, byte by byte; `null` if it could not be read.
+    /// Hexadecimal digits, byte by byte; `null` if the item could not be read.
     data: Option<String>,
 }
 
@@ -164,7 +164,7 @@ impl Serialize for Registers {
 }
 
 impl Line {
-    /// What was throttled on `machine`.
+    /// Makes a line from a report of throttled hits on `machine`.
     pub(crate) fn throttled(machine: &str, notice: &v1::Throttled) -> Self {
         Self::Throttled {
             machine: machine.to_owned(),
@@ -176,7 +176,7 @@ impl Line {
         }
     }
 
-    /// A hit on `machine`, with the names of its symbols.
+    /// Makes a line from a hit on `machine`, with names for its addresses.
     pub(crate) fn event(
         machine: &str,
         event: v1::Event,
@@ -222,7 +222,7 @@ impl Line {
     }
 }
 
-/// How a guest ended.
+/// End of a guest.
 #[derive(Debug, Serialize)]
 pub(crate) struct Ending {
     reason: &'static str,
@@ -240,13 +240,13 @@ impl From<&v1::Ending> for Ending {
     }
 }
 
-/// A machine of the list.
+/// Machine in the list.
 #[derive(Debug, Serialize)]
 pub(crate) struct Machine {
     name: String,
     uid: String,
     labels: BTreeMap<String, String>,
-    /// On the wall clock, since 1970.
+    /// Wall-clock time, since 1970.
     created_ns: Option<u64>,
     ended_ns: Option<u64>,
     state: &'static str,
@@ -261,14 +261,14 @@ pub(crate) struct Machine {
     kernel_build_id: Option<String>,
 }
 
-/// The hit that a machine is paused at.
+/// Hit at which a machine is paused.
 #[derive(Debug, Serialize)]
 struct StoppedAt {
     probe: u32,
     vcpu: u32,
 }
 
-/// A machine that is not in the list any more.
+/// Machine that has left the list.
 #[derive(Debug, Serialize)]
 pub(crate) struct MachineGone {
     name: String,
@@ -315,7 +315,7 @@ impl From<&v1::Machine> for Machine {
     }
 }
 
-/// A probe of the list.
+/// Probe in the list.
 #[derive(Debug, Serialize)]
 pub(crate) struct Probe {
     id: u32,
@@ -346,7 +346,7 @@ pub(crate) struct Probe {
     session: Option<String>,
 }
 
-/// A value that each hit of a probe has.
+/// Value of each hit of a probe.
 #[derive(Debug, Serialize)]
 struct Argument {
     name: String,
@@ -397,7 +397,7 @@ impl From<&v1::Probe> for Probe {
     }
 }
 
-/// A symbol of the list.
+/// Symbol in the list.
 #[derive(Debug, Serialize)]
 pub(crate) struct Symbol {
     name: String,
@@ -419,7 +419,7 @@ impl From<&v1::Symbol> for Symbol {
     }
 }
 
-/// A line of the host report.
+/// Line of the host report.
 #[derive(Debug, Serialize)]
 pub(crate) struct Finding {
     what: String,

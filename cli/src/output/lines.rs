@@ -1,6 +1,6 @@
-//! Lines of sources beside the addresses of stacks.
+//! Source lines for the addresses of stacks.
 //!
-//! Invariant: no more than [`MOST`] lines are kept, whatever stacks a guest has.
+//! Invariant: at most [`MOST`] lines are kept, whatever stacks a guest has.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -10,10 +10,10 @@ use tracing::warn;
 
 use super::harmless;
 
-/// The most addresses whose lines are kept.
+/// Maximum number of addresses whose lines are kept.
 const MOST: usize = 16_384;
 
-/// The lines of a kernel and of modules, as far as they were asked for.
+/// Source lines of a kernel and of modules. Lines that were looked up are kept.
 #[derive(Debug)]
 pub(crate) struct Lines {
     kernel: Option<SourceLines>,
@@ -22,7 +22,7 @@ pub(crate) struct Lines {
 }
 
 impl Lines {
-    /// Those that `kernel` and `modules` tell.
+    /// Makes the source lines from the debug information of `kernel` and `modules`.
     pub(crate) fn new(kernel: Option<Sources>, modules: Vec<Sources>) -> Self {
         Self {
             kernel: kernel.map(SourceLines::new),
@@ -31,8 +31,8 @@ impl Lines {
         }
     }
 
-    /// The line of what is at `address`, `offset` bytes into `symbol`, which is `MODULE:SYMBOL` in that build of a
-    /// module.
+    /// Returns the source line for `address`, which is `offset` bytes into `symbol`. In a module, `symbol` is
+    /// `MODULE:SYMBOL`, and `build_id` is the module's build.
     pub(super) fn at(
         &self,
         address: u64,

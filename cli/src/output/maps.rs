@@ -1,4 +1,4 @@
-//! Histograms by stack, as bpftrace prints its maps.
+//! Histograms with stacks as keys, in the format of bpftrace's maps.
 
 use std::fmt::Write as _;
 
@@ -8,13 +8,13 @@ use super::histogram_key::shown;
 use super::names::Names;
 use super::stack_trace::StackTrace;
 
-/// Whether `entries` are told apart by stacks.
+/// Returns whether the keys of `entries` contain stacks.
 pub(super) fn has_stacks(entries: &[HistogramEntry]) -> bool {
     let mut keys = entries.iter().flat_map(|entry| &entry.keys);
     keys.any(|key| matches!(key.what, Some(What::StackTrace(_))))
 }
 
-/// `entries`, each with all of its keys: a stack with an address a line.
+/// Returns `entries`, each with all its keys; a stack has one address per line.
 pub(super) fn text(schema: &HistogramSchema, entries: &[HistogramEntry], names: &Names) -> String {
     let mut text = String::new();
     for entry in entries {

@@ -1,8 +1,7 @@
-//! What the program prints, and how.
+//! Output of the program.
 //!
-//! Results go to standard output, everything else to standard error. Nothing here panics when a
-//! reader goes away: a closed standard output is an error the caller ends on, a closed standard
-//! error is nobody to tell.
+//! Results go to standard output, everything else to standard error. Nothing here panics when a reader goes
+//! away: a closed standard output is an error that ends the caller, and a closed standard error is ignored.
 
 pub(crate) mod arguments;
 pub(crate) mod asked;
@@ -41,21 +40,21 @@ use serde_json::json;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime as _, SystemTime};
 
-/// Whether messages are JSON, as those of the log are then.
+/// Whether messages are JSON, like the log's.
 static JSON: AtomicBool = AtomicBool::new(false);
 
-/// Has messages be JSON, or not.
+/// Selects JSON or text for messages.
 pub(crate) fn speak_json(json: bool) {
     JSON.store(json, Ordering::Relaxed);
 }
 
-/// A message as it is printed on standard error, with its line feed.
+/// Formats a message for standard error, with its line feed.
 pub(crate) fn told(level: &str, message: fmt::Arguments<'_>) -> String {
     if !JSON.load(Ordering::Relaxed) {
         return format!("hvprobe: {message}\n");
     }
     let mut now = String::new();
-    // Writing into a text does not fail, and without a time there is still a message.
+    // Writing to a string does not fail. A message without a time would still be a message.
     let _timed = SystemTime.format_time(&mut Writer::new(&mut now));
     let message = json!({
         "timestamp": now,
@@ -66,35 +65,36 @@ pub(crate) fn told(level: &str, message: fmt::Arguments<'_>) -> String {
     format!("{message}\n")
 }
 
-/// Prints one message on standard error.
+/// Prints a message on standard error.
 pub(crate) fn tell(message: fmt::Arguments<'_>) {
     tell_at("INFO", message);
 }
 
-/// Prints what went wrong on standard error.
+/// Prints an error message on standard error.
 pub(crate) fn tell_failure(message: fmt::Arguments<'_>) {
     tell_at("ERROR", message);
 }
 
 fn tell_at(level: &str, message: fmt::Arguments<'_>) {
-    // There is nobody left to tell that standard error is closed.
+    // A closed standard error cannot be reported anywhere.
     let _closed = io::stderr().write_all(told(level, message).as_bytes());
 }
 
-/// Prints text on standard error as it is.
+/// Prints text on standard error unchanged.
 pub(crate) fn note(text: fmt::Arguments<'_>) {
-    // There is nobody left to tell that standard error is closed.
+    // A closed standard error cannot be reported anywhere.
     let _closed = writeln!(io::stderr().lock(), "{text}");
 }
 
-/// Prints `text` and a line feed on standard output, now.
+/// Prints `text` and a line feed on standard output and flushes it.
 pub(crate) fn print(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     writeln!(out, "{text}")?;
     out.flush()
 }
 
-/// `raw` as text that cannot steer a terminal: what is not a printable character becomes `?`.
+/// Returns `raw` as text without control characters for a terminal: each character that is not printable
+/// becomes `?`.
 pub(crate) fn harmless(raw: &[u8]) -> String {
     String::from_utf8_lossy(raw)
         .chars()
@@ -106,8 +106,8 @@ pub(crate) fn harmless(raw: &[u8]) -> String {
         .collect()
 }
 
-/// As [`harmless`], for keys that are counted: two texts that differ look different. It writes each byte of a character
-/// that cannot be printed in octal, as `\001`, and doubles backslashes.
+/// As [`harmless`], for keys of histograms: two different texts look different. Writes each byte of a control
+/// character or of invalid UTF-8 in octal, as `\001`, and doubles backslashes.
 pub(crate) fn escaped(raw: &[u8]) -> String {
     let mut text = String::with_capacity(raw.len());
     for chunk in raw.utf8_chunks() {

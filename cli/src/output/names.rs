@@ -1,8 +1,8 @@
-//! Names of addresses of the kernel, as far as they were asked for.
+//! Names of kernel addresses that were looked up.
 //!
-//! Invariant: no more than [`MOST`] addresses are kept, whatever a guest's values are. What all functions are
-//! called is kept beside them where it is needed: stacks have many addresses, and are told when a machine has
-//! ended, too, which cannot be asked any more.
+//! Invariant: at most [`MOST`] looked-up addresses are kept, whatever values a guest has. For stacks, all
+//! functions of the kernel are kept in addition: stacks have many addresses, and are printed even after a
+//! machine has ended, when the server can no longer look them up.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,20 +12,20 @@ use hvprobe_server::SourceLine;
 use super::harmless;
 use super::lines::Lines;
 
-/// The most addresses whose names are kept.
+/// Maximum number of addresses whose names are kept.
 const MOST: usize = 4096;
 
-/// The names of addresses, and the addresses that have none.
+/// Names of addresses, including the addresses that are known to have none.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
     asked: HashMap<u64, Option<Named>>,
-    /// By where they begin.
+    /// All functions, sorted by address, or none.
     functions: Vec<Function>,
-    /// The lines of sources that they are of, if debug information tells.
+    /// Source lines of addresses, if there is debug information.
     lines: Option<Arc<Lines>>,
 }
 
-/// A function of the kernel.
+/// Function of the kernel.
 #[derive(Debug)]
 struct Function {
     start: u64,
@@ -33,27 +33,27 @@ struct Function {
     name: String,
 }
 
-/// Where in which symbol an address is.
+/// Position of an address in a symbol.
 #[derive(Clone, Debug)]
 struct Named {
     symbol: String,
     offset: u64,
-    /// The build of the module that it is in.
+    /// Build id of the address's module, if known.
     build_id: Option<Vec<u8>>,
 }
 
 impl Names {
-    /// The lines of addresses are those that `lines` tell, if there are any.
+    /// Sets the source lines of addresses, if there are any.
     pub(crate) fn set_lines(&mut self, lines: Option<Arc<Lines>>) {
         self.lines = lines;
     }
 
-    /// Whether lines are told.
+    /// Returns whether addresses may have source lines.
     pub(super) fn has_lines(&self) -> bool {
         self.lines.is_some()
     }
 
-    /// The line of the sources that the code at `address` is of; of what is before it, if that `is_after` a call.
+    /// Returns the source line of the code at `address`; with `is_after`, of the call before `address`.
     pub(super) fn line(&self, address: u64, is_after: bool) -> Option<SourceLine> {
         let lines = self.lines.as_ref()?;
         let at = address.checked_sub(is_after.into())?;
@@ -65,7 +65,7 @@ impl Names {
         lines.at(at, &named.symbol, offset, named.build_id.as_deref())
     }
 
-    /// `SYMBOL+OFFSET`, or the address where no symbol is known.
+    /// Returns `SYMBOL+OFFSET`, or the address if it has no known symbol.
     pub(crate) fn of(&self, address: u64) -> String {
         match self.symbol(address) {
             Some((symbol, offset)) => format!("{symbol}+{offset:#x}"),
@@ -73,7 +73,7 @@ impl Names {
         }
     }
 
-    /// The symbol that `address` is in, and how far.
+    /// Returns the symbol that contains `address`, and the offset in it.
     pub(crate) fn symbol(&self, address: u64) -> Option<(&str, u64)> {
         if let Some(function) = self.function(address) {
             return Some((&function.name, address - function.start));
@@ -82,20 +82,20 @@ impl Names {
         Some((&named.symbol, named.offset))
     }
 
-    /// The function that `address` is in, if all are known.
+    /// Returns the function that contains `address`, if all functions are known.
     fn function(&self, address: u64) -> Option<&Function> {
         let behind = self.functions.partition_point(|it| it.start <= address);
         let function = self.functions.get(behind.checked_sub(1)?)?;
         (address - function.start < function.size).then_some(function)
     }
 
-    /// Whether all functions are known.
+    /// Returns whether all functions are known.
     pub(crate) fn has_functions(&self) -> bool {
         !self.functions.is_empty()
     }
 
-    /// All functions, in any order: where each begins, its size and its name. Of those at one place the first
-    /// counts.
+    /// Sets all functions, in any order, each with its address, size and name. Of several names for one address
+    /// the first one counts.
     pub(crate) fn know(&mut self, functions: impl IntoIterator<Item = (u64, u64, String)>) {
         let known = functions.into_iter().map(|(start, size, name)| Function {
             start,
@@ -107,8 +107,8 @@ impl Names {
         self.functions.dedup_by_key(|function| function.start);
     }
 
-    /// Those of `addresses` that have to be asked for, each once and so many as can be kept. Where there
-    /// is no room for them all others are forgotten.
+    /// Returns those of `addresses` that have to be looked up, each once, and at most as many as can be kept.
+    /// If they do not fit beside the kept addresses, all kept addresses are dropped.
     pub(crate) fn missing(&mut self, addresses: impl IntoIterator<Item = u64>) -> Vec<u64> {
         let mut wanted: Vec<u64> = addresses.into_iter().collect();
         wanted.sort_unstable();
@@ -123,8 +123,8 @@ impl Names {
         wanted
     }
 
-    /// `address` is in the symbol of that name, which begins there, or in none; if it is a module's, of a build that may
-    /// be known.
+    /// Records that `address` is in `symbol`, a name and its address, or in no symbol. `build_id` is the build
+    /// of the symbol's module, if known.
     pub(crate) fn insert_of_build(
         &mut self,
         address: u64,
@@ -143,7 +143,7 @@ impl Names {
         }
     }
 
-    /// The same of no module.
+    /// Records an address outside modules.
     #[cfg(test)]
     pub(crate) fn insert(&mut self, address: u64, symbol: Option<(&str, u64)>) {
         self.insert_of_build(address, symbol, None);
@@ -189,7 +189,7 @@ mod tests {
             names.insert(u64::MAX, None);
             assert_eq!(names.asked.len(), MOST);
         }
-        // What is forgotten is asked for again.
+        // A dropped address is looked up again.
         assert_eq!(names.missing([20_000, u64::MAX]), [20_000, u64::MAX]);
     }
 }

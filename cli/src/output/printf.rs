@@ -1,4 +1,4 @@
-//! Values as `printf` prints them.
+//! Values formatted by `printf`.
 
 use std::num::NonZeroU64;
 
@@ -7,17 +7,17 @@ use hvprobe_spec::script::{Conversion, Directive};
 use super::harmless;
 use super::values::Value;
 
-/// A value that is printed.
+/// Argument of `printf`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Printed {
     /// A number.
     Number(i128),
-    /// A text, which cannot steer a terminal.
+    /// Text without control characters for a terminal.
     Text(String),
 }
 
 impl Printed {
-    /// What `value` is, if it is either.
+    /// Converts `value`; a value that is neither number nor text becomes a placeholder.
     pub(crate) fn of(value: &Value<'_>) -> Self {
         match value {
             Value::Unsigned(number) | Value::Hex(number) => {
@@ -38,7 +38,7 @@ impl Printed {
         }
     }
 
-    /// The same divided, towards zero, if it is a number.
+    /// Returns the number divided by `by`, rounded towards zero. A text stays as it is.
     pub(crate) fn divided(self, by: NonZeroU64) -> Self {
         match self {
             Self::Number(number) => Self::Number(number / i128::from(by.get())),
@@ -46,17 +46,17 @@ impl Printed {
         }
     }
 
-    /// Its lowest 64 bits, if it is a number.
+    /// Returns the lowest 64 bits of a number.
     pub(crate) fn bits(&self) -> Option<u64> {
         match self {
-            // The bits of a number in two's complement are those of its remainder.
+            // The remainder modulo 2^64 has the bits of the two's complement.
             Self::Number(number) => u64::try_from(number.rem_euclid(1 << 64)).ok(),
             Self::Text(_) => None,
         }
     }
 }
 
-/// `value` as `directive` has it. What is no number where one is asked for stands as it is.
+/// Formats `value` by `directive`. A text in the place of a number is printed as text.
 pub(crate) fn text(directive: &Directive, value: &Printed) -> String {
     let plus = |number: bool| if directive.plus && number { "+" } else { "" };
     let before = |prefix: &'static str| if directive.alternate { prefix } else { "" };
@@ -99,7 +99,7 @@ mod tests {
 
     use super::*;
 
-    /// `value` as the directive `text` has it.
+    /// Formats `value` by the directive `text_of`.
     fn shown(text_of: &str, value: &Printed) -> String {
         let script = read_script(&format!("kprobe:f {{ printf(\"{text_of}\", args.x); }}"));
         let script = script.expect("a script");

@@ -1,10 +1,10 @@
-//! Texts of the guest between quotes.
+//! Texts of the guest in quotes.
 //!
-//! Invariant: what is between them cannot steer a terminal, and tells every byte of the text.
+//! Invariant: the quoted text contains no control characters for a terminal and preserves every byte.
 
 use std::fmt::Write as _;
 
-/// `bytes` between double quotes.
+/// Returns `bytes` in double quotes.
 pub(crate) fn string(bytes: &[u8]) -> String {
     let mut text = String::from('"');
     for chunk in bytes.utf8_chunks() {
@@ -22,7 +22,7 @@ pub(crate) fn string(bytes: &[u8]) -> String {
     text
 }
 
-/// `byte` between single quotes.
+/// Returns `byte` in single quotes.
 pub(crate) fn character(byte: u8) -> String {
     let mut text = String::from('\'');
     match char::from(byte) {
@@ -34,7 +34,7 @@ pub(crate) fn character(byte: u8) -> String {
     text
 }
 
-/// Adds `c` as C writes it.
+/// Appends `c` with C's escapes.
 fn escape(text: &mut String, c: char) {
     match u8::try_from(c) {
         Ok(byte) if byte.is_ascii_control() && !b"\0\t\n\r".contains(&byte) => number(text, byte),

@@ -2,16 +2,16 @@
 
 use hvprobe_proto::v1;
 
-/// How many registers are shown of a probe that shows all: the first arguments.
+/// Number of registers that are shown when none were chosen: the first arguments.
 const ARGUMENTS: usize = 3;
 
-/// The names of the general registers, in the order of their numbers, which count from 1.
+/// Names of the general registers, in the order of their numbers, which start at 1.
 const NAMES: [&str; 16] = [
     "rax", "rbx", "rcx", "rdx", "rsi", "rdi", "rsp", "rbp", "r8", "r9", "r10", "r11", "r12", "r13",
     "r14", "r15",
 ];
 
-/// The general registers with their names, in the order of their numbers.
+/// Returns the general registers with their names, in the order of their numbers.
 pub(crate) fn general(regs: &v1::Registers) -> [(&'static str, Option<u64>); 16] {
     let values = [
         regs.rax, regs.rbx, regs.rcx, regs.rdx, regs.rsi, regs.rdi, regs.rsp, regs.rbp, regs.r8,
@@ -20,7 +20,7 @@ pub(crate) fn general(regs: &v1::Registers) -> [(&'static str, Option<u64>); 16]
     std::array::from_fn(|at| (NAMES[at], values[at]))
 }
 
-/// The registers worth a line: those that were chosen, or else the first arguments.
+/// Returns the registers to show: the chosen ones, or else the first arguments.
 pub(crate) fn shown(regs: &v1::Registers) -> impl Iterator<Item = (&'static str, u64)> {
     let [rax, rbx, rcx, rdx, rsi, rdi, rsp, rbp, r8, r9, rest @ ..] = general(regs);
     let arguments_first = [rdi, rsi, rdx, rcx, r8, r9, rax, rbx, rsp, rbp];
@@ -31,12 +31,12 @@ pub(crate) fn shown(regs: &v1::Registers) -> impl Iterator<Item = (&'static str,
         .filter_map(|(name, value)| Some((name, value?)))
 }
 
-/// The register with that number, if the event has it.
+/// Returns the register with that number, if the event contains it.
 pub(crate) fn value(regs: &v1::Registers, number: i32) -> Option<u64> {
     general(regs).get(position(number)?)?.1
 }
 
-/// The name of the register with that number.
+/// Returns the name of the register with that number.
 pub(crate) fn name(number: i32) -> Option<&'static str> {
     NAMES.get(position(number)?).copied()
 }

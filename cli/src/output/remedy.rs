@@ -1,10 +1,11 @@
-//! What can be done about a refusal, in words.
+//! Remedies for refusals, in words.
 
 use hvprobe_proto::v1::Remedy;
 
 use super::harmless;
 
-/// What can be done about a refusal, in words behind the reason. Of a wrong request the reason says it.
+/// Returns the remedy for a refusal as a suffix of its reason. The reason for a wrong request already contains
+/// the remedy.
 pub(crate) fn can(remedy: Remedy, when: &str) -> String {
     match remedy {
         Remedy::Never => " (never)".to_owned(),

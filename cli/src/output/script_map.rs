@@ -1,6 +1,6 @@
-//! The maps of a script, as bpftrace prints them.
+//! Maps of a script, in the format of bpftrace.
 //!
-//! Invariant: nothing of what a guest's keys are can steer a terminal: it is harmless before it comes here.
+//! Invariant: callers pass keys without control characters for a terminal.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -9,29 +9,29 @@ use hvprobe_spec::script::Told;
 
 use super::bars::bar;
 
-/// A part of a key.
+/// Part of a key.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum KeyText {
     /// A number.
     Number(i128),
-    /// A text, as it is shown.
+    /// Text in its printed form.
     Text(String),
 }
 
-/// The entries of a map by their keys.
+/// Entries of a map by their keys.
 #[derive(Debug, Default)]
 pub(crate) struct Entries(BTreeMap<Vec<KeyText>, Entry>);
 
-/// What hits with the same key amount to.
+/// Results of hits with the same key.
 #[derive(Debug, Default)]
 struct Entry {
     hits: u64,
     value: Option<Summed>,
-    /// How many hits there are in each row, from the first one.
+    /// Number of hits in each row, by row from 0.
     rows: BTreeMap<u64, u64>,
 }
 
-/// What was added up.
+/// Count, sum and extremes of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Summed {
     pub(crate) count: u64,
@@ -46,7 +46,7 @@ impl Entries {
         self.0.entry(key).or_default().hits += hits;
     }
 
-    /// Adds what was added up of hits with this key.
+    /// Adds the sum of hits with this key.
     pub(crate) fn add_sum(&mut self, key: Vec<KeyText>, more: Summed) {
         let entry = self.0.entry(key).or_default();
         entry.value = Some(match entry.value {
@@ -60,19 +60,19 @@ impl Entries {
         });
     }
 
-    /// Adds `hits` with this key in a row, from 0.
+    /// Adds `hits` with this key to `row`, counted from 0.
     pub(crate) fn add_row(&mut self, key: Vec<KeyText>, row: u64, hits: u64) {
         let entry = self.0.entry(key).or_default();
         entry.hits += hits;
         *entry.rows.entry(row).or_default() += hits;
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no entries.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The map `name`: its entries in the order of what is told of them; the `top` greatest, if not all.
+    /// Formats the map `name`, sorted by the printed number; with `top`, only the greatest entries.
     pub(crate) fn text(&self, name: &str, told: Told, top: Option<u64>) -> String {
         let mut entries: Vec<_> = self.0.iter().collect();
         entries.sort_by_key(|(_, entry)| entry.told(told));
@@ -110,7 +110,7 @@ impl Entry {
     }
 }
 
-/// `@NAME[KEY, KEY]`.
+/// Returns `@NAME[KEY, KEY]`.
 fn shown(name: &str, key: &[KeyText]) -> String {
     let parts = key.iter().map(|part| match part {
         KeyText::Number(number) => number.to_string(),
@@ -122,7 +122,8 @@ fn shown(name: &str, key: &[KeyText]) -> String {
     }
 }
 
-/// The row, from 0, that numbers with so many bits are in: of those below 0 there is no such number.
+/// Returns the row, from 0, of numbers with `bits` significant bits. `bits` above 64 stands for negative
+/// numbers.
 pub(crate) fn row_of_bits(bits: u64) -> u64 {
     match bits {
         0..=64 => bits + 1,
@@ -130,7 +131,7 @@ pub(crate) fn row_of_bits(bits: u64) -> u64 {
     }
 }
 
-/// The row, from 0, that `number` is in.
+/// Returns the row, from 0, of `number`.
 pub(crate) fn row_of_step(number: i128, (min, max, step): (u64, u64, u64)) -> u64 {
     let steps = (max - min) / step.max(1);
     match number - i128::from(min) {
@@ -140,7 +141,7 @@ pub(crate) fn row_of_step(number: i128, (min, max, step): (u64, u64, u64)) -> u6
     }
 }
 
-/// The rows from the first to the last that there is anything in.
+/// Returns the rows from the first to the last one with hits.
 fn rows(told: Told, hits: &BTreeMap<u64, u64>) -> String {
     let mut text = String::new();
     let (Some((first, _)), Some((last, _))) = (hits.first_key_value(), hits.last_key_value())
@@ -169,7 +170,7 @@ fn power_label(row: u64) -> String {
     }
 }
 
-/// 2^`exponent`.
+/// Returns 2^`exponent` with a unit.
 fn power(exponent: u64) -> String {
     let unit = ["", "K", "M", "G", "T", "P", "E"];
     let unit = usize::try_from(exponent / 10)

@@ -1,11 +1,11 @@
-//! What was left out of a batch because it cannot be probed.
+//! Probes of a batch that were skipped because their places cannot be probed.
 
 use hvprobe_proto::v1::SkippedProbe;
 
 use super::harmless;
 use super::remedy::can;
 
-/// How many were left out, and a line for each with the reason; `None` when all were planted.
+/// Returns the number of skipped probes, and a line with the reason for each; `None` if all were planted.
 pub(crate) fn text(skipped: &[SkippedProbe]) -> Option<String> {
     let head = match skipped.len() {
         0 => return None,

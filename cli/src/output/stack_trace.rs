@@ -1,4 +1,4 @@
-//! Stacks of the kernel as text.
+//! Kernel stacks as text.
 
 use hvprobe_proto::v1;
 use hvprobe_server::SourceLine;
@@ -7,12 +7,12 @@ use hvprobe_spec::FRAME;
 use super::names::Names;
 use super::value_json::Json;
 
-/// A stack of the kernel.
+/// Kernel stack.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StackTrace {
-    /// Its addresses, the innermost first.
+    /// Addresses, the innermost first.
     pub(crate) addresses: Vec<u64>,
-    /// Whether it goes on behind them.
+    /// Whether the stack has more addresses.
     pub(crate) goes_on: bool,
 }
 
@@ -26,9 +26,9 @@ impl From<&v1::StackTrace> for StackTrace {
 }
 
 impl StackTrace {
-    /// The one of whose addresses these are the lower halves.
+    /// Makes a stack from the lower halves of its addresses.
     pub(super) fn of(halves: &[u8], goes_on: bool) -> Self {
-        /// The higher half of each.
+        /// Upper half of each address.
         const HIGH: u64 = 0xffff_ffff_0000_0000;
         let (halves, _) = halves.as_chunks::<FRAME>();
         let address = |half: &[u8; FRAME]| u64::from(u32::from_le_bytes(*half)) | HIGH;
@@ -38,8 +38,8 @@ impl StackTrace {
         }
     }
 
-    /// As ftrace shows it with `sym-offset`: an address a line, each after a line break, and with its line of the
-    /// sources behind it, if that is known.
+    /// Formats the stack as ftrace does with `sym-offset`: one address per line, each after a line break,
+    /// followed by its source line if known.
     pub(super) fn text(&self, names: &Names) -> String {
         let mut text = self.indented("\n => ", names);
         if self.goes_on {
@@ -48,7 +48,7 @@ impl StackTrace {
         text
     }
 
-    /// An address a line, each after `before`.
+    /// Returns one address per line, each after `before`.
     pub(crate) fn indented(&self, before: &str, names: &Names) -> String {
         let frames = self.addresses.iter().enumerate();
         let text = |(depth, address): (usize, &u64)| {
@@ -63,7 +63,7 @@ impl StackTrace {
         frames.map(text).collect()
     }
 
-    /// Its addresses with their symbols, as JSON.
+    /// Returns the addresses with their symbols as JSON.
     pub(super) fn json(&self, names: &Names) -> Json {
         let frame = |(depth, address): (usize, &u64)| {
             let symbol = names.symbol(*address);
@@ -86,19 +86,20 @@ impl StackTrace {
         Json::List(self.addresses.iter().enumerate().map(frame).collect())
     }
 
-    /// The function where it begins.
+    /// Returns the innermost function.
     pub(super) fn innermost(&self, names: &Names) -> String {
         let first = self.addresses.first();
         first.map_or_else(String::new, |address| place(*address, names))
     }
 
-    /// As `flamegraph.pl` reads it: functions from the outermost to the innermost, with semicolons.
+    /// Returns the stack in the format of `flamegraph.pl`: functions from the outermost to the innermost,
+    /// separated by semicolons.
     pub(super) fn folded(&self, names: &Names) -> String {
         let function = |address: &u64| match names.symbol(*address) {
             Some((symbol, _)) => in_module(symbol, ""),
             None => format!("{address:#x}"),
         };
-        // A semicolon parts, and what is behind the last blank is the count.
+        // Semicolons separate functions, and the count follows the last blank.
         let functions = self.addresses.iter().rev();
         let functions: Vec<_> = functions
             .map(|address| function(address).replace([';', ' '], "_"))
@@ -107,12 +108,13 @@ impl StackTrace {
     }
 }
 
-/// The line of the frame at that depth: of all but the innermost, that of the call, which is before the address.
+/// Returns the source line of the frame at `depth`. All frames but the innermost have return addresses, and the
+/// call is before the address.
 fn line(depth: usize, address: u64, names: &Names) -> Option<SourceLine> {
     names.line(address, depth > 0)
 }
 
-/// `SYMBOL+OFFSET [MODULE]`.
+/// Returns `SYMBOL+OFFSET [MODULE]`.
 fn place(address: u64, names: &Names) -> String {
     match names.symbol(address) {
         Some((symbol, offset)) => in_module(symbol, &format!("+{offset:#x}")),
@@ -120,7 +122,7 @@ fn place(address: u64, names: &Names) -> String {
     }
 }
 
-/// `symbol`, which may be `MODULE:SYMBOL`, with what comes behind it, as the kernel writes it.
+/// Returns `symbol`, which may be `MODULE:SYMBOL`, with the suffix `behind`, in the kernel's format.
 fn in_module(symbol: &str, behind: &str) -> String {
     match symbol.split_once(':') {
         Some((module, symbol)) => format!("{symbol}{behind} [{module}]"),
@@ -188,7 +190,7 @@ mod tests {
         std::fs::write(&of_module, module_file::file(b"build", true)).unwrap();
         let module = Sources::open_module(&of_module).unwrap();
         let mut names = Names::default();
-        // Where this kernel was loaded to.
+        // Load addresses of this kernel.
         names.know([
             (READ, 0x80, "vfs_test".to_owned()),
             (EXT4, 0x80, "elsewhere".to_owned()),
@@ -196,14 +198,14 @@ mod tests {
         let lines = Lines::new(Some(sources), module.into_iter().collect());
         names.set_lines(Some(Arc::new(lines)));
         let stack = StackTrace {
-            // Calls at the ends of lines 10 and 14, and one of a symbol that the debug information does not have.
+            // Calls at the ends of lines 10 and 14, and one in a symbol that the debug information lacks.
             addresses: vec![READ + 0x50, READ + 0x38, READ + 4, EXT4 + 1],
             goes_on: false,
         };
         let told = "\n => vfs_test+0x50 (fs/test.c:15)\n => vfs_test+0x38 (fs/test.c:14)\
                     \n => vfs_test+0x4 (fs/test.c:10)\n => elsewhere+0x1";
         assert_eq!(stack.text(&names), told);
-        // They are kept.
+        // The second time the lines come from the cache.
         assert_eq!(stack.text(&names), told);
         let builds = [Some(b"build".to_vec()), Some(b"other".to_vec()), None];
         for ((number, id), told) in (0..).zip(builds).zip([" (fs/test.c:10)", "", ""]) {

@@ -1,4 +1,4 @@
-//! What a trace amounted to: a row per probe, with the cost of its hits.
+//! Summary of a trace: one row per probe, with the cost of its hits.
 
 use std::collections::BTreeMap;
 
@@ -9,18 +9,18 @@ use serde::Serialize;
 use super::events::{self, Label};
 use super::table::{self, table};
 
-/// Longest cost told apart, in nanoseconds; longer ones count as this.
+/// Maximum cost that is recorded, in nanoseconds; longer ones count as this.
 const LONGEST: u64 = 60_000_000_000;
-/// Longest call told apart, in nanoseconds: a day.
+/// Maximum duration of a call that is recorded, in nanoseconds: a day.
 const LONGEST_CALL: u64 = 86_400_000_000_000;
 
-/// Events seen of each probe, and what they cost.
+/// Received events of each probe, and their costs.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     probes: BTreeMap<u32, Seen>,
-    /// Events lost on the way to us.
+    /// Number of events that were lost on the way to the client.
     pub(crate) dropped: u64,
-    /// Events seen.
+    /// Number of received events.
     pub(crate) events: u64,
 }
 
@@ -28,14 +28,14 @@ pub(crate) struct Tally {
 struct Seen {
     label: Label,
     events: u64,
-    /// Of those that took an exit.
+    /// Costs of the hits that took an exit.
     costs: Histogram<u32>,
-    /// How long calls took, for return probes.
+    /// Durations of calls, for return probes.
     durations: Option<Histogram<u32>>,
 }
 
 impl Tally {
-    /// Counts `event`, if it is a hit or a return: what else happens at a hit belongs to it.
+    /// Counts `event` if it is a hit or a return; other events belong to one of these.
     pub(crate) fn count(&mut self, event: &v1::Event, label: &Label) {
         if !is_hit(event) {
             return;
@@ -51,7 +51,7 @@ impl Tally {
         if event.cost_ns > 0 {
             seen.costs.saturating_record(event.cost_ns);
         }
-        // One of zero could not be told.
+        // A duration of zero means that it is unknown.
         if let Some(call) = event.call.as_ref().filter(|call| call.duration_ns > 0) {
             let durations = &mut seen.durations;
             durations
@@ -60,7 +60,7 @@ impl Tally {
         }
     }
 
-    /// The rows for `probes`, and for those that were seen but are no longer among them.
+    /// Returns the rows for `probes`, and for probes with events that are no longer among them.
     pub(crate) fn rows(&self, probes: &[v1::Probe]) -> Vec<Row> {
         let listed = probes.iter().map(|probe| {
             let seen = self.probes.get(&probe.id).map(Seen::row);
@@ -89,7 +89,7 @@ impl Tally {
 }
 
 impl Seen {
-    /// What is known of a probe by its events alone.
+    /// Returns the row of a probe from its events alone.
     fn row(&self) -> Row {
         let symbol = self.label.symbol.as_ref();
         let costs = Some(&self.costs).filter(|costs| !costs.is_empty());
@@ -110,7 +110,7 @@ impl Seen {
     }
 }
 
-/// Whether `event` is a hit or a return, and not what happened after a hit.
+/// Returns whether `event` is a hit or a return, rather than an event after a hit.
 pub(crate) fn is_hit(event: &v1::Event) -> bool {
     match event.kind() {
         EventKind::Unspecified | EventKind::Hit | EventKind::Return => true,
@@ -119,16 +119,16 @@ pub(crate) fn is_hit(event: &v1::Event) -> bool {
 }
 
 fn up_to(longest: u64) -> Histogram<u32> {
-    // Two digits keep a histogram below 16 KiB: there may be thousands of probes.
+    // Two digits keep a histogram below 16 KiB, because there may be thousands of probes.
     Histogram::new_with_bounds(1, longest, 2).expect("1 ns to a day at 2 digits is valid")
 }
 
-/// Median and 99th percentile.
+/// Returns the median and the 99th percentile.
 fn quantiles(costs: &Histogram<u32>) -> (u64, u64) {
     (costs.value_at_quantile(0.5), costs.value_at_quantile(0.99))
 }
 
-/// A probe at the end of a trace, as JSON has it. What is not known of a probe that is gone is `None`.
+/// Summary of a probe in its JSON form. Unknown fields of a removed probe are `None`.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Row {
     probe: u32,
@@ -140,16 +140,16 @@ pub(crate) struct Row {
     missed: Option<u64>,
     throttled: u64,
     events: u64,
-    /// Of the hits, if any took an exit.
+    /// Costs of the hits, if any took an exit.
     cost_median_ns: Option<u64>,
     cost_p99_ns: Option<u64>,
-    /// Of the calls of a return probe.
+    /// Durations of the calls of a return probe.
     duration_median_ns: Option<u64>,
     duration_p99_ns: Option<u64>,
     duration_max_ns: Option<u64>,
 }
 
-/// `rows` as a table, with a line about dropped events if there are any.
+/// Returns `rows` as a table, with lines about throttled hits and dropped events if there are any.
 pub(crate) fn text(rows: &[Row], dropped: u64) -> String {
     let mut columns = vec![
         ("PROBE", false),

@@ -1,5 +1,5 @@
-//! Results as tables: a line of headings, a line per row, columns aligned, nothing else, so that
-//! they read well and `awk` can read them too.
+//! Results as tables: a line of headings, then one line per row, with aligned columns and nothing else, so that
+//! people and `awk` can read them.
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use hvprobe_proto::v1;
@@ -8,13 +8,13 @@ use super::waiting::{Awaited, awaited};
 use super::{asked, harmless};
 use crate::size;
 
-/// A column: its heading, and whether numbers stand in it.
+/// Column: its heading, and whether it contains numbers.
 pub(crate) type Column = (&'static str, bool);
 
-/// Columns of a terminal on which sentences can be wrapped.
+/// Minimum width of a terminal on which sentences are wrapped.
 const WIDE_ENOUGH: u16 = 80;
 
-/// `rows` under `columns`, each on one line.
+/// Formats `rows` under `columns`, each on one line.
 pub(crate) fn table(columns: &[Column], rows: impl IntoIterator<Item = Vec<String>>) -> String {
     arranged(ContentArrangement::Disabled, columns, rows)
 }
@@ -25,7 +25,7 @@ fn arranged(
     rows: impl IntoIterator<Item = Vec<String>>,
 ) -> String {
     let mut table = Table::new();
-    // A terminal that does not know its size says it has none.
+    // A terminal of unknown size reports no width.
     if table.width().is_some_and(|width| width >= WIDE_ENOUGH) {
         table.set_content_arrangement(arrangement);
     } else {
@@ -44,7 +44,7 @@ fn arranged(
     table.trim_fmt()
 }
 
-/// Machines.
+/// Formats a list of machines.
 pub(crate) fn machines(machines: &[v1::Machine]) -> String {
     let columns = [
         ("NAME", false),
@@ -69,17 +69,17 @@ pub(crate) fn machines(machines: &[v1::Machine]) -> String {
     )
 }
 
-/// One machine, on a line of its own.
+/// Formats one machine as a line.
 pub(crate) fn machine(machine: &v1::Machine) -> String {
     format!("{}  {}", machine.name, standing(machine))
 }
 
-/// One that is not in the list any more.
+/// Formats a machine that has left the list.
 pub(crate) fn gone(machine: &v1::MachineGone) -> String {
     format!("{}  gone", harmless(machine.name.as_bytes()))
 }
 
-/// What a machine is doing, and since what.
+/// Returns the state of a machine, with the reason for it.
 fn standing(machine: &v1::Machine) -> String {
     let state = machine_state(machine.state());
     match (&machine.ending, &machine.stopped_at) {
@@ -91,7 +91,7 @@ fn standing(machine: &v1::Machine) -> String {
     }
 }
 
-/// Probes, with the flags that /sys/kernel/debug/kprobes/list has.
+/// Formats a list of probes, with the flags of /sys/kernel/debug/kprobes/list.
 pub(crate) fn probes(probes: &[v1::Probe]) -> String {
     let mut columns = vec![
         ("ID", true),
@@ -141,10 +141,11 @@ pub(crate) fn probes(probes: &[v1::Probe]) -> String {
     )
 }
 
-/// What a probe has in a column that is there only if one of them has anything in it.
+/// Returns a probe's cell in an optional column. The column is shown only if at least one probe has a cell in
+/// it.
 type Cell = fn(&v1::Probe) -> Option<String>;
 
-/// These columns, each with what stands there of a probe that has nothing.
+/// Optional columns, each with the text for probes without a cell.
 const OPTIONAL: [(Column, &str, Cell); 4] = [
     (("OWNER", false), "-", owner),
     (("THROTTLED", true), "-", throttled),
@@ -172,7 +173,8 @@ fn actions(probe: &v1::Probe) -> Option<String> {
     (!words.is_empty()).then(|| words.join(" "))
 }
 
-/// `[DISABLED] [BOOSTED]`: what is special about a probe, and how its instruction takes effect.
+/// Returns the flags of a probe, such as `[DISABLED] [BOOSTED]`: deviations from its normal state, and its
+/// mechanism.
 fn flags(probe: &v1::Probe) -> String {
     let mut flags = Vec::new();
     match probe.state() {
@@ -201,7 +203,7 @@ fn flags(probe: &v1::Probe) -> String {
     flags.join(" ")
 }
 
-/// Symbols, without headings, in the form of /proc/kallsyms with sizes.
+/// Formats a symbol like a line of /proc/kallsyms, with its size.
 pub(crate) fn symbol(symbol: &v1::Symbol) -> String {
     let letter = match symbol.kind() {
         v1::SymbolKind::Text => 't',
@@ -222,12 +224,12 @@ pub(crate) fn symbol(symbol: &v1::Symbol) -> String {
     line
 }
 
-/// The host report. These are sentences: a terminal is no place for lines that long.
+/// Formats the host report. Its sentences are wrapped to the width of the terminal.
 pub(crate) fn findings(findings: &[v1::Finding]) -> String {
     arranged_findings(ContentArrangement::Dynamic, findings)
 }
 
-/// The same, each on one line wherever it is written.
+/// Formats the host report without wrapping.
 pub(crate) fn findings_in_full(findings: &[v1::Finding]) -> String {
     arranged_findings(ContentArrangement::Disabled, findings)
 }
@@ -253,13 +255,13 @@ fn arranged_findings(arrangement: ContentArrangement, findings: &[v1::Finding]) 
     )
 }
 
-/// Symbol and offset of a probepoint.
+/// Returns the symbol and the offset of a probepoint.
 pub(crate) fn place(probe: &v1::Probe) -> Option<String> {
     let symbol = probe.symbol.as_ref()?;
     Some(at(&harmless(symbol.name.as_bytes()), symbol.offset))
 }
 
-/// So far behind the beginning of a symbol.
+/// Returns `symbol+offset`, or only the symbol for the offset 0.
 pub(crate) fn at(symbol: &str, offset: u64) -> String {
     match offset {
         0 => symbol.to_owned(),
@@ -267,7 +269,7 @@ pub(crate) fn at(symbol: &str, offset: u64) -> String {
     }
 }
 
-/// Where a probe stands, in words.
+/// Returns the state of a probe in words.
 pub(crate) fn state(probe: &v1::Probe) -> String {
     let mut text = probe_state(probe.state()).to_owned();
     if probe.disabled {
@@ -280,7 +282,7 @@ pub(crate) fn state(probe: &v1::Probe) -> String {
     text
 }
 
-/// How a guest ended, in words.
+/// Returns in words how a guest ended.
 pub(crate) fn ending_text(ending: &v1::Ending) -> String {
     let reason = reason(ending.reason());
     match ending.guest_status {

@@ -1,4 +1,4 @@
-//! Times of events as they are printed.
+//! Timestamps of events.
 
 use clap::ValueEnum;
 use hvprobe_proto::v1::Anchor;
@@ -27,13 +27,13 @@ pub(crate) enum TimeFormat {
     Delta,
 }
 
-/// Prints times, one event after the other.
+/// Formatter for the times of successive events.
 #[derive(Debug, Default)]
 pub(crate) struct Times {
     format: TimeFormat,
-    /// Which wall-clock times events have.
+    /// Relation of monotonic and wall-clock time.
     pub(crate) anchor: Option<Anchor>,
-    /// The time of the first event, or of the one before.
+    /// Time of the first event, or of the previous one.
     since: Option<u64>,
 }
 
@@ -45,7 +45,7 @@ impl Times {
         }
     }
 
-    /// Names the columns of [`super::events::line`] with such times.
+    /// Returns the header of [`super::events::line`] for such times.
     pub(crate) fn header(&self) -> String {
         let more = match self.format {
             TimeFormat::Wall => " ".repeat(15),
@@ -57,7 +57,7 @@ impl Times {
         )
     }
 
-    /// The time `ns` of an event, which is 0 if it cannot be told.
+    /// Formats the time `ns` of an event; 0 means that it is unknown.
     pub(crate) fn text(&mut self, ns: u64) -> String {
         if ns == 0 {
             return match self.format {
@@ -77,7 +77,7 @@ impl Times {
     }
 }
 
-/// The seconds from `since` to `ns`. An event may be told behind one that was later.
+/// Formats the seconds from `since` to `ns`. Negative if an event arrives after one with a later time.
 fn apart(since: u64, ns: u64) -> String {
     let sign = if ns < since { "-" } else { "" };
     seconds(sign, ns.abs_diff(since))
@@ -88,7 +88,7 @@ fn seconds(sign: &str, ns: u64) -> String {
     format!("{whole:>5}.{:06}", ns % 1_000_000_000 / 1000)
 }
 
-/// A time on the wall clock, since 1970, if it is known which one that is.
+/// Converts a time to wall-clock time since 1970, if the relation of the clocks is known.
 pub(crate) fn realtime(ns: u64, anchor: Option<&Anchor>) -> Option<u64> {
     let anchor = anchor?;
     ns.checked_add(anchor.realtime_ns)?
@@ -96,7 +96,7 @@ pub(crate) fn realtime(ns: u64, anchor: Option<&Anchor>) -> Option<u64> {
 }
 
 fn wall(ns: u64) -> Option<String> {
-    // Cut off, not rounded up into the next second.
+    // Truncate, so that the time is not rounded up into the next second.
     let time = OffsetDateTime::from_unix_timestamp_nanos((ns - ns % 1000).into()).ok()?;
     time.to_offset(UtcOffset::UTC).format(&Iso8601::<WALL>).ok()
 }
@@ -151,7 +151,7 @@ mod tests {
             let mut times = Times::new(format);
             let header = times.header();
             let first = header.lines().next().unwrap_or_default();
-            // 16 of the task, a dash, 7 of the pid, the processor, and two blanks.
+            // 16 characters for the task, a dash, 7 for the pid, the processor, and two blanks.
             let end = 16 + 1 + 7 + 1 + 5 + 1 + times.text(0).len();
             assert_eq!(first.find("  EVENT").map(|at| at + 2), Some(end + 2));
         }

@@ -1,7 +1,7 @@
 //! Values as JSON: numbers as numbers, names and texts as strings, structures as objects.
 //!
-//! Addresses and what is to be shown in hexadecimal are strings of hexadecimal digits, as are numbers of
-//! more than 64 bits. What could not be read is `null`.
+//! Addresses and hexadecimal values are strings of hexadecimal digits, as are numbers of more than 64 bits. A
+//! value that could not be read is `null`.
 
 use hvprobe_spec::language::text::hex;
 use serde::{Serialize, Serializer};
@@ -10,23 +10,23 @@ use super::names::Names;
 use super::value_text;
 use super::values::Value;
 
-/// A value.
+/// JSON value.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub(crate) enum Json {
-    /// None is known.
+    /// Unknown value.
     Null,
-    /// Whether something is so.
+    /// Truth value.
     Bool(bool),
-    /// A number.
+    /// Unsigned number.
     Unsigned(u64),
-    /// A number.
+    /// Signed number.
     Signed(i64),
-    /// A text.
+    /// String.
     Text(String),
-    /// Values one behind the other.
+    /// Array.
     List(Vec<Json>),
-    /// Values with names, in this order.
+    /// Object whose members keep this order.
     Object(#[serde(serialize_with = "in_order")] Vec<(String, Json)>),
 }
 
@@ -35,7 +35,7 @@ fn in_order<S: Serializer>(members: &[(String, Json)], serializer: S) -> Result<
 }
 
 impl Json {
-    /// `value` with the names of its symbols.
+    /// Converts `value`, with names for its addresses.
     pub(crate) fn of(value: &Value<'_>, names: &Names) -> Self {
         match value {
             Value::Fault | Value::Unknown => Self::Null,
@@ -73,7 +73,7 @@ impl Json {
         }
     }
 
-    /// `values` with their names.
+    /// Converts named `values` to an object.
     pub(crate) fn object(values: &[(&str, Value<'_>)], names: &Names) -> Self {
         let member = |(name, value): &(&str, Value<'_>)| {
             let name = (*name).to_owned();
@@ -83,7 +83,8 @@ impl Json {
     }
 }
 
-/// `bytes` as text. JSON escapes what steers terminals, but not the control characters above ASCII.
+/// Returns `bytes` as text. JSON escapes ASCII control characters, but not DEL and the control characters above
+/// ASCII; these are replaced.
 fn text(bytes: &[u8]) -> String {
     let replaced = |c: char| match c {
         '\u{7f}'..='\u{9f}' => char::REPLACEMENT_CHARACTER,

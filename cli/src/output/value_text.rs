@@ -1,4 +1,4 @@
-//! Values as they stand in a line.
+//! Values as text in a line.
 
 use std::fmt::{self, Write as _};
 
@@ -9,14 +9,14 @@ use super::names::Names;
 use super::quoted;
 use super::values::Value;
 
-/// `value` with the names of its symbols.
+/// Formats `value`, with names for its addresses.
 pub(crate) fn text(value: &Value<'_>, names: &Names) -> String {
     let mut text = String::new();
     write(&mut text, value, names).expect("writing to a string cannot fail");
     text
 }
 
-/// What a function returned: an error by name, if its type has room for one.
+/// Formats the result of a function: an error by name, if the type can hold one.
 pub(crate) fn result(value: &Value<'_>, names: &Names) -> String {
     let returned = match value {
         Value::Signed(number) => i64::try_from(*number).ok().map(i64::cast_unsigned),
@@ -81,7 +81,7 @@ fn write(text: &mut String, value: &Value<'_>, names: &Names) -> fmt::Result {
     }
 }
 
-/// `A|B|0x10`.
+/// Returns the names of flags, and the remaining bits: `A|B|0x10`.
 pub(crate) fn flags(names: &[&str], rest: u64) -> String {
     let mut text = names.join("|");
     if rest != 0 {

@@ -1,8 +1,8 @@
-//! Which captured items are values of arguments, and so not shown as captures.
+//! Captured items that are values of arguments, and therefore not shown as captures.
 
 use hvprobe_proto::v1::{self, argument};
 
-/// The positions of those of `probe`.
+/// Returns the positions of these items of `probe`.
 pub(crate) fn items(probe: &v1::Probe) -> impl Iterator<Item = usize> {
     let sources = probe.arguments.iter().map(|each| &each.source);
     sources.filter_map(|source| match source {

@@ -1,64 +1,64 @@
-//! What the bytes of a value mean, by the type that comes with them.
+//! Decoding of a value's bytes by its type.
 //!
-//! Invariant: whatever a type says, nothing is read beyond the bytes, and no more than [`MOST`] values
-//! come of them. What makes no sense is [`Value::Unknown`].
+//! Invariant: whatever a type says, nothing beyond the bytes is read, and at most [`MOST`] values result.
+//! Contradictory input becomes [`Value::Unknown`].
 
 use hvprobe_proto::v1::{self, TypeKind};
 
 use super::bits;
 
-/// The most values that one is taken apart into.
+/// Maximum number of values in one decoded value.
 const MOST: usize = 1024;
-/// The most bytes of a number.
+/// Maximum size of a number in bytes.
 const NUMBER: usize = 16;
 
-/// A value. What has a name has it from the value's type.
+/// Decoded value. Names in it come from the value's type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Value<'a> {
-    /// It could not be read.
+    /// The value could not be read.
     Fault,
-    /// The event does not have it, or its type contradicts what the event has.
+    /// The event lacks the value, or the value's type contradicts the event.
     Unknown,
-    /// There are more of them than are shown.
+    /// Further elements or members are not shown.
     More,
-    /// A number, shown in decimal.
+    /// Number in decimal.
     Unsigned(u128),
-    /// A number, shown in decimal.
+    /// Signed number in decimal.
     Signed(i128),
-    /// A number, shown in hexadecimal.
+    /// Number in hexadecimal.
     Hex(u128),
-    /// A character.
+    /// Character.
     Char(u8),
-    /// Whether something is so.
+    /// Truth value.
     Bool(bool),
-    /// An address.
+    /// Address.
     Pointer(u64),
-    /// An address of the kernel, which may be in a symbol.
+    /// Kernel address, which may be in a symbol.
     Symbol(u64),
-    /// A number that has a name, or whose bits have.
+    /// Number with a name, or with names for its bits.
     Named {
-        /// The names.
+        /// Names.
         names: Vec<&'a str>,
-        /// The bits that have none.
+        /// Bits without a name.
         rest: u64,
     },
-    /// Elements one behind the other.
+    /// Array elements.
     Array(Vec<Value<'a>>),
     /// Members with their names.
     Struct(Vec<(&'a str, Value<'a>)>),
-    /// A text.
+    /// Text.
     Text {
-        /// Its bytes.
+        /// Bytes of the text.
         bytes: Vec<u8>,
-        /// Whether it goes on behind them.
+        /// Whether the guest's text is longer.
         truncated: bool,
     },
-    /// Something else.
+    /// Bytes of a type without a known format.
     Bytes(Vec<u8>),
 }
 
 impl<'a> Value<'a> {
-    /// The value of type `ty` that the first of `bytes` are, or `part` of it.
+    /// Reads a value of type `ty`, or the bit field `part` of it, from the start of `bytes`.
     pub(crate) fn read(ty: &'a v1::Type, part: Option<v1::Bits>, bytes: &[u8]) -> Self {
         match part {
             Some(part) => of_size(ty, bytes).map_or(Value::Unknown, |bytes| {
@@ -68,7 +68,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// Calls `visit` with all addresses of symbols in it.
+    /// Calls `visit` with each symbol address in the value.
     pub(crate) fn symbols(&self, visit: &mut impl FnMut(u64)) {
         match self {
             Self::Symbol(at) => visit(*at),
@@ -79,7 +79,7 @@ impl<'a> Value<'a> {
     }
 }
 
-/// Takes values apart, as long as there are not too many.
+/// Decoder with a limit on the number of values.
 struct Reader {
     left: usize,
 }
@@ -167,12 +167,12 @@ impl Reader {
     }
 }
 
-/// Those of `bytes` that a value of type `ty` has.
+/// Returns the part of `bytes` that a value of type `ty` occupies.
 fn of_size<'b>(ty: &v1::Type, bytes: &'b [u8]) -> Option<&'b [u8]> {
     bytes.get(..usize::try_from(ty.size).ok()?)
 }
 
-/// The text in `bytes`, which ends at a NUL if there is one.
+/// Returns the text in `bytes`, up to the first NUL if there is one.
 pub(crate) fn text<'a>(bytes: &[u8], truncated: bool) -> Value<'a> {
     let end = bytes.iter().position(|byte| *byte == 0);
     Value::Text {
@@ -181,7 +181,7 @@ pub(crate) fn text<'a>(bytes: &[u8], truncated: bool) -> Value<'a> {
     }
 }
 
-/// A number of type `ty` that has so many bits of `bytes` from `offset` on.
+/// Returns a number of type `ty` from `width` bits of `bytes`, starting at bit `offset`.
 fn number<'a>(ty: &'a v1::Type, bytes: &[u8], offset: u32, width: u32) -> Value<'a> {
     let Some(number) = bits::unsigned(bytes, offset, width) else {
         return Value::Unknown;
@@ -200,7 +200,7 @@ fn number<'a>(ty: &'a v1::Type, bytes: &[u8], offset: u32, width: u32) -> Value<
     }
 }
 
-/// The names of a number: its own, or those of its bits where the enumeration is one of flags.
+/// Returns a number with its own name, or with the names of its bits if the enumeration consists of flags.
 fn enumerated(ty: &v1::Type, number: u128, width: u32) -> Value<'_> {
     let plain = match ty.signed {
         true => Value::Signed(bits::signed(number, width)),
@@ -251,8 +251,8 @@ fn enumerated(ty: &v1::Type, number: u128, width: u32) -> Value<'_> {
     }
 }
 
-/// Whether names are those of bits: whether there are more of single bits than of other numbers. An
-/// enumeration that counts has few of them.
+/// Returns whether an enumeration consists of flags: whether more of its values are single bits than other
+/// non-zero numbers. In an enumeration that counts, few values are single bits.
 fn are_flags(all: &[v1::Enumerator]) -> bool {
     let all = all.iter().map(|each| each.value.cast_unsigned());
     let (bits, others): (Vec<u64>, Vec<u64>) = all

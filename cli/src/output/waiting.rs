@@ -1,4 +1,4 @@
-//! What probes that are not planted yet wait for.
+//! Conditions that pending probes wait for.
 
 use std::collections::BTreeMap;
 
@@ -7,23 +7,23 @@ use hvprobe_spec::definition::{Target, parse};
 
 use super::harmless;
 
-/// Whether the kernel of a machine is up, by what `probes` of it show: none is placed before.
+/// Returns whether the kernel of a machine is up, judging by its `probes`: none is placed earlier.
 pub(crate) fn is_up(probes: &[Probe]) -> bool {
     probes
         .iter()
         .any(|probe| probe.state() == ProbeState::Placed)
 }
 
-/// What a probe waits for.
+/// Condition that a pending probe waits for.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Awaited {
-    /// The kernel's text to be final.
+    /// The kernel's text is final.
     Kernel,
-    /// This module to be loaded; the kernel, too, while it boots.
+    /// This module is loaded. While the kernel boots, its text must become final, too.
     Module(String),
 }
 
-/// What `probe` waits for, if it does.
+/// Returns the condition that `probe` waits for, if it is pending.
 pub(super) fn awaited(probe: &Probe) -> Option<Awaited> {
     if probe.state() != ProbeState::Pending {
         return None;
@@ -38,7 +38,8 @@ pub(super) fn awaited(probe: &Probe) -> Option<Awaited> {
     })
 }
 
-/// A line for each thing that some of `probes` wait for, on a machine whose kernel may be known to be up.
+/// Returns a line for each condition that some of `probes` wait for. `is_up` says whether the machine's kernel
+/// is known to be up.
 pub(crate) fn lines(probes: &[Probe], is_up: bool) -> Vec<String> {
     let mut by_what: BTreeMap<Awaited, Vec<&str>> = BTreeMap::new();
     for probe in probes {
@@ -48,7 +49,7 @@ pub(crate) fn lines(probes: &[Probe], is_up: bool) -> Vec<String> {
     }
     let line = |(what, definitions): (Awaited, Vec<&str>)| {
         let (one_does, several_do) = match what {
-            // What else it waits for is not known here.
+            // The client does not know what else the probe waits for.
             Awaited::Kernel if is_up => (
                 "is not planted yet".to_owned(),
                 "are not planted yet".to_owned(),
@@ -97,7 +98,7 @@ mod tests {
             ]
         );
         assert!(lines(&probes[1..2], true).is_empty());
-        // Another probe of the machine is there.
+        // Another probe of the machine is placed.
         assert!(is_up(&probes) && !is_up(&probes[2..]));
         assert_eq!(
             lines(&probes, true),

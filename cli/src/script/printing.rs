@@ -1,6 +1,7 @@
-//! What a script prints of a hit.
+//! Output of a script for a hit.
 //!
-//! Invariant: nothing that a guest says can steer a terminal; only what the script itself prints can.
+//! Invariant: data from a guest is printed without control characters for a terminal. The script's own text may
+//! contain them.
 
 use hvprobe_proto::v1::{self, EventKind, Probe, TypeKind};
 use hvprobe_spec::definition::{Kind, Target};
@@ -14,18 +15,18 @@ use crate::output::names::Names;
 use crate::output::printf::{self, Printed};
 use crate::output::values::Value;
 
-/// A hit of a probe of a script.
+/// Hit of a script's probe.
 #[derive(Debug)]
 pub(super) struct Hit<'a> {
     pub(super) event: &'a v1::Event,
     pub(super) label: &'a Label,
     pub(super) planted: &'a Planted,
-    /// When the script began.
+    /// Start time of the script.
     pub(super) began_ns: u64,
 }
 
 impl Hit<'_> {
-    /// Whether there is anything to do at it: of each hit a probe may have more events than one.
+    /// Returns whether the actions run at this event. A probe may have several events per hit.
     pub(super) fn is_one(&self) -> bool {
         matches!(
             self.event.kind(),
@@ -33,7 +34,7 @@ impl Hit<'_> {
         )
     }
 
-    /// The addresses in `values` whose symbols are printed.
+    /// Returns the addresses in `values` whose symbols are printed.
     pub(super) fn addresses(&self, values: &[Said]) -> Vec<u64> {
         let mut addresses = Vec::new();
         for value in values {
@@ -49,7 +50,7 @@ impl Hit<'_> {
         addresses
     }
 
-    /// What `printf` prints.
+    /// Returns the output of `printf`.
     pub(super) fn printf(&self, format: &Format, values: &[Said], names: &Names) -> String {
         formatted(format, values.iter().map(|value| self.said(value, names)))
     }
@@ -71,7 +72,7 @@ impl Hit<'_> {
         }
     }
 
-    /// The value of the argument `name`.
+    /// Returns the value of the argument `name`.
     fn argument(&self, name: &str) -> Printed {
         let captured = self.label.captures.split(self.event);
         let told = self.label.arguments.told(self.event, &captured.items);
@@ -99,7 +100,7 @@ impl Hit<'_> {
                 comm.map_or_else(unknown, Printed::Text)
             }
             Builtin::Cpu => Printed::Number(event.vcpu.into()),
-            // The time of an event that cannot be told is 0.
+            // A time of 0 means that it is unknown.
             Builtin::Nsecs | Builtin::Elapsed if event.host_ns == 0 => unknown(),
             Builtin::Nsecs => since(event.host_ns, 0),
             Builtin::Elapsed => since(event.host_ns, self.began_ns),
@@ -118,7 +119,7 @@ impl Hit<'_> {
     }
 }
 
-/// What `printf` prints where there is no hit.
+/// Returns the output of `printf` outside a hit.
 pub(super) fn aside(format: &Format, values: &[Said], now_ns: u64, began_ns: u64) -> String {
     let values = values
         .iter()
@@ -148,13 +149,13 @@ fn formatted(format: &Format, mut values: impl Iterator<Item = Printed>) -> Stri
     pieces.collect()
 }
 
-/// The symbol at `address`, as bpftrace shows it.
+/// Returns the symbol at `address` in bpftrace's format.
 pub(super) fn symbol(address: u64, names: &Names) -> String {
     let symbol = names.symbol(address);
     symbol.map_or_else(|| format!("{address:#x}"), |(name, _)| name.to_owned())
 }
 
-/// The function of a probe, at `symbol` if that is known.
+/// Returns the function of a probe, which is at `symbol` if known.
 pub(super) fn function(symbol: Option<&(String, u64)>, planted: &Planted) -> String {
     match symbol {
         Some((name, _)) => name.clone(),
@@ -162,8 +163,9 @@ pub(super) fn function(symbol: Option<&(String, u64)>, planted: &Planted) -> Str
     }
 }
 
-/// A probe as a script writes it; of a pattern's that of its function, which is at `symbol` if that is known.
-/// The symbol does not tell the others: a probe at an entry is behind what marks that, such as `endbr64`.
+/// Returns a probe in the syntax of scripts. A probe of a pattern is named by its function, from `symbol` if
+/// known. Other probes are named by their definition, not by the symbol: a probe at a function's entry is after
+/// the entry's marker, such as `endbr64`.
 pub(super) fn probe(symbol: Option<&(String, u64)>, planted: &Planted) -> String {
     let kind = match planted.definition.kind {
         Kind::Probe => "kprobe",
@@ -189,7 +191,7 @@ pub(super) fn probe(symbol: Option<&(String, u64)>, planted: &Planted) -> String
     format!("{kind}:{target}")
 }
 
-/// What `time` prints at `now`, in UTC.
+/// Returns the output of `time` at `now`, in UTC.
 pub(super) fn time(format: &str, now: OffsetDateTime) -> String {
     let now = now.to_offset(UtcOffset::UTC);
     let month = u8::from(now.month());
@@ -219,7 +221,7 @@ pub(super) fn time(format: &str, now: OffsetDateTime) -> String {
     text
 }
 
-/// `probe`, whose arguments are numbers where the guest has names for them: a script prints numbers.
+/// Returns `probe` with plain numbers for its enumeration arguments, because a script prints numbers.
 pub(super) fn in_numbers(mut probe: Probe) -> Probe {
     for argument in &mut probe.arguments {
         if let Some(ty) = &mut argument.r#type
@@ -247,7 +249,7 @@ mod tests {
     use crate::output::events::Labels;
     use crate::output::events::tests::hit;
 
-    /// What the first probe of `text` prints at a hit of `vfs_read`, by names of registers.
+    /// Returns the output of the first probe of `text` at a hit of `vfs_read`.
     fn printed(text: &str) -> String {
         let program = compile(text, &read_script(text).unwrap()).unwrap();
         let planted = &program.probes[0];

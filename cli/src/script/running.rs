@@ -1,7 +1,7 @@
-//! A script that runs: what is done with the events and histograms of its probes.
+//! A running script: it handles the events and histograms of the script's probes.
 //!
-//! Invariant: what is counted is counted by the server, from the first hit on; what is printed at hits is
-//! printed in their order, and hits that are missing are told.
+//! Invariant: the server counts, from the first hit on. Output at hits is printed in their order, and missing
+//! hits are reported.
 
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -32,29 +32,29 @@ use crate::output::script_map::{Entries, KeyText, Summed, row_of_bits, row_of_st
 use crate::output::stack_trace::StackTrace;
 use crate::symbolize;
 
-/// A script that runs.
+/// Running script.
 #[derive(Debug)]
 pub(crate) struct Running {
     script: Script,
     machine: String,
-    /// Which of its probes they are.
+    /// Position in the script of each probe, by id.
     positions: HashMap<u32, usize>,
     labels: Labels,
     names: Names,
-    /// Of each map its histograms, with where they come from.
+    /// Histograms of each map, with their index in the map.
     counting: Vec<Vec<(usize, Counting)>>,
     intervals: Vec<Interval>,
-    /// Which interval comes first if several are over, so that short ones leave room for others.
+    /// Index of the interval that is checked first, so that a short interval does not starve the others.
     turn: usize,
-    /// Events that were lost before they could be counted.
+    /// Number of events that were lost before they could be counted.
     lost: u64,
     began_ns: u64,
-    /// `exit()` was called.
+    /// Whether `exit()` was called.
     is_over: bool,
 }
 
 impl Running {
-    /// Runs `script`, which has planted `probes` on `machine`.
+    /// Starts `script`, whose `probes` are planted on `machine`.
     pub(crate) async fn begin(
         client: &mut Client,
         machine: &str,
@@ -111,7 +111,7 @@ impl Running {
         Ok(running)
     }
 
-    /// Has the server count what `counted`, which is the one at `at` of its map, says.
+    /// Starts the server's histogram for `counted`, at index `at` of its map.
     async fn count(
         &self,
         client: &mut Client,
@@ -120,7 +120,7 @@ impl Running {
     ) -> anyhow::Result<Option<(usize, Counting)>> {
         let ids = self.ids(|position| counted.probes.contains(position));
         if ids.is_empty() {
-            // It was told why they are not there.
+            // The user already knows why the probes are missing.
             return Ok(None);
         }
         let text = &counted.histogram.text;
@@ -130,7 +130,7 @@ impl Running {
         Ok(Some((at, counting)))
     }
 
-    /// Whether there are addresses to print when the machine may have ended.
+    /// Returns whether addresses may have to be printed after the machine has ended.
     fn needs_functions(&self) -> bool {
         let mut counting = self.counting.iter().flatten();
         let mut probes = self.script.program.probes.iter();
@@ -146,7 +146,7 @@ impl Running {
         self.labels.learn(&probes);
     }
 
-    /// The probes whose events are needed, by their ids; none if all that hits do is count.
+    /// Returns the ids of the probes whose events are needed; empty if the hits are only counted.
     pub(crate) fn wanted(&self) -> Vec<u32> {
         self.ids(|position| {
             let planted = self.script.program.probes.get(*position);
@@ -154,7 +154,7 @@ impl Running {
         })
     }
 
-    /// The ids of those of its probes whose position is `wanted`, in their order.
+    /// Returns the sorted ids of the probes whose positions are `wanted`.
     fn ids(&self, wanted: impl Fn(&usize) -> bool) -> Vec<u32> {
         let found = self.positions.iter().filter(|(_, it)| wanted(it));
         let mut ids: Vec<_> = found.map(|(id, _)| *id).collect();
@@ -162,12 +162,12 @@ impl Running {
         ids
     }
 
-    /// Whether it has ended itself.
+    /// Returns whether the script has called `exit()`.
     pub(crate) fn is_over(&self) -> bool {
         self.is_over
     }
 
-    /// Returns when an interval is over, and which.
+    /// Returns the index of an interval when it elapses.
     pub(crate) async fn tick(&mut self) -> usize {
         poll_fn(|context| {
             let count = self.intervals.len();
@@ -187,7 +187,7 @@ impl Running {
         .await
     }
 
-    /// Does what is to be done when the interval at `index` is over.
+    /// Runs the actions of the interval at `index`.
     pub(crate) async fn ticked(&mut self, client: &mut Client, index: usize) -> anyhow::Result<()> {
         let interval = self.script.program.intervals.get(index).cloned();
         match interval {
@@ -196,7 +196,7 @@ impl Running {
         }
     }
 
-    /// Does what is to be done at the hits in `batch`.
+    /// Runs the actions of the hits in `batch`.
     pub(crate) async fn show(
         &mut self,
         client: &mut Client,
@@ -242,7 +242,7 @@ impl Running {
                         self.is_over = true;
                         break;
                     }
-                    // Hits do nothing else.
+                    // Hits have no other actions.
                     Action::Print { .. } | Action::Clear { .. } => {}
                 }
             }
@@ -257,7 +257,7 @@ impl Running {
         })
     }
 
-    /// Does what is to be done in the end, and prints what is left in the maps.
+    /// Runs the actions at the end, and prints the remaining maps.
     pub(crate) async fn end(&mut self, client: &mut Client) -> anyhow::Result<()> {
         let actions = self.script.program.end.clone();
         self.act(client, &actions).await?;
@@ -296,8 +296,8 @@ impl Running {
         Ok(())
     }
 
-    /// The map at `map` as it is printed; nothing, if nothing is in it. `last` is whether it is told what was
-    /// not counted.
+    /// Formats the map at index `map`; an empty map is empty text. With `last`, reports hits that are missing
+    /// in the map.
     async fn map(
         &mut self,
         client: &mut Client,
@@ -323,7 +323,7 @@ impl Running {
                 read.push((counted, counting.schema.clone(), rows));
             }
         }
-        // Where probes are may be known by now.
+        // The addresses of the probes may be known by now.
         let probes = client.list_probes(&self.machine).await.unwrap_or_default();
         self.learn(&probes);
         for (counted, schema, rows) in read {
@@ -403,7 +403,7 @@ impl Running {
         })
     }
 
-    /// A key of a map, of an entry with these `values`.
+    /// Returns a part of a map's key, from an entry with these `values`.
     fn key(
         &self,
         part: &KeyPart,
@@ -452,7 +452,7 @@ impl Running {
     }
 }
 
-/// The number that a key is, by its type, unless that shows it otherwise.
+/// Returns a key as a number of its type, unless the type has another display.
 fn number(key: &HistogramKey, value: &HistogramKeyValue) -> Option<i128> {
     let Some(What::Number(number)) = value.what else {
         return None;

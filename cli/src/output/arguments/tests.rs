@@ -26,7 +26,7 @@ pub(crate) fn int() -> v1::Type {
     plain("int", 4, TypeKind::Signed)
 }
 
-/// The values of `event`, as text.
+/// Returns the values of `event` as text.
 fn told(probe: &v1::Probe, event: &v1::Event) -> Option<Vec<String>> {
     let captures = Captures::of(probe);
     let arguments = Arguments::of(probe);
@@ -132,7 +132,7 @@ fn a_result_in_two_registers_is_that_of_the_call() {
     };
     let text = "{tv_sec=7, tv_nsec=9}".to_owned();
     assert_eq!(result(&event), (1, Some(text)));
-    // At an entry what registers have now are arguments.
+    // At an entry, current registers are arguments, not the result.
     event.kind = EventKind::Hit.into();
     assert_eq!(result(&event), (2, None));
 }
@@ -271,7 +271,7 @@ fn hits_and_returns_have_values_and_nothing_else_has() {
     probe.arguments.clear();
     let hit = event(EventKind::Hit);
     assert_eq!(told(&probe, &hit), None);
-    // A function that takes nothing.
+    // A function without arguments.
     probe.call = true;
     assert_eq!(told(&probe, &hit), Some(Vec::new()));
 }

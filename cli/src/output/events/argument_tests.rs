@@ -1,4 +1,4 @@
-//! Lines of probes whose hits have values.
+//! Tests of lines for probes whose hits have values.
 
 use expect_test::{Expect, expect};
 use hvprobe_proto::v1::{EventField, Register, TypeKind, argument::Source, item};
@@ -8,12 +8,12 @@ use super::*;
 use crate::output::arguments::tests::{argument, in_registers, int};
 use crate::output::values::tests::plain;
 
-/// The result of a function.
+/// Returns the argument for a function's result.
 fn result(ty: v1::Type) -> v1::Argument {
     argument("$retval", Source::Field(EventField::Retval.into()), ty)
 }
 
-/// A probe of `do_sys_openat2` with its first arguments, as they are at the entry.
+/// Returns a probe of `do_sys_openat2` with its first arguments, as they are at the entry.
 fn opens(call: bool, name: &str) -> v1::Probe {
     let returns = name.starts_with('r');
     let pointer = plain("const char *", 8, TypeKind::Pointer);
@@ -37,7 +37,7 @@ fn opens(call: bool, name: &str) -> v1::Probe {
     }
 }
 
-/// What follows the time.
+/// Checks the part of the line after the time.
 fn check(event: &v1::Event, probe: v1::Probe, expected: Expect) {
     let mut labels = Labels::default();
     labels.learn(&[probe]);
@@ -84,7 +84,7 @@ fn result_stands_behind_its_call() {
         probe(int()),
         expect!["r: do_sys_openat2(dfd=1, filename=0x7fff12345000) = 3 took=12.345us"],
     );
-    // The upper half of an `int` means nothing.
+    // The upper half of an `int` is ignored.
     check(
         &returned(0xffff_fffe),
         probe(int()),
@@ -102,7 +102,7 @@ fn result_stands_behind_its_call() {
             "r: do_sys_openat2(dfd=1, filename=0x7fff12345000) = 18446744073709551604 took=12.345us"
         ],
     );
-    // A function that returns nothing.
+    // A function without a result.
     let mut event = returned(3);
     if let Some(call) = &mut event.call {
         call.duration_ns = 0;

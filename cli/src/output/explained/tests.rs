@@ -5,7 +5,7 @@ use hvprobe_spec::{Actions, Base, Bits, Fetched, Memory, Pointer, RegisterSet};
 
 use super::{Argument, Common, Explained, Item, Mechanism, Read, Source, json, text};
 
-/// A probe of `definition` at the entry of a function.
+/// Returns the explanation of a probe with this `definition` in `vfs_read`.
 fn explained(definition: &str) -> Explained {
     Explained {
         definition: definition.to_owned(),

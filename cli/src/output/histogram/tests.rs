@@ -228,7 +228,7 @@ fn json_has_an_object_for_each_entry_and_one_for_all() {
     );
 }
 
-/// A histogram by task and stack.
+/// Checks a histogram by task and stack.
 fn by_stack(look: Look, expected: Expect) {
     let stack = HistogramKeyValue {
         what: Some(histogram_key_value::What::StackTrace(
