@@ -1,8 +1,7 @@
-//! What happens at a hit, besides counting it.
+//! Actions at a hit, besides counting it.
 //!
-//! Invariant: everything here has a bounded size, checked when the probe is registered
-//! ([`ProbeSpec::check`](crate::ProbeSpec::check)), so that carrying it out at a hit allocates nothing
-//! and ends soon.
+//! Invariant: everything here has a bounded size, which is checked when the probe is registered
+//! ([`ProbeSpec::check`](crate::ProbeSpec::check)). So the actions of a hit allocate nothing and end soon.
 
 use std::time::Duration;
 
@@ -16,52 +15,52 @@ use crate::item::Item;
 use crate::limits::{CAPTURE_MAX, CHANGES_MAX, FRAMES_MAX, ITEMS_MAX, POINTERS_MAX};
 use crate::predicate::Predicate;
 
-/// What happens at a hit, apart from counting it and reporting it.
+/// Actions at a hit, besides counting and reporting it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Actions {
-    /// All must hold, or this hit is left alone and nothing of the following happens. For a return
-    /// probe: at entry, or this call is left alone (the entry handler's veto).
+    /// Conditions that must all hold; otherwise the hit is ignored and none of the following happens. For a
+    /// return probe they are checked at entry; otherwise the call is ignored (the entry handler's veto).
     pub when: Vec<Condition>,
-    /// Of the hits that these leave, those that it lets pass, or this hit is left alone just so. For a return
-    /// probe: at the return.
+    /// Filter for the hits that satisfy `when`. A hit that it rejects is ignored in the same way. For a return
+    /// probe it is checked at the return.
     pub filter: Option<Predicate>,
-    /// Which registers events show.
+    /// Registers that events contain.
     pub registers: RegisterSet,
-    /// What is read at the probepoint. For a return probe: at entry, kept with the call as its
-    /// private data, and shown at the return.
+    /// Items that are read at the probepoint. For a return probe they are read at entry, kept with the call as
+    /// its private data, and reported at the return.
     pub capture: Vec<Item>,
-    /// Return probes: what is read at the return.
+    /// Items that a return probe reads at the return.
     pub capture_at_return: Vec<Item>,
-    /// What is changed by the pre-handler. For a return probe: at the return.
+    /// Changes that the pre-handler makes. For a return probe they are made at the return.
     pub changes: Vec<Change>,
-    /// Where the guest goes on after the pre-handler.
+    /// Where the guest continues after the pre-handler.
     pub then: Then,
     /// Whether a post-handler reports the state after the displaced instruction.
     pub post: bool,
     /// Whether faults of the displaced instruction are reported as events.
     pub faults: bool,
-    /// Whether the guest waits at the hit, and for whom.
+    /// Whether the guest waits at the hit, and for what.
     pub hold: Option<Hold>,
-    /// Whether a hit for which there is no room has its virtual CPU wait for some, rather than be lost.
+    /// Whether a hit for which there is no room makes its virtual CPU wait for room, instead of being lost.
     pub wait_for_room: bool,
 }
 
 impl Actions {
-    /// Whether they happen at a hit with these registers.
+    /// Returns whether the actions happen at a hit with these registers.
     #[inline]
     #[must_use]
     pub fn apply_to(&self, regs: &Regs) -> bool {
         self.when.is_empty() || self.conditions_hold(regs)
     }
 
-    /// Whether a kprobe does more at a hit than to look.
+    /// Returns whether a kprobe does more at a hit than observe.
     #[inline]
     #[must_use]
     pub fn act(&self) -> bool {
         !self.changes.is_empty() || self.hold.is_some() || self.then != Then::Proceed
     }
 
-    /// Whether memory is read or written that may be the process's, or may be as a client decides.
+    /// Returns whether the actions may access memory of the process: directly, or by a client's decision.
     #[must_use]
     pub fn reach_process(&self) -> bool {
         let mut items = self.capture.iter().chain(&self.capture_at_return);
@@ -71,22 +70,22 @@ impl Actions {
             || matches!(self.hold, Some(Hold::Ask { .. }))
     }
 
-    /// Whether the kernel's stack is recorded.
+    /// Returns whether the kernel's stack is recorded.
     #[must_use]
     pub fn record_stacks(&self) -> bool {
         let mut items = self.capture.iter().chain(&self.capture_at_return);
         items.any(Item::is_stack_trace)
     }
 
-    /// Checks what is captured.
+    /// Checks the captured items.
     ///
     /// # Errors
-    /// What exceeds a limit.
+    /// Returns the exceeded limit.
     pub fn check_capture(&self) -> Result<(), SpecError> {
         check_capture(&[&self.capture, &self.capture_at_return])
     }
 
-    /// Apart from [`Actions::apply_to`], so that most hits need not have all registers at hand.
+    /// Separate from [`Actions::apply_to`], so that most hits need not have all registers at hand.
     #[inline(never)]
     fn conditions_hold(&self, regs: &Regs) -> bool {
         let holds = |condition: &Condition| condition.holds(regs.get(condition.register));
@@ -94,69 +93,69 @@ impl Actions {
     }
 }
 
-/// Something changed at a hit.
+/// Change at a hit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// A register is set.
+    /// Sets a register.
     Register {
-        /// Which.
+        /// Register.
         register: Gpr,
-        /// To what.
+        /// New value.
         value: u64,
     },
-    /// Guest memory is written: at `base + offset`, or at the address `offset` without a base.
+    /// Writes guest memory: at `base + offset`, or at the address `offset` without a base.
     Memory {
-        /// The register that holds the address.
+        /// Register with the address.
         base: Option<Gpr>,
-        /// Added to it.
+        /// Offset that is added to the address.
         offset: i64,
-        /// What is written; at most [`CAPTURE_MAX`] bytes.
+        /// Bytes to write; at most [`CAPTURE_MAX`].
         bytes: Box<[u8]>,
     },
 }
 
-/// Where the guest goes on after a pre-handler.
+/// Where the guest continues after a pre-handler.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Then {
-    /// With the displaced instruction.
+    /// At the displaced instruction.
     #[default]
     Proceed,
-    /// In the caller, as if the function had returned this at once (error injection). Only at a
+    /// In the caller, as if the function had returned this value at once (error injection). Only at a
     /// function's entry.
     Return(u64),
-    /// Here; the displaced instruction does not take effect and post-handlers do not run ("changing
+    /// At this address; the displaced instruction does not take effect and post-handlers do not run ("changing
     /// execution path").
     Jump(Gva),
 }
 
-/// What a client, or a deadline, decided at a hit.
+/// Decision at a hit, by a client or by default after the deadline.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Decision {
-    /// What is changed.
+    /// Changes to make.
     pub changes: Vec<Change>,
-    /// Where the guest goes on.
+    /// Where the guest continues.
     pub then: Then,
 }
 
-/// For whom the guest waits at a hit.
+/// What the guest waits for at a hit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Hold {
     /// The whole machine is paused until a client resumes it.
     Stop,
     /// This virtual CPU waits for a client's decision.
     Ask {
-        /// How long.
+        /// Maximum wait.
         deadline: Duration,
-        /// What is done when no client answers in time.
+        /// Decision if no client answers in time.
         default: Decision,
     },
 }
 
 impl Decision {
-    /// Checks what a client decided.
+    /// Checks a client's decision.
     ///
     /// # Errors
-    /// What exceeds a limit.
+    /// Returns the exceeded limit.
     pub fn check(&self) -> Result<(), SpecError> {
         check_changes(&self.changes)
     }

@@ -1,7 +1,8 @@
-//! A histogram whose fields have been found: what of an event makes its keys, and what is added up.
+//! A histogram with resolved fields: the parts of an event that make its keys, and the values that are added
+//! up.
 //!
-//! Invariant: as with a [`Predicate`], all that depends on types was decided before: of an event there are
-//! numbers and bytes only.
+//! Invariant: as with a [`Predicate`], everything that depends on types is already resolved. Only numbers and
+//! bytes of an event are left.
 
 use std::num::NonZeroU64;
 
@@ -9,50 +10,50 @@ use crate::histogram::KeyForm;
 use crate::predicate::{Field, Predicate};
 use crate::shape::Shape;
 
-/// What of the events of one probe is counted, by what.
+/// Histogram of the events of one probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Aggregate {
-    /// What tells entries apart.
+    /// Keys that distinguish entries.
     pub keys: Vec<Part>,
-    /// What is added up; numbers only.
+    /// Values that are added up; numbers only.
     pub values: Vec<Measured>,
-    /// Which events count; all when absent.
+    /// Filter of the counted events; all events when absent.
     pub filter: Option<Predicate>,
 }
 
-/// A key.
+/// Part of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// What it is made of.
+    /// Value of the event.
     pub of: Measured,
-    /// How; other than [`KeyForm::Plain`] of numbers only.
+    /// Form of the value; forms other than [`KeyForm::Plain`] apply to numbers only.
     pub form: KeyForm,
-    /// The type of what it is made of.
+    /// Type of the value.
     pub shape: Shape,
 }
 
-/// A value of an event.
+/// Value of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Measured {
-    /// One that can be compared, too.
+    /// Field that filters can compare, too.
     Field(Field),
-    /// When it was: nanoseconds of `CLOCK_MONOTONIC`.
+    /// Time of the event: nanoseconds of `CLOCK_MONOTONIC`.
     Time,
-    /// How long the call took: nanoseconds. Of events of return probes.
+    /// Duration of the call in nanoseconds. Only in events of return probes.
     Duration,
-    /// A number divided, towards zero.
+    /// Number divided, rounded towards zero.
     Divided {
-        /// Which.
+        /// Dividend.
         of: Box<Measured>,
-        /// By what.
+        /// Divisor.
         by: NonZeroU64,
     },
-    /// The kernel's stack: the captured item at this position, from 0. A key only.
+    /// Kernel stack: the captured item at this position, from 0. Only as a key.
     StackTrace(usize),
 }
 
 impl Measured {
-    /// Whether it is a number in two's complement.
+    /// Returns whether the value is a number in two's complement.
     #[must_use]
     pub fn is_signed(&self) -> bool {
         match self {

@@ -1,61 +1,61 @@
-//! What the values of an event are: which there are, where in the event they are, and how they are
-//! printed.
+//! Descriptions of the values of an event: which there are, where each is in the event, and how it is printed.
 //!
-//! Invariant: with its arguments an event says everything. No kernel is asked to print one.
+//! Invariant: an event and its argument descriptions are sufficient for printing. Nothing more is read of a
+//! kernel.
 
 use hvprobe_arch::regs::Gpr;
 
 use crate::shape::Shape;
 
-/// A value that each event of a probe has.
+/// Value that each event of a probe has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Argument {
-    /// Its name; of no other argument of the probe.
+    /// Name, unique among the arguments of the probe.
     pub name: String,
-    /// Where in an event it is.
+    /// Place of the value in an event.
     pub source: Source,
-    /// Which of its bits, when it is not all of them.
+    /// Bit field of the value, unless it is the whole value.
     pub bits: Option<Bits>,
-    /// Its type. What the source has beyond its size means nothing.
+    /// Type. Bytes of the source beyond the type's size have no meaning.
     pub shape: Shape,
 }
 
-/// Where in an event a value is.
+/// Place of a value in an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// In registers, eight bytes in each.
+    /// Registers, with eight bytes in each.
     Registers {
-        /// In these.
+        /// The registers, in order.
         registers: Vec<Gpr>,
-        /// Whether as they were at the entry of the call that returns.
+        /// Whether the registers are those at the entry of the returning call.
         entry: bool,
     },
-    /// The captured item at this position, from 0.
+    /// Captured item at this position, from 0.
     Item(usize),
-    /// In none: it is always the same.
+    /// No place in the event: constant bytes.
     Constant(Vec<u8>),
-    /// Something that every event has.
+    /// Field that every event has.
     Common(Common),
 }
 
-/// What every event has.
+/// Field that every event has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Common {
-    /// The name of the task: a text.
+    /// Name of the task: a text.
     Comm,
     /// RIP.
     Ip,
     /// RFLAGS.
     Flags,
-    /// What the function returned.
+    /// Result of the function.
     Retval,
 }
 
-/// Some of the bits of a number.
+/// Bit field of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bits {
-    /// The first of them, from the lowest.
+    /// Position of the lowest bit.
     pub offset: u8,
-    /// How many.
+    /// Number of bits.
     pub width: u8,
 }

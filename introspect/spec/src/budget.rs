@@ -1,26 +1,26 @@
-//! Budgets: how much of the machine a probe's hits may take.
+//! Budgets: limits for the load that a probe's hits put on the machine.
 
 use crate::error::SpecError;
 
-/// What a probe's hits may take. At least one limit is set.
+/// Limits for the hits of a probe. At least one limit is set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Budget {
-    /// Hits per second, all virtual CPUs together; 1 or more.
+    /// Maximum number of hits per second of all virtual CPUs together; 1 or more.
     pub max_rate: Option<u32>,
-    /// Per cent of the time of all virtual CPUs that may be spent on its events, 1 to 100. What
-    /// counts is what events show as their cost, which does not include the exit itself.
+    /// Maximum share of the time of all virtual CPUs that may be spent on the probe's events, in per cent, 1 to
+    /// 100. The time is the sum of the costs shown in events, which do not include the exits themselves.
     pub max_share: Option<u8>,
-    /// What becomes of hits beyond it.
+    /// What happens to hits beyond the limits.
     pub excess: Excess,
 }
 
-/// What becomes of hits beyond a budget.
+/// What happens to hits beyond a budget.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Excess {
-    /// They are counted, and make no event until the next window begins.
+    /// The hits are counted, but make no events until the next window begins.
     #[default]
     Sample,
-    /// The probe is turned off, until a user enables it again.
+    /// The probe is disabled until a user enables it again.
     Disable,
 }
 

@@ -1,10 +1,10 @@
-//! Where something stands in a text.
+//! Positions in a text.
 
 use std::hash::{Hash, Hasher};
 
-/// Where something stands in the text it was read from, in characters from 0.
+/// Position in the text that something was read from, in characters from 0.
 ///
-/// It takes no part in comparisons: what was read is the same wherever it stood.
+/// Comparisons ignore it: two values are equal wherever they were in their texts.
 #[derive(Clone, Copy, Debug, Default, Eq)]
 pub struct Column(pub usize);
 

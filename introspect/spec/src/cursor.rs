@@ -1,40 +1,40 @@
-//! Walking through a text, one word at a time.
+//! Word-by-word reading of a text.
 
 use crate::number::number_in;
 use crate::parse_error::{ParseError, error};
 
-/// A place in a text.
+/// Position in a text.
 #[derive(Debug)]
 pub(crate) struct Cursor<'a> {
-    /// Where the text begins.
+    /// Column of the text's start.
     column: usize,
     text: &'a str,
     at: usize,
 }
 
 impl<'a> Cursor<'a> {
-    /// The beginning of `text`, which is ASCII and begins at `column`.
+    /// Makes a cursor at the start of `text`, which is ASCII and begins at `column`.
     pub(crate) fn new(column: usize, text: &'a str) -> Self {
         let at = 0;
         Self { column, text, at }
     }
 
-    /// The column.
+    /// Returns the current column.
     pub(crate) fn at(&self) -> usize {
         self.column + self.at
     }
 
-    /// What is left.
+    /// Returns the remaining text.
     pub(crate) fn rest(&self) -> &'a str {
         &self.text[self.at..]
     }
 
-    /// Refuses the text here.
+    /// Returns an error at the current column.
     pub(crate) fn error<T>(&self, message: impl Into<String>) -> Result<T, ParseError> {
         error(self.at(), message)
     }
 
-    /// Goes behind `what`, if it is here.
+    /// Skips `what` if it comes next.
     pub(crate) fn eat(&mut self, what: &str) -> bool {
         let found = self.rest().starts_with(what);
         if found {
@@ -43,7 +43,7 @@ impl<'a> Cursor<'a> {
         found
     }
 
-    /// Goes behind `what`, which has to be here.
+    /// Skips `what`, which must come next.
     pub(crate) fn expect(&mut self, what: &str, message: &str) -> Result<(), ParseError> {
         if self.eat(what) {
             return Ok(());
@@ -51,22 +51,22 @@ impl<'a> Cursor<'a> {
         self.error(message)
     }
 
-    /// Goes behind blanks.
+    /// Skips blanks.
     pub(crate) fn blanks(&mut self) {
         while self.eat(" ") || self.eat("\t") {}
     }
 
-    /// Letters and digits from here on.
+    /// Takes the letters and digits that come next.
     pub(crate) fn word(&mut self) -> &'a str {
         self.take(|c| c.is_ascii_alphanumeric())
     }
 
-    /// Digits from here on.
+    /// Takes the digits that come next.
     pub(crate) fn digits(&mut self) -> &'a str {
         self.take(|c| c.is_ascii_digit())
     }
 
-    /// The characters from here on that belong.
+    /// Takes the characters that come next while `belongs` accepts them.
     pub(crate) fn take(&mut self, belongs: impl Fn(char) -> bool) -> &'a str {
         let rest = self.rest();
         let end = rest.find(|c| !belongs(c)).unwrap_or(rest.len());
@@ -74,7 +74,7 @@ impl<'a> Cursor<'a> {
         &rest[..end]
     }
 
-    /// A decimal or 0x number.
+    /// Takes a decimal or 0x number.
     pub(crate) fn number(&mut self, what: &str) -> Result<u64, ParseError> {
         let start = self.at();
         let word = self.word();
@@ -82,7 +82,7 @@ impl<'a> Cursor<'a> {
         number_in(start, word, what, missing)
     }
 
-    /// A number that is `most` at most.
+    /// Takes a number of at most `most`.
     pub(crate) fn count(&mut self, what: &str, most: usize) -> Result<u16, ParseError> {
         let start = self.at();
         let number = self.number(what)?;
@@ -93,8 +93,8 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// The first character of `text` that is neither printable ASCII nor a tab, and its column. Without one, a
-/// byte is a character, so that byte offsets are columns.
+/// Returns the first character of `text` that is neither printable ASCII nor a tab, and its column. If there is
+/// none, each character is one byte, and byte offsets are columns.
 pub(crate) fn unprintable(text: &str) -> Option<(usize, char)> {
     let mut characters = text.chars().enumerate();
     characters.find(|(_, c)| !matches!(c, ' '..='~' | '\t'))

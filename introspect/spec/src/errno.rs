@@ -1,7 +1,7 @@
-//! Errors of the kernel by name: what its functions return below zero.
+//! Names of the kernel's error numbers, which functions return as negative values.
 
-/// The names of errors from 1 on (include/uapi/asm-generic/errno-base.h and errno.h); `-` where a
-/// number has none.
+/// Names of the errors from 1 on (include/uapi/asm-generic/errno-base.h and errno.h); `-` for a number without
+/// a name.
 const NAMES: &str = "\
     EPERM ENOENT ESRCH EINTR EIO ENXIO E2BIG ENOEXEC EBADF ECHILD EAGAIN ENOMEM EACCES EFAULT \
     ENOTBLK EBUSY EEXIST EXDEV ENODEV ENOTDIR EISDIR EINVAL ENFILE EMFILE ENOTTY ETXTBSY EFBIG \
@@ -17,12 +17,12 @@ const NAMES: &str = "\
     EISNAM EREMOTEIO EDQUOT ENOMEDIUM EMEDIUMTYPE ECANCELED ENOKEY EKEYEXPIRED EKEYREVOKED \
     EKEYREJECTED EOWNERDEAD ENOTRECOVERABLE ERFKILL EHWPOISON";
 
-/// The names of all errors.
+/// Returns the names of all errors.
 pub fn names() -> impl Iterator<Item = &'static str> {
     NAMES.split_ascii_whitespace().filter(|name| *name != "-")
 }
 
-/// The number of the error called `name`.
+/// Returns the number of the error called `name`.
 #[must_use]
 pub fn number(name: &str) -> Option<u32> {
     (1..)
@@ -31,7 +31,7 @@ pub fn number(name: &str) -> Option<u32> {
         .map(|(number, _)| number)
 }
 
-/// The name of the error that a function returns as `value`, if it may be one.
+/// Returns the name of the error that `value` is as a result of a function, if it is one.
 #[must_use]
 pub fn name(value: u64) -> Option<&'static str> {
     let number = usize::try_from(value.wrapping_neg()).ok()?;
@@ -39,8 +39,8 @@ pub fn name(value: u64) -> Option<&'static str> {
     (name != "-").then_some(name)
 }
 
-/// The name of the error that a function may have returned, as a `long` or as an `int`, whose upper
-/// half is no part of it and is zero where the compiler negated a constant.
+/// Returns the name of the error that `value` is as a result of type `long` or `int`. The upper half of a
+/// register is not part of an `int`, and is zero if the compiler negated a constant.
 #[must_use]
 pub fn returned(value: u64) -> Option<&'static str> {
     let int = u32::try_from(value).map(|value| i64::from(value.cast_signed()).cast_unsigned());

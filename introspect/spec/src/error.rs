@@ -1,65 +1,65 @@
-//! Why a probe as it is asked for makes no sense.
+//! Reasons why a probe's specification is invalid.
 
 use std::time::Duration;
 
 use crate::limits::{CAPTURE_MAX, DEADLINE_MAX};
 
-/// Why a specification makes no sense, apart from where the probe is to go.
+/// Reason why a specification is invalid, apart from the place of the probe.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
-    /// More than an event can carry.
+    /// The captured bytes exceed the limit of an event.
     #[error("captures {bytes} bytes; an event carries at most {CAPTURE_MAX}")]
     CaptureTooLong {
-        /// How many were asked for.
+        /// Requested number of bytes.
         bytes: usize,
     },
     /// A list is too long.
     #[error("{count} {what}; at most {max} are possible")]
     TooMany {
-        /// Of what.
+        /// Kind of the elements.
         what: &'static str,
-        /// How many were given.
+        /// Number of elements.
         count: usize,
-        /// How many may be.
+        /// Maximum number of elements.
         max: usize,
     },
-    /// An item of no bytes.
+    /// A captured item has no bytes.
     #[error("item {index} of the capture is 0 bytes long")]
     EmptyItem {
-        /// Its position, from 0.
+        /// Position of the item, from 0.
         index: usize,
     },
-    /// Only return probes do that.
+    /// The request is valid for return probes only.
     #[error("{what} belongs to return probes: write `r SYMBOL` or `SYMBOL%return`")]
     ReturnOnly {
-        /// What was asked for.
+        /// What was requested.
         what: &'static str,
     },
-    /// Return probes cannot do that.
+    /// The request is invalid for return probes.
     #[error("a return probe has no {what}: use a probe at the function's entry")]
     NotForReturn {
-        /// What was asked for.
+        /// What was requested.
         what: &'static str,
     },
-    /// The decision says where the guest goes on.
+    /// A probe that asks for a decision also says where the guest continues; only the decision may say that.
     #[error("who asks for a decision cannot say where the guest goes on: put it into the default")]
     PathAndQuestion,
-    /// A deadline out of range.
+    /// The deadline is out of range.
     #[error("a deadline of {deadline:?}; between 1 ms and {DEADLINE_MAX:?} are possible")]
     Deadline {
-        /// What was asked for.
+        /// Requested deadline.
         deadline: Duration,
     },
-    /// Both a number of instances and `auto`.
+    /// Both a number of instances and `auto` were requested.
     #[error("both {0} instances and automatic growth asked for: give one of them")]
     MaxactiveTwice(u32),
-    /// A budget without a limit.
+    /// The budget has no limit.
     #[error("a budget needs a limit: hits per second, or a share of the time")]
     NoLimit,
-    /// No hit at all.
+    /// The budget allows no hit.
     #[error("a budget of 0 hits per second: register the probe disabled instead")]
     NoRate,
-    /// Not a share.
+    /// The share is not between 1 and 100 %.
     #[error("a budget of {0} % of the time; 1 to 100 % are possible")]
     Share(u8),
 }

@@ -1,8 +1,8 @@
-//! The names of registered probes.
+//! Ids of registered probes.
 
 use std::fmt;
 
-/// Names one registered probe of a machine; never reused.
+/// Id of a registered probe of a machine; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProbeId(pub u32);
 

@@ -1,38 +1,38 @@
-//! What is read of the guest at a hit.
+//! Items that are read from the guest at a hit.
 //!
-//! Invariant: how many bytes an item makes at most is known before there is a hit, and an item takes no
-//! more steps than it has pointers.
+//! Invariant: the maximum number of bytes of an item is known before any hit, and reading it takes at most as
+//! many steps as it has pointers.
 
 pub use hvprobe_arch::fetch::{Base, Fetched, Memory, Pointer, Read, TextHeader};
 use hvprobe_arch::regs::Gpr;
 
-/// Something read at a hit.
+/// Item that is read at a hit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Item {
     /// `len` bytes at `base + offset`.
     Memory {
-        /// The register that holds the address.
+        /// Register with the address.
         base: Gpr,
-        /// Added to it.
+        /// Offset that is added to the address.
         offset: i64,
-        /// How many bytes.
+        /// Number of bytes.
         len: u16,
     },
     /// The 64-bit word this many words above the stack pointer (`$stackN`).
     Stack(u16),
-    /// What a fetch argument reads. Boxed, as most items are one of the others.
+    /// Value of a fetch argument. Boxed, because most items are of the other kinds.
     Fetched(Box<Fetched>),
-    /// The kernel's stack: at most so many addresses, the innermost first. They follow a [`TextHeader`]
-    /// with the number of their bytes, and whether the stack goes on behind them. All are in the highest
-    /// 2 GiB of the addresses; of each there are the lower four bytes.
+    /// Kernel stack: up to this number of addresses, the innermost first. The data begin with a [`TextHeader`]
+    /// that says how many bytes follow, and whether the stack has more addresses. All addresses are in the
+    /// highest 2 GiB of the address space, so only the lower four bytes of each are stored.
     StackTrace(u8),
 }
 
-/// Bytes of an address in a stack.
+/// Size of a stack's address in bytes.
 pub const FRAME: usize = 4;
 
 impl Item {
-    /// How many bytes it makes at most.
+    /// Returns the maximum number of bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
@@ -49,13 +49,13 @@ impl Item {
         }
     }
 
-    /// Whether it makes none.
+    /// Returns whether the item never has any bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// How long it may be, if it is a text.
+    /// Returns the maximum length of a text, if the item is one.
     #[must_use]
     pub fn text(&self) -> Option<u16> {
         match self {
@@ -67,19 +67,19 @@ impl Item {
         }
     }
 
-    /// Whether a [`TextHeader`] says how long it is.
+    /// Returns whether the item's data begin with a [`TextHeader`].
     #[must_use]
     pub fn has_header(&self) -> bool {
         self.text().is_some() || self.is_stack_trace()
     }
 
-    /// Whether it is the kernel's stack.
+    /// Returns whether the item is the kernel's stack.
     #[must_use]
     pub fn is_stack_trace(&self) -> bool {
         matches!(self, Self::StackTrace(_))
     }
 
-    /// What is fetched for it, if that can be said so: not of what is on the stack.
+    /// Returns the item as a fetched one, if that is possible: items on the stack cannot be expressed that way.
     #[must_use]
     pub fn fetched(&self) -> Option<Fetched> {
         match self {
@@ -96,13 +96,13 @@ impl Item {
         }
     }
 
-    /// Whether memory is read for it, other than the stack.
+    /// Returns whether the item reads memory other than the stack.
     #[must_use]
     pub fn reaches_memory(&self) -> bool {
         !matches!(self, Self::Stack(_) | Self::StackTrace(_))
     }
 
-    /// Whether what is read for it may be the process's memory.
+    /// Returns whether the item may read the process's memory.
     #[must_use]
     pub fn reaches_process(&self) -> bool {
         match self {

@@ -1,7 +1,7 @@
-//! What a user asks for: the line that says where a probe goes, what happens at its hits, what they may
-//! cost, and the limits of all that.
+//! Requests of users: definitions of probes, their actions at hits, budgets for their cost, and limits for all
+//! of these.
 //!
-//! Nothing here knows a kernel or a machine. A client and the engine agree on these types.
+//! Nothing here depends on a kernel or a machine. Clients and the engine share these types.
 
 mod actions;
 pub mod aggregate;

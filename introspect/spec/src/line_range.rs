@@ -1,10 +1,11 @@
-//! Lines of functions, as `perf probe --line` asks for them.
+//! Lines of functions, in the syntax of `perf probe --line`.
 //!
 //! ```text
 //! lines = FUNC ["@" SRC] [":" LINE ["+" COUNT | "-" LINE]]
 //! ```
 //!
-//! LINE counts from the function's first line, which is 0. Without an end all lines from there on are meant.
+//! LINE counts from the function's first line, which is 0. Without an end, the range includes all lines from
+//! there on.
 
 use std::ops::RangeInclusive;
 
@@ -12,22 +13,22 @@ use crate::number::number_in;
 use crate::parse_error::{ParseError, error};
 use crate::point::{At, Point};
 
-/// Lines of the functions of one name.
+/// Lines of all functions with one name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LineRange {
-    /// The functions' name in the sources.
+    /// Name of the functions in the sources.
     pub function: String,
-    /// The end of the path of the file they are in, if that was said.
+    /// End of the path of the functions' file, if given.
     pub file: Option<String>,
-    /// Which lines, from the function's first one, which is 0.
+    /// Line numbers, relative to the function's first line, which is 0.
     pub lines: RangeInclusive<u64>,
 }
 
 impl LineRange {
-    /// Reads a range.
+    /// Parses a range.
     ///
     /// # Errors
-    /// When the text is none, with the column and the reason.
+    /// Returns the column and the reason if the text is not a range.
     pub fn parse(text: &str) -> Result<Self, ParseError> {
         const FORMS: &str =
             "lines are told of functions: FUNC[@SRC][:LINE[-LINE|+COUNT]] belongs here";
@@ -57,7 +58,7 @@ impl LineRange {
     }
 }
 
-/// What stands behind the colon, from `column` on.
+/// Parses the text after the colon, which begins at `column`.
 fn lines(column: usize, range: &str) -> Result<RangeInclusive<u64>, ParseError> {
     let number = |column, digits: &str, what: &str, behind: char| {
         number_in(column, digits, what, || {

@@ -1,18 +1,17 @@
-//! The mechanisms by which a probe is planted.
+//! Mechanisms by which a probe is planted.
 
 use std::fmt;
 
-/// How the displaced instruction takes effect.
+/// Mechanism by which the displaced instruction takes effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mechanism {
-    /// The probepoint holds a jump to code that records the hit and carries the instruction out: no
-    /// exit.
+    /// The probepoint holds a jump to code that records the hit and runs the instruction: no exit.
     Optimized,
-    /// The host carries it out on the saved registers: one exit per hit.
+    /// The host emulates the instruction on the saved registers: one exit per hit.
     Emulated,
-    /// A copy in a slot is run, which ends in a jump back: one exit per hit.
+    /// A copy in a slot runs, which ends in a jump back: one exit per hit.
     Boosted,
-    /// A copy in a slot is run with interrupts held off, and ends in a second exit.
+    /// A copy in a slot runs with interrupts held off, and ends in a second exit.
     Stepped,
 }
 

@@ -1,14 +1,14 @@
-//! Numbers, as definitions and everything else are written with.
+//! Notation of numbers in definitions and all other texts.
 
 use crate::parse_error::{ParseError, error};
 
-/// The digits behind `0x`.
+/// Returns the digits after `0x`.
 pub(crate) fn strip_hex(word: &str) -> Option<&str> {
     word.strip_prefix("0x").or_else(|| word.strip_prefix("0X"))
 }
 
-/// The decimal or 0x number that `word`, which begins at `column`, is; what it is the number of is for
-/// messages, of which the one for a word without digits is `missing`.
+/// Parses `word`, which begins at `column`, as a decimal or 0x number. `what` names the number in messages, and
+/// `missing` makes the message about a word without digits.
 pub(crate) fn number_in(
     column: usize,
     word: &str,

@@ -1,24 +1,23 @@
-//! Why a text is refused, with the column.
+//! Errors in texts, with their columns.
 
-/// Why a text is refused, and where.
+/// Error in a text, with its column.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct ParseError {
-    /// The column the message is about, in characters from 0; the length of the text if something
-    /// is missing at its end.
+    /// Column of the error, in characters from 0; the length of the text if something is missing at its end.
     pub column: usize,
-    /// What is wrong there, and what to do.
+    /// The mistake, and how to correct it.
     pub message: String,
 }
 
-/// The longest text that is shown as a whole, and how much is shown before and behind the column of a longer one, in
-/// characters.
+/// Maximum length of a text that is shown whole, and the number of characters that are shown on each side of
+/// the column of a longer text.
 const LONGEST: usize = 1024;
 const AROUND: usize = 100;
 
 impl ParseError {
-    /// The text with a caret under the offending column, as two lines; of a long one what is around that. Control
-    /// characters other than tabs are shown as `?`, so the result is safe to print.
+    /// Returns two lines: the text, or of a long text the part around the column, and a caret under the column.
+    /// Control characters other than tabs become `?`, so the result is safe to print.
     #[must_use]
     pub fn render(&self, text: &str) -> String {
         let length = text.chars().count();
@@ -37,7 +36,7 @@ impl ParseError {
             .map(|c| if c.is_control() && c != '\t' { '?' } else { c })
             .collect();
         picture.push_str(if last < length { "…\n" } else { "\n" });
-        // Tabs are repeated so that the caret lands under its column whatever their width.
+        // Tabs are repeated, so that the caret is under its column whatever the width of a tab.
         picture.extend(
             shown()
                 .take(before.chars().count() + column - first)
@@ -48,7 +47,7 @@ impl ParseError {
     }
 }
 
-/// Refuses a text.
+/// Returns an error in a text.
 pub(crate) fn error<T>(column: usize, message: impl Into<String>) -> Result<T, ParseError> {
     Err(ParseError {
         column,

@@ -1,4 +1,4 @@
-//! Probes as `perf probe` defines them.
+//! Probes in the syntax of `perf probe`.
 //!
 //! ```text
 //! definition = [[GROUP ":"] EVENT "="] point {blanks argument} [blanks "if" FILTER]
@@ -7,10 +7,10 @@
 //! member     = "." NAME | "->" NAME | "[" NUMBER "]"
 //! ```
 //!
-//! A point is a [`Point`]; what is `fetched` begins with `$`, `%`, `@`, `+`, `-` or `\`, and is written as in
-//! kprobe_events. What a FILTER is, is said by [`definition`](crate::definition), not by perf. What is kept true:
-//! nothing that kprobe_events takes for a definition is one of these ([`is_perf_probe`]), so both can stand in the
-//! same place.
+//! A point is a [`Point`]. A `fetched` value begins with `$`, `%`, `@`, `+`, `-` or `\`, and has the syntax of
+//! kprobe_events. FILTER is that of a [`definition`](crate::definition); perf has no filters here. Invariant:
+//! no definition in the syntax of kprobe_events is also one of these ([`is_perf_probe`]), so both can be used
+//! in the same place.
 
 use std::fmt;
 
@@ -20,69 +20,69 @@ use crate::number::{number_in, strip_hex};
 use crate::parse_error::{ParseError, error};
 use crate::point::Point;
 
-/// The most arguments, as of any other probe (`MAX_TRACE_ARGS` in kernel/trace/trace_probe.h).
+/// Maximum number of arguments, as for other probes (`MAX_TRACE_ARGS` in kernel/trace/trace_probe.h).
 const MOST_ARGUMENTS: usize = 128;
-/// The most members in a row.
+/// Maximum number of members in a row.
 const MOST_MEMBERS: usize = 64;
 
-/// A probe at a point of the sources.
+/// Probe at a point in the sources.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PerfProbe {
-    /// The group of its events, when given.
+    /// Group of the events, if given.
     pub group: Option<String>,
-    /// The name of its events, when given.
+    /// Name of the events, if given.
     pub event: Option<String>,
-    /// Where it goes.
+    /// Place of the probe.
     pub point: Point,
-    /// Where that stands.
+    /// Column of the point.
     pub column: Column,
-    /// What is shown.
+    /// Values that are shown.
     pub arguments: Vec<PerfArgument>,
-    /// Which hits count, as it was written.
+    /// Filter of the hits, as written.
     pub filter: Option<String>,
 }
 
-/// One of the things that are shown.
+/// Value that is shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PerfArgument {
-    /// Its name, when given.
+    /// Name, if given.
     pub name: Option<String>,
-    /// Where what it shows begins.
+    /// Column of the value.
     pub column: Column,
-    /// What it shows.
+    /// Source of the value.
     pub value: PerfValue,
-    /// The type to show it as, when given.
+    /// Type of the value, if given.
     pub ty: Option<String>,
-    /// Whether what it is read from is memory of the user's.
+    /// Whether the value is read from user memory.
     pub user: bool,
 }
 
-/// What an argument shows.
+/// Source of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PerfValue {
-    /// A parameter or local, or something in it.
+    /// Parameter or local variable, or a part of one.
     Variable {
-        /// The variable's name.
+        /// Name of the variable.
         name: String,
-        /// The way from it to what is shown.
+        /// Steps from the variable to the value.
         path: Vec<Step>,
     },
-    /// `$params`: all parameters that can be read.
+    /// `$params`: all readable parameters.
     Parameters,
-    /// `$vars`: all parameters and locals that can be read.
+    /// `$vars`: all readable parameters and local variables.
     Variables,
-    /// What needs no debug information, as kprobe_events has it.
+    /// Fetch argument of kprobe_events, which needs no debug information.
     Fetched(String),
 }
 
-/// A step into a variable.
+/// Step into a variable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// `.NAME`: a member of it.
+    /// `.NAME`: member of the structure.
     Member(String),
-    /// `->NAME`: a member of what it points to.
+    /// `->NAME`: member of the structure that the value points to.
     Pointed(String),
-    /// `[N]`: one of its elements.
+    /// `[N]`: element of the array.
     Element(u64),
 }
 
@@ -96,8 +96,8 @@ impl fmt::Display for Step {
     }
 }
 
-/// Whether `text` is to be read as [`PerfProbe::parse`] reads it: it does not begin as lines of kprobe_events
-/// do, with `p`, `r` or `f` and perhaps a number or a name behind it.
+/// Returns whether `text` has the syntax of [`PerfProbe::parse`]: whether it does not begin like a line of
+/// kprobe_events, with `p`, `r` or `f`, followed by an optional number or name.
 #[must_use]
 pub fn is_perf_probe(text: &str) -> bool {
     let Some(word) = text.split([' ', '\t']).find(|word| !word.is_empty()) else {
@@ -114,17 +114,17 @@ pub fn is_perf_probe(text: &str) -> bool {
 }
 
 impl PerfProbe {
-    /// Reads a definition.
+    /// Parses a definition.
     ///
     /// # Errors
-    /// When the text is none, with the column and the reason.
+    /// Returns the column and the reason if the text is not a definition.
     pub fn parse(text: &str) -> Result<Self, ParseError> {
         let mut words = words(text);
         let Some((column, first)) = words.next() else {
             return error(0, "a function or a line of the sources belongs here");
         };
         let (group, event, at, point) = match first.split_once('=') {
-            // What a line is looked for by may have any character.
+            // The text of a point with `;` may contain any character, including `=`.
             Some((event, point)) if !event.contains(';') => {
                 let (group, event) = event_name(column, event)?;
                 let at = column + first.chars().count() - point.chars().count();
@@ -164,7 +164,7 @@ impl PerfProbe {
     }
 }
 
-/// The words of `text`, each with the column it begins at.
+/// Returns the words of `text`, each with its column.
 fn words(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut column = 0;
     text.split([' ', '\t']).filter_map(move |word| {
@@ -174,7 +174,7 @@ fn words(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// `EVENT` or `GROUP:EVENT`.
+/// Parses `EVENT` or `GROUP:EVENT`.
 fn event_name(column: usize, text: &str) -> Result<(Option<String>, String), ParseError> {
     let (group, event) = match text.split_once([':', '/']) {
         Some((group, event)) => (Some(group), event),
@@ -249,7 +249,7 @@ fn argument(column: usize, word: &str) -> Result<PerfArgument, ParseError> {
     error(at, format!("`{value}` {refused}"))
 }
 
-/// The characters of a name in C.
+/// Returns the length of the C identifier at the start of `text`.
 fn name_length(text: &str) -> usize {
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
     match text.starts_with(|c: char| c.is_ascii_digit()) {

@@ -1,13 +1,13 @@
-//! Points in a kernel's sources, as `perf probe` names them.
+//! Points in a kernel's sources, in the syntax of `perf probe`.
 //!
 //! ```text
 //! point = FUNC ["@" SRC] [":" [LINE] | "+" [OFFSET] | "%return" | ";" TEXT] | SRC (":" LINE | ";" TEXT) | "0x" HEX
 //! ```
 //!
-//! LINE counts from the function's first line, which is 0, or from that of a source file, which is line 1. As
-//! for perf, a name with a period before a colon or semicolon is that of a file, FUNC may be a pattern that stands for
-//! many functions, and a number that is missing behind it is 0. What is kept true: the printed form of a
-//! [`Point`] that was read is read as that same point.
+//! LINE counts from the function's first line, which is 0, or in a source file from line 1. As in perf, a name
+//! with a period before a colon or semicolon is that of a file, FUNC may be a pattern for many functions, and a
+//! missing number after `:` or `+` is 0. Invariant: the printed form of a parsed [`Point`] parses to the same
+//! point.
 
 use std::fmt;
 
@@ -18,56 +18,56 @@ use crate::number::{number_in, strip_hex};
 use crate::parse_error::{ParseError, error};
 use crate::symbol::symbol_length;
 
-/// A point in the sources.
+/// Point in the sources.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Point {
-    /// In a function, wherever there is code of it.
+    /// Point in a function, in all instances of its code.
     Function {
-        /// Its name in the sources, or a shell-style pattern for the names of several.
+        /// Name of the function in the sources, or a shell-style pattern for several names.
         name: String,
-        /// The end of the path of the file it is in, if that was said.
+        /// End of the path of the function's file, if given.
         file: Option<String>,
-        /// Where in the function.
+        /// Position in the function.
         at: At,
     },
-    /// At a line of a file.
+    /// Line of a file.
     Line {
-        /// The end of the file's path.
+        /// End of the file's path.
         file: String,
-        /// The line, from 1.
+        /// Line number, from 1.
         line: u64,
     },
-    /// At the lines of a file that a text is in.
+    /// Lines of a file that contain a text.
     Text {
-        /// The end of the file's path.
+        /// End of the file's path.
         file: String,
         /// The text.
         text: String,
     },
-    /// At an address.
+    /// Address.
     Address(Gva),
 }
 
-/// Where in a function.
+/// Position in a function.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum At {
-    /// Where its code begins.
+    /// Start of the function's code.
     Entry,
-    /// So many lines behind its first one.
+    /// Line, relative to the function's first line.
     Line(u64),
-    /// So many bytes into its code.
+    /// Offset in the function's code, in bytes.
     Offset(u64),
-    /// Where it returns.
+    /// Returns of the function.
     Return,
-    /// At the lines that a text is in.
+    /// Lines that contain a text.
     Text(String),
 }
 
 impl Point {
-    /// Reads a point.
+    /// Parses a point.
     ///
     /// # Errors
-    /// When the text is none, with the column and the reason.
+    /// Returns the column and the reason if the text is not a point.
     pub fn parse(text: &str) -> Result<Self, ParseError> {
         let odd = |c: &char| !('!'..='~').contains(c);
         if let Some((column, c)) = text.chars().enumerate().find(|(_, c)| odd(c)) {
@@ -132,7 +132,7 @@ impl Point {
         Ok(Self::Function { name, file, at })
     }
 
-    /// The pattern of the functions that it is in, if it is one for several.
+    /// Returns the pattern of the functions, if the point has a pattern.
     #[must_use]
     pub fn pattern(&self) -> Option<&str> {
         match self {
@@ -142,7 +142,7 @@ impl Point {
     }
 }
 
-/// What is behind a semicolon.
+/// Parses the text after a semicolon.
 fn text_behind(column: usize, text: &str) -> Result<String, ParseError> {
     match text.is_empty() {
         true => error(column, "missing text behind `;`"),

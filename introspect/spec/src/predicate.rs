@@ -1,62 +1,62 @@
-//! A filter whose fields have been found: what is compared with what at each hit.
+//! A filter with resolved fields: the comparisons to make at each hit.
 //!
-//! Invariant: everything that a comparison needs is in the event that it is about, and all that depends on
-//! types was decided before: at a hit there are numbers and bytes only.
+//! Invariant: the event contains everything that the comparisons need, and everything that depends on types is
+//! already resolved. Only numbers and bytes of a hit are left.
 
 use crate::argument::{Bits, Source};
 use crate::fetch::Operator;
 
-/// Which hits count.
+/// Condition that selects hits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Predicate {
-    /// A comparison. One with what could not be read does not hold, whichever it is.
+    /// Comparison. If the value could not be read, the comparison is false, whatever its operator.
     Check(Check),
-    /// The other hits.
+    /// True for the hits for which the inner condition is false.
     Not(Box<Self>),
-    /// Those for which all hold.
+    /// True if all conditions are true.
     All(Vec<Self>),
-    /// Those for which any holds.
+    /// True if any condition is true.
     Any(Vec<Self>),
 }
 
-/// A comparison of a value of the event.
+/// Comparison of a value of the event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Check {
-    /// The value.
+    /// Value of the event.
     pub field: Field,
-    /// How, and with what, it is compared.
+    /// Operator and operand of the comparison.
     pub with: With,
 }
 
-/// A value of an event that can be compared.
+/// Value of an event that can be compared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Field {
-    /// A number.
+    /// Number.
     Number {
-        /// Where it is.
+        /// Place of the number in the event.
         source: Source,
-        /// Its size in bytes, 1 to 8.
+        /// Size in bytes, 1 to 8.
         size: u8,
-        /// Which of its bits, when it is not all of them.
+        /// Bit field of the number, unless it is the whole number.
         bits: Option<Bits>,
-        /// Whether it is in two's complement.
+        /// Whether the number is in two's complement.
         signed: bool,
     },
-    /// A text: up to its first NUL, if it has one.
+    /// Text, up to its first NUL if it has one.
     Text(Source),
-    /// The thread: `task_struct.pid`.
+    /// Id of the thread: `task_struct.pid`.
     Pid,
-    /// The process: `task_struct.tgid`.
+    /// Id of the process: `task_struct.tgid`.
     Tgid,
-    /// The number of the virtual CPU.
+    /// Number of the virtual CPU.
     Cpu,
 }
 
-/// How a value is compared, and with what.
+/// Operator and operand of a comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum With {
-    /// As a number, in two's complement; never [`Operator::Glob`].
+    /// Comparison of numbers, in two's complement; never [`Operator::Glob`].
     Number(Operator, u64),
-    /// As a text: [`Operator::Equal`], [`Operator::NotEqual`] or [`Operator::Glob`], and no other.
+    /// Comparison of texts, only with [`Operator::Equal`], [`Operator::NotEqual`] or [`Operator::Glob`].
     Text(Operator, Box<[u8]>),
 }

@@ -1,4 +1,4 @@
-//! What a user asks for: where a probe goes, how, and what happens at its hits.
+//! Specification of a probe: its place, its mechanism, and the actions at its hits.
 
 use std::time::Duration;
 
@@ -10,26 +10,27 @@ use crate::item::Item;
 use crate::limits::{CHANGES_MAX, DEADLINE_MAX};
 use crate::mechanism::Mechanism;
 
-/// What a user asks for.
+/// Specification of a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProbeSpec {
-    /// Where, of which kind, and under which name.
+    /// Place, kind and name.
     pub definition: Definition,
-    /// Register it without arming it.
+    /// Whether the probe is registered without being armed.
     pub disabled: bool,
-    /// The mechanism to use at least; the cheapest that keeps the semantics when absent.
+    /// Minimum mechanism; when absent, the cheapest that keeps the semantics.
     pub mechanism: Option<Mechanism>,
-    /// For a return probe without a number of instances in its definition: add instances instead of
-    /// missing calls.
+    /// For a return probe without a number of instances in its definition: whether instances are added, instead
+    /// of missing calls.
     pub maxactive_auto: bool,
-    /// What its hits may take; all they want when absent.
+    /// Budget of the hits; unlimited when absent.
     pub budget: Option<Budget>,
-    /// Of a definition without arguments at a function's entry, or of a return probe: show those of the
-    /// function, and what it returns, in place of the registers, where types tell them.
+    /// Whether a probe without arguments at a function's entry, or a return probe without arguments, shows the
+    /// function's arguments and result instead of registers. Needs type information.
     pub default_arguments: bool,
-    /// The build of the module that the definition names, if it was made for one: it goes nowhere else.
+    /// Build id of the module in the definition, if the definition is for one build only. The probe is not
+    /// planted in other builds.
     pub module_build_id: Option<Vec<u8>>,
-    /// What happens at a hit.
+    /// Actions at a hit.
     pub actions: Actions,
 }
 
@@ -49,16 +50,16 @@ impl From<Definition> for ProbeSpec {
 }
 
 impl ProbeSpec {
-    /// Whether this is a return probe.
+    /// Returns whether this is a return probe.
     #[must_use]
     pub fn is_return(&self) -> bool {
         matches!(self.definition.kind, Kind::Return { .. })
     }
 
-    /// Checks all that does not depend on the guest.
+    /// Checks everything that does not depend on the guest.
     ///
     /// # Errors
-    /// What makes no sense or exceeds a limit.
+    /// Returns the contradiction or the exceeded limit.
     pub fn check(&self) -> Result<(), SpecError> {
         let actions = &self.actions;
         if let Some(budget) = &self.budget {

@@ -1,83 +1,83 @@
-//! What the bytes of a value mean: a type of C, taken apart as far as it is needed to print it.
+//! Format of a value's bytes: a type of C, resolved as far as is necessary for printing.
 //!
-//! Invariant: a shape is finite, and says everything. It refers to no types of a kernel, so that a client
-//! that knows no kernel prints values by it.
+//! Invariant: a shape is finite and complete. It refers to no types of a kernel, so a client can print values
+//! without access to the kernel.
 
-/// A type, with its size.
+/// Type with its size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// The type as C writes it without a variable: `unsigned int`, `struct file *`, `char[16]`.
+    /// Type in C syntax, without a variable: `unsigned int`, `struct file *`, `char[16]`.
     pub name: String,
-    /// Its size in bytes.
+    /// Size in bytes.
     pub size: u32,
-    /// How its bytes are to be taken.
+    /// Interpretation of the bytes.
     pub kind: ShapeKind,
 }
 
-/// How the bytes of a value are to be taken. Numbers are little-endian.
+/// Interpretation of a value's bytes. Numbers are little-endian.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ShapeKind {
-    /// An unsigned number, shown in decimal.
+    /// Unsigned number, shown in decimal.
     Unsigned,
-    /// A number in two's complement.
+    /// Number in two's complement.
     Signed,
-    /// An unsigned number, shown in hexadecimal.
+    /// Unsigned number, shown in hexadecimal.
     Hex,
-    /// A character.
+    /// Character.
     Char,
     /// `_Bool`.
     Bool,
-    /// An address.
+    /// Address.
     Pointer,
-    /// An address of the kernel, shown as a symbol with an offset.
+    /// Kernel address, shown as a symbol with an offset.
     Symbol,
-    /// A number some values of which have names.
+    /// Number with names for some of its values.
     Enum {
         /// Whether the number is in two's complement.
         signed: bool,
-        /// The names, in the order of the declaration.
+        /// Names, in the order of the declaration.
         values: Vec<Enumerator>,
     },
-    /// Elements one behind the other.
+    /// Array.
     Array {
-        /// What each is.
+        /// Type of the elements.
         element: Box<Shape>,
-        /// How many there are.
+        /// Number of elements.
         count: u32,
     },
-    /// Members of a structure, or of a union.
+    /// Structure or union.
     Struct {
-        /// Whether the members lie in the same place.
+        /// Whether it is a union, whose members overlap.
         union: bool,
-        /// In the order of the declaration; members of anonymous members are in their place.
+        /// Members in the order of the declaration. The members of an anonymous member replace it.
         members: Vec<Member>,
     },
-    /// Bytes up to a NUL.
+    /// Text up to a NUL.
     String,
-    /// Something that cannot be shown but as bytes.
+    /// Type that can only be shown as bytes.
     Bytes,
 }
 
-/// A value that has a name.
+/// Value with a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Enumerator {
-    /// The name.
+    /// Name of the value.
     pub name: String,
-    /// The value; of an unsigned enumeration, its bits.
+    /// The value; for an unsigned enumeration, its bits.
     pub value: i64,
-    /// The bits that tell, if not all of them do: of a number made of flags.
+    /// Bits that are compared with the value, if not all of them are: for a number that consists of flags.
     pub mask: Option<u64>,
 }
 
-/// A member of a structure.
+/// Member of a structure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Its name; never empty.
+    /// Name; never empty.
     pub name: String,
-    /// Bits from the beginning of the structure.
+    /// Offset from the start of the structure, in bits.
     pub offset: u32,
-    /// How many bits it has, if it is a bit field.
+    /// Number of bits, if the member is a bit field.
     pub width: Option<u8>,
-    /// Its type.
+    /// Type of the member.
     pub shape: Shape,
 }

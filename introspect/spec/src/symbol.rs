@@ -1,7 +1,7 @@
-//! What can be part of a symbol's name.
+//! Characters of symbols' names.
 
-/// How many characters of `word` make a symbol name: letters, digits, `_`, `.`, `$`, no digit
-/// first.
+/// Returns the length of the symbol name at the start of `word`. A name consists of letters, digits, `_`, `.`
+/// and `$`, and begins with no digit.
 pub(crate) fn symbol_length(word: &str) -> usize {
     if word.starts_with(|c: char| c.is_ascii_digit()) {
         return 0;

@@ -1,4 +1,4 @@
-//! What a definition says, and its printed form.
+//! A parsed definition, and its printed form.
 
 use std::fmt;
 
@@ -7,27 +7,27 @@ use hvprobe_arch::Gva;
 use crate::column::Column;
 use crate::fetch::{FetchArg, Filter};
 
-/// What to probe, and the name of its events.
+/// Definition of a probe.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Definition {
-    /// Which kind of probe.
+    /// Kind of the probe.
     pub kind: Kind,
-    /// `event`, `group/event` or, for the name that it has without one in that group, `group/`, when given.
+    /// Name as given: `event`, `group/event`, or `group/` for the default event name in that group.
     pub name: Option<String>,
-    /// Where the probe goes.
+    /// Place of the probe.
     pub target: Target,
-    /// What is read at a hit, in the order in which it is shown.
+    /// Values that are read at a hit, in the order of their display.
     pub arguments: Vec<FetchArg>,
-    /// Which hits count; all of them when absent.
+    /// Filter of the hits; all hits when absent.
     pub filter: Option<Filter>,
-    /// Where the parts of the target stand.
+    /// Positions of the parts of the target in the text.
     pub marks: Marks,
 }
 
-/// Where the parts of a definition's target stand in its text.
+/// Positions of the parts of a definition's target in its text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Marks {
-    /// The target, with the module before it.
+    /// The target, including its module.
     pub target: Column,
     /// The symbol, pattern or address itself.
     pub place: Column,
@@ -35,48 +35,50 @@ pub struct Marks {
     pub offset: Column,
 }
 
-/// The kind of a probe.
+/// Kind of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// `p`: at an instruction.
     Probe,
     /// `r`, or `p` with `%return`: at the returns of a function.
     Return {
-        /// How many calls may be in flight, 1 to 4096; the default when absent.
+        /// Maximum number of calls in flight, 1 to 4096; the default when absent.
         maxactive: Option<u32>,
     },
 }
 
-/// Where a probe goes.
+/// Place of a probe.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Target {
-    /// So many bytes into a symbol.
+    /// Symbol with an offset.
     Symbol {
         /// The module that has the symbol; when absent, the kernel itself.
         module: Option<String>,
-        /// The symbol's exact name.
+        /// Exact name of the symbol.
         name: String,
-        /// Bytes from its start.
+        /// Offset from the symbol's start, in bytes.
         offset: u64,
     },
-    /// Every function whose name matches.
+    /// All functions whose names match.
     Functions {
-        /// The module whose functions, or [`KERNEL`](super::KERNEL); when absent, those of the kernel and of all its
-        /// modules.
+        /// The functions' module, or [`KERNEL`](super::KERNEL); when absent, functions of the kernel and of all
+        /// its modules match.
         module: Option<String>,
-        /// What the names match: a shell-style pattern.
+        /// Shell-style pattern for the names.
         pattern: String,
     },
-    /// An address in the guest kernel.
+    /// Address in the guest kernel.
     Address(Gva),
 }
 
-/// Symbols that the kernel's text begins with. An offset from one of them may lead into any function of it, which is
-/// how `perf probe` writes all places (`kernel_get_ref_reloc_sym` in tools/perf/util/probe-event.c).
+/// Symbols at the beginning of the kernel's text. An offset from one of them may lead into any function of the
+/// kernel. `perf probe` writes all places in this form (`kernel_get_ref_reloc_sym` in
+/// tools/perf/util/probe-event.c).
 pub const BEGINNINGS: [&str; 2] = ["_stext", "_text"];
 
 impl Target {
-    /// Whether it may be in any function of the kernel, by how far behind the text's beginning it is.
+    /// Returns whether the target is an offset from the beginning of the kernel's text, which may lead into any
+    /// function.
     #[must_use]
     pub fn is_from_beginning(&self) -> bool {
         match self {
@@ -91,14 +93,14 @@ impl Target {
 }
 
 impl Definition {
-    /// Its event and the group of that, as files of tracefs are called: `GROUP/EVENT`.
+    /// Returns the group and the event, as in the paths of tracefs: `GROUP/EVENT`.
     #[must_use]
     pub fn event_path(&self) -> String {
         event_path(&self.event_name())
     }
 
-    /// The event's name: as given, or as ftrace would make it: `p_SYMBOL_OFFSET`, `r_SYMBOL_0`, with
-    /// `_` for what an event name cannot hold (`__trace_kprobe_create` in
+    /// Returns the event's name, as given or as ftrace would generate it: `p_SYMBOL_OFFSET`, `r_SYMBOL_0`, with
+    /// `_` for characters that an event name cannot contain (`__trace_kprobe_create` in
     /// kernel/trace/trace_kprobe.c).
     #[must_use]
     pub fn event_name(&self) -> String {
@@ -120,7 +122,7 @@ impl Definition {
     }
 }
 
-/// The event that `name` is of, with its group: `kprobes` where it says none.
+/// Returns the group and the event of `name`; the default group is `kprobes`.
 #[must_use]
 pub fn event_path(name: &str) -> String {
     match name.contains('/') {
@@ -147,7 +149,7 @@ impl fmt::Display for Definition {
 }
 
 impl fmt::Display for Kind {
-    /// The word a definition starts with: `p`, `r`, `r20`.
+    /// Writes the first word of a definition: `p`, `r`, `r20`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Probe => f.write_str("p"),

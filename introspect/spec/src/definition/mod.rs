@@ -1,7 +1,7 @@
-//! Probe definitions: the line in which a user says what to probe.
+//! Probe definitions: lines in which users say what to probe.
 //!
-//! The language is that of the kernel's `kprobe_events` (Documentation/trace/kprobetrace.rst), with a
-//! filter behind it:
+//! The language is that of the kernel's `kprobe_events` (Documentation/trace/kprobetrace.rst), followed by an
+//! optional filter:
 //!
 //! ```text
 //! definition = probe blanks target ["%return"] {blanks ARGUMENT} [blanks "if" blanks FILTER]
@@ -11,14 +11,13 @@
 //! OFFSET, MAXACTIVE = decimal | "0x" HEX
 //! ```
 //!
-//! `f` is `p` at a function, whose event has the name that the kernel gives those of function probes.
-//! `r` and `%return` both ask for a return probe; `%return` belongs to a symbol, and the offset of
-//! a return probe is 0, unless it counts from where the kernel's [text begins](BEGINNINGS). A
-//! PATTERN, as ftrace and perf have it, stands for many functions: `*`, `?` and `[...]` mean what
-//! they mean to a shell; it has neither an offset nor the NAME of an event. ARGUMENT and FILTER are those of
-//! [`fetch`](crate::fetch). Blanks are spaces and tabs, also around the whole. What is kept true:
-//! the printed form of a [`Definition`] that came out of [`parse`] parses to that same definition;
-//! everything else of that language is refused by name, never read as something it is not.
+//! `f` is `p` at a function; its event has the name that the kernel gives to events of function probes. `r` and
+//! `%return` both select a return probe. `%return` follows a symbol. The offset of a return probe is 0, unless
+//! it counts from the [beginning of the kernel's text](BEGINNINGS). A PATTERN, as in ftrace and perf, matches
+//! many functions: `*`, `?` and `[...]` mean the same as in a shell. A PATTERN has neither an offset nor the
+//! NAME of an event. ARGUMENT and FILTER are those of [`fetch`](crate::fetch). Blanks are spaces and tabs, also
+//! around the whole. Invariants: the printed form of a [`Definition`] that [`parse`] returned parses to the
+//! same definition. Everything else in the kernel's language is refused by name, never misread.
 
 mod file;
 mod line;

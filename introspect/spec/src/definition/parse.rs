@@ -1,4 +1,4 @@
-//! Reading a definition.
+//! Parser of definitions.
 
 use hvprobe_arch::Gva;
 
@@ -12,19 +12,19 @@ use crate::number::{number_in, strip_hex};
 use crate::parse_error::{ParseError, error};
 use crate::symbol::symbol_length;
 
-/// The most calls a definition can ask to follow at a time, as in the kernel
-/// (`KRETPROBE_MAXACTIVE_MAX` in kernel/trace/trace_kprobe.c).
+/// Maximum number of calls in flight in a definition, as in the kernel (`KRETPROBE_MAXACTIVE_MAX` in
+/// kernel/trace/trace_kprobe.c).
 const MOST_ACTIVE: u64 = 4096;
 
-/// How far behind a symbol the entry of a function can be: behind an ENDBR64.
+/// Maximum distance of a function's entry from its symbol: the length of an ENDBR64.
 const ENTRY: u64 = 4;
 
-/// Reads one definition.
+/// Parses one definition.
 ///
 /// # Errors
-/// When the text is anything but a definition, with the column and the reason.
+/// Returns the column and the reason if the text is not a definition.
 pub fn parse(text: &str) -> Result<Definition, ParseError> {
-    // From here on a byte is a character, so that byte offsets are columns.
+    // After this check each character is one byte, so byte offsets are columns.
     if let Some((column, c)) = unprintable(text) {
         let what = match c {
             '\n' | '\r' => "line break",
@@ -107,12 +107,12 @@ pub fn parse(text: &str) -> Result<Definition, ParseError> {
     })
 }
 
-/// Whether a filter begins with `word`: its `if`, perhaps with the filter's first sign right behind it.
+/// Returns whether a filter begins with `word`: `if`, or `if` directly followed by the filter's first sign.
 pub(crate) fn begins_filter(word: &str) -> bool {
     word == "if" || word.starts_with("if(") || word.starts_with("if!")
 }
 
-/// The fetch arguments, and where the filter begins behind its `if`.
+/// Splits the words into fetch arguments and the position of the filter after its `if`.
 fn split_filter<'a, 'b>(words: &'b [(usize, &'a str)]) -> (&'b [(usize, &'a str)], Option<usize>) {
     match words.iter().position(|(_, word)| begins_filter(word)) {
         Some(index) => (&words[..index], Some(words[index].0 + "if".len())),
@@ -120,7 +120,7 @@ fn split_filter<'a, 'b>(words: &'b [(usize, &'a str)]) -> (&'b [(usize, &'a str)
     }
 }
 
-/// The words of `text` with the column each begins at.
+/// Returns the words of `text`, each with its column.
 fn words(text: &str) -> Vec<(usize, &str)> {
     let mut words = Vec::new();
     let mut start = None;
@@ -137,9 +137,9 @@ fn words(text: &str) -> Vec<(usize, &str)> {
     words
 }
 
-/// The name of the event of an `f`, which the kernel makes of other probes than those of `p` and `r`: it is in another
-/// group and ends otherwise (`parse_symbol_and_return`, `trace_fprobe_create_internal` in
-/// kernel/trace/trace_fprobe.c). Which hits there are is the same.
+/// Returns the name of an `f`'s event. The kernel names it by different rules than the events of `p` and `r`:
+/// it has another group and another suffix (`parse_symbol_and_return`, `trace_fprobe_create_internal` in
+/// kernel/trace/trace_fprobe.c). The hits are the same.
 fn of_function(
     column: usize,
     head: &str,
@@ -180,7 +180,7 @@ fn of_function(
         Some(name) if name.contains('/') => return Ok(name),
         Some(name) => return Ok(format!("{FUNCTIONS}/{name}")),
     };
-    // The kernel makes `_` of dots only (`sanitize_event_name` in kernel/trace/trace_probe.h).
+    // The kernel replaces only dots by `_` (`sanitize_event_name` in kernel/trace/trace_probe.h).
     let strange = symbol.find(|c: char| !(c == '_' || c == '.' || c.is_ascii_alphanumeric()));
     let (at, why) = match strange {
         _ if is_event_name(made.rsplit('/').next().unwrap_or(&made)) => return Ok(made),
@@ -191,18 +191,18 @@ fn of_function(
     error(at, message)
 }
 
-/// The group of function probes that name none (`FPROBE_EVENT_SYSTEM` in kernel/trace/trace_fprobe.c).
+/// Default group of function probes (`FPROBE_EVENT_SYSTEM` in kernel/trace/trace_fprobe.c).
 const FUNCTIONS: &str = "fprobes";
 
-/// The first word, as it was read.
+/// Parsed first word.
 struct Head {
     kind: Kind,
     name: Option<String>,
-    /// Whether it is that of a function probe.
+    /// Whether the word is that of a function probe.
     function: bool,
 }
 
-/// The first word: `p`, `p:NAME`, `r`, `r20:NAME`, `f`, `f20`.
+/// Parses the first word: `p`, `p:NAME`, `r`, `r20:NAME`, `f`, `f20`.
 fn read_head(text: &str, column: usize, head: &str, words: usize) -> Result<Head, ParseError> {
     let (word, name) = match head.split_once(':') {
         Some((word, name)) => (word, Some(name)),
@@ -240,7 +240,7 @@ fn read_head(text: &str, column: usize, head: &str, words: usize) -> Result<Head
         );
     }
     for (index, part) in parts.iter().enumerate() {
-        // The kernel makes the name of an event whose group alone is given.
+        // The event's name may be empty after a group: the kernel generates it.
         if index == 0 || !part.is_empty() {
             identifier(at, part)?;
         }
@@ -253,8 +253,9 @@ fn read_head(text: &str, column: usize, head: &str, words: usize) -> Result<Head
     })
 }
 
-/// Whether `text`, which stands behind the kind of a definition of so many `words`, is meant as a number, as in the
-/// kernel: it begins as one. A word that stands alone may be a symbol that lacks its kind.
+/// Returns whether `text`, which follows the kind in a definition of `words` words, is meant as a number. As in
+/// the kernel, its first character decides. If the definition is a single word, all characters must be digits,
+/// because the word may be a symbol without a kind.
 fn is_number(text: &str, words: usize) -> bool {
     let is_all = match strip_hex(text) {
         Some(digits) => digits.bytes().all(|b| b.is_ascii_hexdigit()),
@@ -274,11 +275,11 @@ fn maxactive(column: usize, word: &str) -> Result<u32, ParseError> {
     }
 }
 
-/// How definitions begin.
+/// Message about the beginning of a definition.
 const STARTS: &str =
     "a definition starts with `p`, `r` or `f`, or with `p:NAME`, `r:NAME` or `f:NAME`";
 
-/// The message for a first word that is neither `p` nor `r`.
+/// Returns the message about a first word that is no known kind.
 fn not_a_kind(text: &str, kind: &str, words: usize) -> String {
     let digits = |rest: &str| rest.bytes().all(|b| b.is_ascii_digit());
     let what = match kind.split_at_checked(1) {
@@ -300,15 +301,15 @@ fn not_a_kind(text: &str, kind: &str, words: usize) -> String {
     format!("not supported: {what}; write `p SYMBOL` or `r SYMBOL`")
 }
 
-/// A target as it was read.
+/// Parsed target.
 struct Aimed {
     target: Target,
     marks: Marks,
-    /// Whether `%return` follows it.
+    /// Whether `%return` follows the target.
     returns: bool,
 }
 
-/// The target that begins at `column`.
+/// Parses the target that begins at `column`.
 fn read_target(column: usize, word: &str) -> Result<Aimed, ParseError> {
     let marks = |place, offset| Marks {
         target: Column(column),
@@ -381,7 +382,7 @@ fn read_target(column: usize, word: &str) -> Result<Aimed, ParseError> {
     })
 }
 
-/// What probes begin with in scripts of bpftrace, where a module stands here.
+/// Kinds of probes in scripts of bpftrace, which stand in the place of a module's name here.
 const OF_SCRIPTS: [&str; 6] = [
     "kprobe",
     "kretprobe",
@@ -391,7 +392,7 @@ const OF_SCRIPTS: [&str; 6] = [
     "kretfunc",
 ];
 
-/// The name of a module as the kernel has it.
+/// Checks the name of a module in the kernel's form.
 fn module_name(column: usize, name: &str) -> Result<(), ParseError> {
     if name.is_empty() {
         return error(
@@ -426,10 +427,10 @@ fn module_name(column: usize, name: &str) -> Result<(), ParseError> {
     Ok(())
 }
 
-/// Digits of an address of the kernel's.
+/// Number of digits of a kernel address.
 const ADDRESS: usize = 16;
 
-/// `SYMBOL` or `SYMBOL+OFFSET`.
+/// Parses `SYMBOL` or `SYMBOL+OFFSET`.
 fn symbol(column: usize, word: &str) -> Result<(String, u64), ParseError> {
     if word.starts_with(|c: char| c.is_ascii_digit()) {
         return error(column, "a symbol starts with no digit, an address with 0x");
@@ -464,7 +465,7 @@ fn symbol(column: usize, word: &str) -> Result<(String, u64), ParseError> {
     Ok((name.to_owned(), offset))
 }
 
-/// A decimal or 0x number that fits 64 bits.
+/// Parses a decimal or 0x number of at most 64 bits.
 fn number(column: usize, word: &str, what: &str) -> Result<u64, ParseError> {
     if word.starts_with('-') {
         return error(
@@ -477,7 +478,7 @@ fn number(column: usize, word: &str, what: &str) -> Result<u64, ParseError> {
     })
 }
 
-/// Refuses a first argument that looks like a part of the target, or like another one.
+/// Refuses a first argument that looks like a part of the target, or like a second target.
 fn no_second_target(
     target: &Target,
     named: bool,
@@ -491,7 +492,7 @@ fn no_second_target(
         Target::Symbol { .. } if word.starts_with(['+', '-']) && !word.contains(['(', '=']) => {
             "Dereference needs a brace; an offset follows the symbol without a blank"
         }
-        // With a name for its event, an address may well stand for a function whose arguments have names.
+        // If the event has a name, the address may be that of a function whose arguments have names.
         Target::Address(_)
             if !named && symbol_length(word) == word.len() && !word.contains('$') =>
         {

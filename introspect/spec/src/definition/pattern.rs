@@ -1,21 +1,21 @@
 //! Patterns: one definition for many functions.
 //!
-//! What is kept true: a pattern that was read compiles, and consists of the characters of a symbol's
-//! name, `*`, `?` and closed sets `[...]`.
+//! Invariant: a pattern that was read compiles, and consists of characters of symbol names, `*`, `?` and closed
+//! sets `[...]`.
 
 use globset::GlobBuilder;
 
 use super::names::LONGEST_SYMBOL;
 use crate::parse_error::{ParseError, error};
 
-/// Whether `place` is meant as a pattern.
+/// Returns whether `place` is meant as a pattern.
 pub(crate) fn is_pattern(place: &str) -> bool {
-    // After the offset's sign it cannot be one.
+    // The offset cannot contain a pattern.
     let name = place.split('+').next().unwrap_or_default();
     name.contains(['*', '?', '['])
 }
 
-/// The pattern in `word`, which begins at `column`.
+/// Reads the pattern in `word`, which begins at `column`.
 pub(crate) fn read_pattern(column: usize, word: &str) -> Result<String, ParseError> {
     if word.len() > LONGEST_SYMBOL {
         return error(
@@ -27,7 +27,7 @@ pub(crate) fn read_pattern(column: usize, word: &str) -> Result<String, ParseErr
     for (i, c) in word.char_indices() {
         match (c, set) {
             ('[', None) => set = Some(i),
-            // The first character of a set, and the one behind its negation, are members.
+            // `]` is a member if it is the first character of a set, or the first one after its negation.
             (']', Some(start)) if !matches!(&word[start + 1..i], "" | "!" | "^") => set = None,
             ('!' | '^' | '-' | ']', Some(_)) => {}
             ('*' | '?', None) => {}

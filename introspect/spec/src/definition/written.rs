@@ -1,4 +1,4 @@
-//! Lines that write into a file of an event: which file, and what.
+//! Lines that write into an event's file in tracefs.
 //!
 //! ```text
 //! written = FILE ":" TEXT                                   (as `grep` prints it)
@@ -8,49 +8,49 @@
 //! FOLDER  = "/sys/kernel/tracing/" | "/sys/kernel/debug/tracing/"
 //! ```
 //!
-//! What is kept true: TEXT is what a shell would write. Where a shell would make something else of it than
-//! what stands here, the line is refused.
+//! Invariant: TEXT is exactly what a shell would write. A line that a shell would expand to something else is
+//! refused.
 
 use crate::cursor::unprintable;
 use crate::parse_error::{ParseError, error};
 
-/// Where tracefs can be.
+/// Possible paths of tracefs.
 const FOLDERS: [&str; 2] = ["/sys/kernel/tracing/", "/sys/kernel/debug/tracing/"];
-/// Where the files of events are.
+/// Folder of the events' files in tracefs.
 const EVENTS: &str = "events/";
 
-/// What is written, and where.
+/// Text, and the file that it is written into.
 #[derive(Debug)]
 pub(super) struct Written<'a> {
     /// The file.
     pub(super) to: To<'a>,
-    /// Where [`text`](Self::text) begins.
+    /// Column of [`text`](Self::text).
     pub(super) column: usize,
-    /// What is written.
+    /// Text to write.
     pub(super) text: &'a str,
 }
 
-/// A file of tracefs.
+/// File of tracefs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum To<'a> {
     /// `kprobe_events`.
     Definitions,
-    /// The filter of an event.
+    /// Filter of an event.
     Filter(Event<'a>),
-    /// The triggers of an event.
+    /// Triggers of an event.
     Trigger(Event<'a>),
 }
 
 /// `GROUP/EVENT`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Event<'a> {
-    /// Where it begins.
+    /// Column of the path.
     pub(super) column: usize,
-    /// Both names.
+    /// Group and event.
     pub(super) path: &'a str,
 }
 
-/// Whether `line` is one that writes, and no definition.
+/// Returns whether `line` writes into a file and is no definition.
 pub(super) fn is_written(line: &str) -> bool {
     let line = line.trim_start();
     let echo = line.strip_prefix("echo");
@@ -59,7 +59,7 @@ pub(super) fn is_written(line: &str) -> bool {
         || echo.is_some_and(|rest| rest.starts_with([' ', '\t']))
 }
 
-/// Reads a line of which [`is_written`] holds.
+/// Parses a line that [`is_written`] accepts.
 pub(super) fn read(line: &str) -> Result<Written<'_>, ParseError> {
     if let Some((column, c)) = unprintable(line) {
         return error(
@@ -74,7 +74,7 @@ pub(super) fn read(line: &str) -> Result<Written<'_>, ParseError> {
     }
 }
 
-/// `FILE:TEXT` from `at` on.
+/// Parses `FILE:TEXT` from `at` on.
 fn read_grep(line: &str, at: usize) -> Result<Written<'_>, ParseError> {
     let line = uncommented(line, at);
     let Some(colon) = line[at..].find(':') else {
@@ -85,7 +85,7 @@ fn read_grep(line: &str, at: usize) -> Result<Written<'_>, ParseError> {
     Ok(Written { to, column, text })
 }
 
-/// What stands behind `echo`, which ends at `at`.
+/// Parses the rest of a line after `echo`, which ends at `at`.
 fn read_echo(line: &str, at: usize) -> Result<Written<'_>, ParseError> {
     let at = line.len() - line[at..].trim_start().len();
     let quote = line[at..].chars().next();
@@ -125,21 +125,21 @@ fn read_echo(line: &str, at: usize) -> Result<Written<'_>, ParseError> {
     Ok(Written { to, column, text })
 }
 
-/// `line` without the comment that begins at `from` or behind it.
+/// Returns `line` without a comment that begins at or after `from`.
 fn uncommented(line: &str, from: usize) -> &str {
     line[from..]
         .find('#')
         .map_or(line, |length| &line[..from + length])
 }
 
-/// What is in `line[from..to]` without the blanks around it, and where it begins.
+/// Returns `line[from..to]` without blanks around it, and its column.
 fn trimmed(line: &str, from: usize, to: usize) -> (usize, &str) {
     let text = line[from..to].trim_end();
     let inner = text.trim_start();
     (from + text.len() - inner.len(), inner)
 }
 
-/// Which file `name` is, which begins at `column`.
+/// Parses the file `name`, which begins at `column`.
 fn read_file(column: usize, name: &str) -> Result<To<'_>, ParseError> {
     let folder = FOLDERS.iter().find(|folder| name.starts_with(**folder));
     let at = folder.map_or(0, |folder| folder.len());

@@ -1,102 +1,101 @@
-//! What a fetch argument says.
+//! Parsed fetch arguments.
 
 use hvprobe_arch::regs::Gpr;
 
 use super::types::TypeName;
 use crate::column::Column;
 
-/// One fetch argument: `NAME=EXPRESSION:TYPE`.
+/// Fetch argument: `NAME=EXPRESSION:TYPE`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct FetchArg {
-    /// The name, when given.
+    /// Name, if given.
     pub name: Option<String>,
-    /// Where the argument begins.
+    /// Column of the argument.
     pub column: Column,
-    /// What is fetched.
+    /// Expression that is fetched.
     pub expr: Expr,
-    /// The type, when given.
+    /// Type, if given.
     pub ty: Option<TypeName>,
-    /// The expression and its type as they were written, without the name. This is what is printed.
+    /// Expression and type as written, without the name. This text is printed.
     pub text: String,
 }
 
-/// What is fetched, and where it stands.
+/// Expression with its position.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Expr {
-    /// Where it begins.
+    /// Column of the expression.
     pub column: Column,
-    /// What it is.
+    /// Kind of the expression.
     pub kind: ExprKind,
 }
 
-/// What is fetched.
+/// Kind of a fetched expression.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ExprKind {
-    /// `%di`: a register.
+    /// Register, such as `%di`.
     Register(Register),
-    /// `@0xffffffff82000000`: the memory at an address of the kernel.
+    /// Memory at a kernel address, such as `@0xffffffff82000000`.
     Memory(u64),
-    /// `@jiffies`, `@init_task+8`: the memory at a symbol of the kernel.
+    /// Memory at a kernel symbol, such as `@jiffies` or `@init_task+8`.
     Symbol {
-        /// The symbol's name; nobody has looked whether there is one.
+        /// Name of the symbol, which may not exist.
         name: String,
-        /// Bytes from its start.
+        /// Offset from the symbol's start, in bytes.
         offset: i64,
     },
-    /// `$stack`: the address of the stack's top.
+    /// `$stack`: the address of the top of the stack.
     Stack,
-    /// `$stack3`: a word of the stack, from 0.
+    /// Stack word, counted from 0, such as `$stack3`.
     StackWord(u16),
-    /// `$arg1`: an argument of the function, from 1.
+    /// Argument of the function, counted from 1, such as `$arg1`.
     Argument(u16),
-    /// `$arg*`: every argument of the function. It stands alone, without a name or a type, and once.
+    /// `$arg*`: all arguments of the function. Allowed once, without a name or a type.
     Arguments,
-    /// `$retval`, `$retval->f.g`: what the function returned.
+    /// Result of the function: `$retval`, `$retval->f.g`.
     Return {
-        /// Members of what it points to.
+        /// Members of the structure that it points to.
         path: Vec<Access>,
     },
     /// `$comm`: the name of the current task.
     Comm,
-    /// `$current`, `$current->pid`: the current task's `task_struct`.
+    /// `task_struct` of the current task: `$current`, `$current->pid`.
     Current {
-        /// Members of it.
+        /// Members of the `task_struct`.
         path: Vec<Access>,
     },
-    /// `\5`, `\-1`, `\0x1f`: a number, in two's complement.
+    /// Number in two's complement: `\5`, `\-1`, `\0x1f`.
     Immediate(u64),
-    /// `\"text"`: a text.
+    /// Text: `\"text"`.
     Text(String),
-    /// `filename`, `file->f_path.dentry`: an argument of the function by its name.
+    /// Argument of the function by name: `filename`, `file->f_path.dentry`.
     Variable {
-        /// The argument's name.
+        /// Name of the argument.
         name: String,
-        /// Members of it.
+        /// Members of the argument.
         path: Vec<Access>,
     },
-    /// `+8(%di)`, `-0x10(%bp)`, `+u0(%si)`: the memory at an address.
+    /// Memory at a computed address: `+8(%di)`, `-0x10(%bp)`, `+u0(%si)`.
     Dereference {
-        /// Whether it is memory of the user's.
+        /// Whether it is user memory.
         user: bool,
-        /// Bytes added to what is inside.
+        /// Offset that is added to the inner expression, in bytes.
         offset: i64,
-        /// The address.
+        /// Inner expression: the address.
         inner: Box<Expr>,
     },
-    /// `this_cpu_read(@runqueues)`, `this_cpu_ptr(@runqueues)`: a per-CPU variable on the CPU of the hit.
+    /// Per-CPU variable on the CPU of the hit: `this_cpu_read(@runqueues)`, `this_cpu_ptr(@runqueues)`.
     PerCpu {
-        /// Whether it is the variable's value that is fetched, not its address.
+        /// Whether the value of the variable is fetched, instead of its address.
         read: bool,
         /// The variable.
         inner: Box<Expr>,
     },
-    /// `(task_struct)%di->pid`, `(dentry,d_child)$arg1->d_name`: what an address points to is a structure
-    /// of this type.
+    /// Address that is cast to a structure's: `(task_struct)%di->pid`, `(dentry,d_child)$arg1->d_name`.
     Cast {
-        /// The structure.
+        /// Name of the structure.
         of: String,
-        /// The member that the address is of, when it is not the structure's own; with `.` between a
-        /// member and one of its own.
+        /// Member that the address belongs to, unless it is the structure's own address. A `.` separates a
+        /// member from its own member.
         member: Option<String>,
         /// The address.
         inner: Box<Expr>,
@@ -105,21 +104,22 @@ pub enum ExprKind {
     },
 }
 
-/// One step from a value to a member of it.
+/// Step from a value to its member.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Access {
-    /// Where the member's name begins.
+    /// Column of the member's name.
     pub column: Column,
-    /// `->`: the value is a pointer to what has the member; else `.`: the value has it.
+    /// Whether it is `->`, so that the value is a pointer to the structure with the member. Otherwise it is
+    /// `.`, and the value is the structure.
     pub arrow: bool,
-    /// The member.
+    /// Name of the member.
     pub field: String,
 }
 
-/// A register as the kernel names it: what its `pt_regs` holds.
+/// Register by its kernel name, from `pt_regs`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Register {
-    /// A general register: `%ax`, `%sp`, `%r15`.
+    /// General register: `%ax`, `%sp`, `%r15`.
     General(Gpr),
     /// `%ip`.
     Ip,
@@ -129,6 +129,6 @@ pub enum Register {
     Cs,
     /// `%ss`.
     Ss,
-    /// `%orig_ax`: the number of the system call, or what else the kernel keeps there.
+    /// `%orig_ax`: the number of the system call, or another value that the kernel keeps there.
     OrigAx,
 }

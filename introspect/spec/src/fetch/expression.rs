@@ -1,7 +1,7 @@
-//! Reading what a fetch argument fetches.
+//! Parser of fetched expressions.
 //!
-//! The kernel splits the text from the outside in: a dereference ends at the last `)`, a variable at the
-//! first `.` or `-`. The same is done here, so that errors are at the same columns.
+//! The kernel splits the text from the outside in: a dereference ends at the last `)`, a variable at the first
+//! `.` or `-`. This parser does the same, so that errors have the same columns.
 
 use super::argument::{Access, Expr, ExprKind};
 use super::number::{decimal, signed, unsigned};
@@ -12,48 +12,48 @@ use crate::column::Column;
 use crate::parse_error::{ParseError, error};
 use crate::symbol::symbol_length;
 
-/// How many steps an argument may take, as in the kernel (`FETCH_INSN_MAX` in kernel/trace/trace_probe.h
+/// Maximum number of steps of an argument, as in the kernel (`FETCH_INSN_MAX` in kernel/trace/trace_probe.h
 /// less the last one).
 pub(super) const STEPS: usize = 15;
-/// The last word of the stack and the last argument that can be named, as in the kernel
-/// (`PARAM_MAX_STACK` in kernel/trace/trace_probe.c).
+/// Highest number of a stack word and of an argument, as in the kernel (`PARAM_MAX_STACK` in
+/// kernel/trace/trace_probe.c).
 const MOST_WORDS: u64 = 2048;
-/// How deep casts can be nested, as in the kernel (`TRACEPROBE_MAX_NESTED_LEVEL`).
+/// Maximum nesting of casts, as in the kernel (`TRACEPROBE_MAX_NESTED_LEVEL`).
 const CASTS: usize = 8;
 
-/// What an expression gives, as far as this can be said without types.
+/// Result of an expression, as far as it is known without types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Gives {
-    /// A number.
+    /// Number.
     Number,
-    /// The address of something that has no name.
+    /// Address of something without a name.
     Address,
-    /// A number that is written in the definition.
+    /// Number that is written in the definition.
     Constant,
-    /// A text that is not in memory.
+    /// Text that is not in memory.
     Text,
-    /// What its type says.
+    /// Depends on the type.
     Typed,
-    /// What is in the kernel's memory.
+    /// Kernel memory.
     Memory,
-    /// What is in the user's memory.
+    /// User memory.
     UserMemory,
 }
 
-/// An expression, and what it costs and gives.
+/// Parsed expression, with its cost and result.
 #[derive(Debug)]
 pub(super) struct Read {
     pub(super) expr: Expr,
     pub(super) gives: Gives,
-    /// The steps before its last one.
+    /// Number of steps before the last one.
     pub(super) steps: usize,
 }
 
-/// Reads expressions of one argument.
+/// Parser for the expressions of one argument.
 #[derive(Debug)]
 pub(super) struct Reader {
     place: Place,
-    /// The casts around what is being read.
+    /// Number of casts around the current expression.
     casts: usize,
 }
 
@@ -62,7 +62,7 @@ impl Reader {
         Self { place, casts: 0 }
     }
 
-    /// Reads all of `text`, which begins at `at`.
+    /// Parses all of `text`, which begins at `at`.
     pub(super) fn read(&mut self, at: usize, text: &str) -> Result<Read, ParseError> {
         let mut chars = text.chars();
         let first = chars.next();
@@ -82,7 +82,7 @@ impl Reader {
         }
     }
 
-    /// What follows a `$`; the `$` is at `at`.
+    /// Parses the text after a `$`, which is at `at`.
     fn variable(&self, at: usize, text: &str) -> Result<Read, ParseError> {
         if text.starts_with("retval") {
             if !self.place.returns {
@@ -150,7 +150,7 @@ impl Reader {
         }
     }
 
-    /// `+8(ADDRESS)`, `-u8(ADDRESS)`.
+    /// Parses `+8(ADDRESS)`, `-u8(ADDRESS)`.
     fn dereference(&mut self, at: usize, text: &str) -> Result<Read, ParseError> {
         let (sign, rest) = text.split_at(1);
         let (user, rest) = match rest.strip_prefix('u') {
@@ -183,7 +183,7 @@ impl Reader {
         Ok(done(at, kind, gives, inner.steps + 1))
     }
 
-    /// What is between a `(`, behind which `text` begins at `at`, and the last `)`.
+    /// Parses the expression between a `(`, after which `text` begins at `at`, and the last `)`.
     fn in_braces(&mut self, at: usize, text: &str) -> Result<Read, ParseError> {
         let Some((inner, behind)) = text.rsplit_once(')') else {
             return error(at + text.len(), words::DEREF_OPEN_BRACE);
@@ -193,7 +193,7 @@ impl Reader {
             return error(at, words::COMM_CANT_DEREF);
         }
         if !behind.is_empty() {
-            // The kernel drops it without a word.
+            // The kernel ignores this text silently.
             return error(
                 at + text.len() - behind.len(),
                 format!(
@@ -205,7 +205,7 @@ impl Reader {
         Ok(inner)
     }
 
-    /// `NAME`, `NAME->MEMBER`, `this_cpu_read(ADDRESS)`.
+    /// Parses `NAME`, `NAME->MEMBER`, `this_cpu_read(ADDRESS)`.
     fn word(&mut self, at: usize, text: &str) -> Result<Read, ParseError> {
         for (prefix, read) in [("this_cpu_ptr(", false), ("this_cpu_read(", true)] {
             if let Some(inner) = text.strip_prefix(prefix) {
@@ -242,7 +242,7 @@ impl Reader {
     ) -> Result<Read, ParseError> {
         let symbol = inner.starts_with('@');
         let inner = self.in_braces(inner_at, inner)?;
-        // Of a symbol, the address is taken, so that its last step is not made.
+        // Only the address of a symbol is needed, so its last step, the read, is not counted.
         let steps = inner.steps + usize::from(!symbol) + usize::from(read);
         if steps >= STEPS {
             return error(inner_at, words::TOO_MANY_OPS);
@@ -255,7 +255,7 @@ impl Reader {
         Ok(done(at, ExprKind::PerCpu { read, inner }, gives, steps))
     }
 
-    /// `(STRUCT[,MEMBER])ADDRESS->MEMBER`; `text` is what follows the first `(`, which is at `at`.
+    /// Parses `(STRUCT[,MEMBER])ADDRESS->MEMBER`; `text` follows the first `(`, which is at `at`.
     fn cast(&mut self, at: usize, text: &str) -> Result<Read, ParseError> {
         if !self.place.has_arguments() {
             return error(at, words::NOSUP_BTFARG);
@@ -291,8 +291,8 @@ impl Reader {
     }
 }
 
-/// What is cast: where it begins, what it is, and the accesses behind it, which begin with an arrow.
-/// `text` is what follows the `)` of the type.
+/// Splits the text after the `)` of a cast's type: returns the column of the operand, the operand, and the
+/// accesses after it, which begin with an arrow.
 fn cast_operand(at: usize, text: &str) -> Result<(usize, &str, &str), ParseError> {
     let is_read = ["+", "-", "this_cpu_ptr(", "this_cpu_read("]
         .iter()
@@ -326,7 +326,7 @@ fn cast_operand(at: usize, text: &str) -> Result<(usize, &str, &str), ParseError
     }
 }
 
-/// The structure of a cast, and the member that is pointed to.
+/// Parses the structure of a cast, and the member that the address belongs to.
 fn cast_type(at: usize, text: &str) -> Result<(String, Option<String>), ParseError> {
     let (of, member) = match text.split_once(',') {
         Some((of, member)) => (of, Some(member)),
@@ -360,7 +360,7 @@ fn cast_type(at: usize, text: &str) -> Result<(String, Option<String>), ParseErr
     Ok((of.to_owned(), member.map(str::to_owned)))
 }
 
-/// The `)` that belongs to the `(` at `open`.
+/// Returns the position of the `)` that matches the `(` at `open`.
 fn matching_brace(text: &str, open: usize) -> Option<usize> {
     let mut depth = 0_usize;
     for (i, c) in text[open..].char_indices() {
@@ -376,7 +376,7 @@ fn matching_brace(text: &str, open: usize) -> Option<usize> {
     None
 }
 
-/// `@ADDRESS`, `@SYMBOL`, `@SYMBOL+OFFSET`; `text` is what follows the `@`, which is at `at`.
+/// Parses `@ADDRESS`, `@SYMBOL`, `@SYMBOL+OFFSET`; `text` follows the `@`, which is at `at`.
 fn memory(at: usize, text: &str) -> Result<Read, ParseError> {
     if text.starts_with(|c: char| c.is_ascii_digit()) {
         return match unsigned(text) {
@@ -418,7 +418,7 @@ fn memory(at: usize, text: &str) -> Result<Read, ParseError> {
     ))
 }
 
-/// `\NUMBER`, `\"TEXT"`; `text` is what follows the `\`, which is at `at`.
+/// Parses `\NUMBER`, `\"TEXT"`; `text` follows the `\`, which is at `at`.
 fn constant(at: usize, text: &str) -> Result<Read, ParseError> {
     if let Some(quoted) = text.strip_prefix('"') {
         return match quoted.strip_suffix('"') {
@@ -441,7 +441,7 @@ fn constant(at: usize, text: &str) -> Result<Read, ParseError> {
     }
 }
 
-/// `->MEMBER.MEMBER->MEMBER`, or nothing.
+/// Parses `->MEMBER.MEMBER->MEMBER`, or nothing.
 fn path(at: usize, text: &str) -> Result<Vec<Access>, ParseError> {
     let end = at + text.len();
     let mut path = Vec::new();
@@ -469,19 +469,19 @@ fn path(at: usize, text: &str) -> Result<Vec<Access>, ParseError> {
     Ok(path)
 }
 
-/// The name that `text` begins with: what is before the first access.
+/// Returns the name before the first access in `text`.
 fn before_access(text: &str) -> &str {
     &text[..text.find(['.', '-']).unwrap_or(text.len())]
 }
 
-/// Whether `text` is an identifier of C.
+/// Returns whether `text` is an identifier of C.
 pub(super) fn is_identifier(text: &str) -> bool {
     !text.starts_with(|c: char| c.is_ascii_digit())
         && !text.is_empty()
         && text.bytes().all(|b| b == b'_' || b.is_ascii_alphanumeric())
 }
 
-/// What the end of a path gives.
+/// Returns the kind of result of a path.
 fn typed(path: &[Access]) -> Gives {
     match path.is_empty() {
         true => Gives::Typed,
@@ -489,7 +489,7 @@ fn typed(path: &[Access]) -> Gives {
     }
 }
 
-/// How often memory is read on a path.
+/// Returns the number of memory reads on a path.
 fn steps_of(path: &[Access]) -> usize {
     path.iter().filter(|access| access.arrow).count()
 }

@@ -1,63 +1,65 @@
-//! Filters: which hits of a probe count.
+//! Filters for the hits of a probe.
 
 use crate::column::Column;
 
-/// Which hits count: what follows `if` in a definition.
+/// Filter for hits: the text after `if` in a definition.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Filter {
-    /// `FIELD OPERATOR VALUE`.
+    /// Comparison: `FIELD OPERATOR VALUE`.
     Test(Test),
-    /// `!FILTER`: those that do not.
+    /// Negation: `!FILTER`.
     Not(Box<Self>),
-    /// `FILTER && FILTER`: those for which both hold.
+    /// Conjunction: `FILTER && FILTER`.
     And(Box<Self>, Box<Self>),
-    /// `FILTER || FILTER`: those for which one holds at least.
+    /// Disjunction: `FILTER
+    ///
+    /// FILTER`.
     Or(Box<Self>, Box<Self>),
 }
 
-/// One comparison.
+/// Comparison of a field with a value.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Test {
-    /// Where the field's name begins.
+    /// Column of the field's name.
     pub column: Column,
-    /// The name of an argument or of a common field (`pid`, `tgid`, `comm`, `cpu`).
+    /// Name of an argument or of a common field (`pid`, `tgid`, `comm`, `cpu`).
     pub field: String,
-    /// What of the field is compared.
+    /// Form in which the field is compared.
     pub form: Form,
-    /// How to compare.
+    /// Comparison operator.
     pub operator: Operator,
-    /// Where the value begins.
+    /// Column of the value.
     pub value_column: Column,
-    /// What to compare with.
+    /// Value to compare with.
     pub value: Value,
 }
 
-/// What of a field is compared.
+/// Form in which a field is compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Form {
-    /// Itself.
+    /// The field itself.
     #[default]
     Plain,
-    /// `.function`: the function that it is an address in.
+    /// `.function`: the function that contains the address in the field.
     Function,
-    /// `.ustring`: the text that it points to.
+    /// `.ustring`: the text that the field points to.
     Text,
 }
 
 impl Form {
-    /// Those that are written, as they are.
+    /// Forms with a suffix, and their suffixes.
     pub(super) const WRITTEN: [(Self, &str); 2] =
         [(Self::Function, ".function"), (Self::Text, ".ustring")];
 }
 
-/// How a field and a value are compared.
+/// Operator between a field and a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operator {
     /// `==`
     Equal,
     /// `!=`
     NotEqual,
-    /// `<`; of numbers, as the four that follow.
+    /// `<`; for numbers only, like the four that follow.
     Less,
     /// `<=`
     LessOrEqual,
@@ -65,27 +67,27 @@ pub enum Operator {
     Greater,
     /// `>=`
     GreaterOrEqual,
-    /// `&`: whether any of these bits is set.
+    /// `&`: true if any of these bits is set.
     AnyBit,
-    /// `~`: whether a text matches a pattern with `*`, `?` and `[...]`.
+    /// `~`: true if a text matches a pattern with `*`, `?` and `[...]`.
     Glob,
 }
 
-/// What a field is compared with.
+/// Value that a field is compared with.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Value {
-    /// A number.
+    /// Number.
     Number {
-        /// The number, in two's complement.
+        /// The number in two's complement.
         value: u64,
-        /// As it was written.
+        /// The number as written.
         text: String,
     },
-    /// Names of values of the field's type, with `|` between them, or `-` and the name of an error: what it
-    /// stands for depends on the field.
+    /// Names of values of the field's type, separated by `|`, or `-` and the name of an error. The meaning
+    /// depends on the field.
     Name(String),
-    /// A text.
+    /// Text.
     Text(String),
-    /// `CPUS{0,2-4}`: any of these CPUs, each range with its first and its last one.
+    /// Set of CPUs, such as `CPUS{0,2-4}`: each range with its first and last CPU.
     Cpus(Vec<(u32, u32)>),
 }

@@ -1,7 +1,8 @@
-//! Fetch arguments and filters: what a definition says is to be read at a hit, and which hits count.
+//! Fetch arguments and filters: the part of a definition that says which values are read at a hit, and which
+//! hits count.
 //!
-//! The language is that of the kernel's `kprobe_events` (Documentation/trace/kprobetrace.rst), and so are
-//! the words of its errors and the columns they are at:
+//! The language is that of the kernel's `kprobe_events` (Documentation/trace/kprobetrace.rst). Error messages
+//! and their columns are the kernel's, too:
 //!
 //! ```text
 //! argument = [NAME "="] EXPR [":" TYPE] | "$arg*"
@@ -18,9 +19,9 @@
 //! term     = "!" term | "(" filter ")" | NAME ("==" | "!=" | "<" | "<=" | ">" | ">=" | "&" | "~") VALUE
 //! ```
 //!
-//! What is kept true: nothing here knows a kernel. Which symbols, types and arguments there are, and
-//! whether an expression makes sense with them, is looked up by others; the columns are there for what
-//! they have to say. What is printed reads as what was printed.
+//! Invariants: nothing here depends on a kernel. Other modules look up symbols, types and arguments, and check
+//! whether an expression is valid with them; they use the columns for their errors. A printed form parses to
+//! the value that was printed.
 
 mod argument;
 mod expression;

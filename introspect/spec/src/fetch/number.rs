@@ -1,7 +1,7 @@
-//! Numbers as the kernel reads them in `kprobe_events` (`kstrtoul` and its relatives): decimal, hexadecimal
-//! behind `0x`, octal behind `0`.
+//! Numbers in the kernel's notation for `kprobe_events` (`kstrtoul` and its relatives): decimal, hexadecimal
+//! after `0x`, octal after `0`.
 
-/// The digits' radix, and the digits.
+/// Splits the prefix off: returns the radix and the digits.
 fn radix_of(text: &str) -> (u32, &str) {
     let hex = text
         .strip_prefix("0x")
@@ -14,28 +14,28 @@ fn radix_of(text: &str) -> (u32, &str) {
     }
 }
 
-/// A number without a sign.
+/// Parses a number without a sign.
 fn digits(text: &str, radix: u32, digits: &str) -> Option<u64> {
-    // Rust would take a sign here.
+    // `from_str_radix` would accept a sign.
     if text.is_empty() || !digits.bytes().all(|b| char::from(b).is_digit(radix)) {
         return None;
     }
     u64::from_str_radix(digits, radix).ok()
 }
 
-/// All of `text`, which may have a `+` before it.
+/// Parses all of `text`, with an optional `+`.
 pub(super) fn unsigned(text: &str) -> Option<u64> {
     let text = text.strip_prefix('+').unwrap_or(text);
     let (radix, found) = radix_of(text);
     digits(text, radix, found)
 }
 
-/// All of `text`, in decimal.
+/// Parses all of `text` as decimal.
 pub(super) fn decimal(text: &str) -> Option<u64> {
     digits(text, 10, text)
 }
 
-/// All of `text`, which may have a sign before it.
+/// Parses all of `text`, with an optional sign.
 pub(super) fn signed(text: &str) -> Option<i64> {
     match text.strip_prefix('-') {
         None => i64::try_from(unsigned(text)?).ok(),
@@ -46,8 +46,8 @@ pub(super) fn signed(text: &str) -> Option<i64> {
     }
 }
 
-/// The number that `text` begins with, and what follows; nothing when it begins with none. What does not
-/// fit is the largest there is.
+/// Returns the number at the start of `text` and the rest, or `None` without a number. A number that is too
+/// large becomes `u64::MAX`.
 pub(super) fn leading(text: &str) -> Option<(u64, &str)> {
     let (radix, found) = radix_of(text);
     let end = found

@@ -1,16 +1,16 @@
-//! Where fetch arguments are evaluated, as far as the definition says it.
+//! The place where fetch arguments are evaluated, as far as the definition determines it.
 
-/// What the rest of a definition says about the values there are.
+/// Properties of a definition that determine which values exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// Whether it is a return probe.
+    /// Whether the probe is a return probe.
     pub(crate) returns: bool,
-    /// Whether it may be at a function's entry, so that there are its arguments.
+    /// Whether the probe may be at a function's entry, where the function's arguments exist.
     pub(crate) entry: bool,
 }
 
 impl Place {
-    /// Whether a function's arguments can be had.
+    /// Returns whether the function's arguments are available.
     pub(super) fn has_arguments(self) -> bool {
         self.entry || self.returns
     }

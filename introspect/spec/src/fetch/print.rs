@@ -1,4 +1,4 @@
-//! Fetch arguments, types and filters as they are written.
+//! Printed forms of fetch arguments, types and filters.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use super::types::{Element, Shown, TypeName};
 use crate::column::Column;
 
 impl FetchArg {
-    /// An argument, written as [`Expr`] and [`TypeName`] print themselves.
+    /// Makes an argument whose text consists of the printed forms of [`Expr`] and [`TypeName`].
     #[must_use]
     pub fn new(name: Option<String>, expr: Expr, ty: Option<TypeName>) -> Self {
         let text = match &ty {
@@ -26,7 +26,7 @@ impl FetchArg {
 }
 
 impl fmt::Display for FetchArg {
-    /// `NAME=EXPRESSION:TYPE`, as it was written.
+    /// Writes `NAME=EXPRESSION:TYPE`, as it was read.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(name) = &self.name {
             write!(f, "{name}=")?;
@@ -36,7 +36,7 @@ impl fmt::Display for FetchArg {
 }
 
 impl From<ExprKind> for Expr {
-    /// An expression that stands nowhere.
+    /// Makes an expression without a position.
     fn from(kind: ExprKind) -> Self {
         Self {
             column: Column::default(),
@@ -91,7 +91,7 @@ impl fmt::Display for Expr {
     }
 }
 
-/// Accesses one behind the other.
+/// Chain of accesses.
 struct Path<'a>(&'a [Access]);
 
 impl fmt::Display for Path<'_> {
@@ -150,7 +150,7 @@ impl fmt::Display for Filter {
         match self {
             Self::Test(test) => write!(f, "{test}"),
             Self::Not(filter) => write!(f, "!({filter})"),
-            // Both group from the left.
+            // Both operators group from the left.
             Self::And(left, right) => {
                 part(f, left, matches!(**left, Self::Or(..)))?;
                 f.write_str(" && ")?;
@@ -179,7 +179,7 @@ impl fmt::Display for Test {
         write!(f, "{}{form} {} ", self.field, self.operator.sign())?;
         match &self.value {
             Value::Number { text, .. } | Value::Name(text) => f.write_str(text),
-            // A text that was read lacks one kind of quotes.
+            // A text that was read contains at most one kind of quotes.
             Value::Text(text) if text.contains('"') => write!(f, "'{text}'"),
             Value::Text(text) => write!(f, "\"{text}\""),
             Value::Cpus(ranges) => {

@@ -1,4 +1,4 @@
-//! Reading fetch arguments.
+//! Parser of fetch arguments.
 
 use super::argument::{Expr, ExprKind, FetchArg};
 use super::expression::{Gives, Read, Reader, STEPS, is_identifier};
@@ -9,14 +9,14 @@ use super::words;
 use crate::column::Column;
 use crate::parse_error::{ParseError, error};
 
-/// The most arguments of a probe, as in the kernel (`MAX_TRACE_ARGS` in kernel/trace/trace_probe.h).
+/// Maximum number of arguments of a probe, as in the kernel (`MAX_TRACE_ARGS` in kernel/trace/trace_probe.h).
 pub const ARGUMENTS_MAX: usize = 128;
-/// The longest expression with its type, as in the kernel (`MAX_ARGSTR_LEN`).
+/// Maximum length of an expression with its type, as in the kernel (`MAX_ARGSTR_LEN`).
 pub const EXPRESSION_MAX: usize = 255;
-/// The longest name of an argument, as in the kernel (`MAX_ARG_NAME_LEN`).
+/// Maximum length of an argument's name, as in the kernel (`MAX_ARG_NAME_LEN`).
 pub const NAME_MAX: usize = 32;
 
-/// Names that fields of every event have.
+/// Names of fields that every event has.
 const RESERVED: [&str; 8] = [
     "common_type",
     "common_flags",
@@ -28,7 +28,7 @@ const RESERVED: [&str; 8] = [
     "__probe_func",
 ];
 
-/// Reads the arguments in `words`, each with the column it begins at.
+/// Parses the arguments in `words`, each with its column.
 pub(crate) fn read_arguments(
     words: &[(usize, &str)],
     place: Place,
@@ -61,7 +61,7 @@ pub(crate) fn read_arguments(
     Ok(arguments)
 }
 
-/// `$arg*`, with what is written behind it.
+/// Parses `$arg*`, followed by `suffix`.
 fn every_argument(
     column: usize,
     suffix: &str,
@@ -88,8 +88,8 @@ fn every_argument(
     })
 }
 
-/// The name that is given in `word`, and the one that the argument is shown with; it is the one behind
-/// `before` others.
+/// Returns the name that is given in `word`, and the name that the argument is shown with, after `before` other
+/// arguments.
 fn read_name(
     column: usize,
     word: &str,
@@ -116,7 +116,8 @@ fn read_name(
     Ok((Some(name), name.to_owned()))
 }
 
-/// The name of an argument that has none: itself when it is one, else its position.
+/// Returns the name of an argument without a given one: its text if that is an identifier, else a name with its
+/// position.
 fn default_name(text: &str, before: usize) -> String {
     let (name, ty) = text.split_once(':').unwrap_or((text, ""));
     if is_identifier(name) && !matches!(ty, "%pd" | "%pD") {
@@ -126,9 +127,9 @@ fn default_name(text: &str, before: usize) -> String {
 }
 
 impl FetchArg {
-    /// The name it is shown with, when it is the one behind `before` others: the one that was given; else,
-    /// as the kernel does it, that of the function's argument that it is (`count`), or its position
-    /// (`arg3`). Who knows the function's arguments has a better one for `$arg1`.
+    /// Returns the name that the argument is shown with, after `before` other arguments: the given name;
+    /// otherwise, as in the kernel, the name of the function's argument that it is (`count`), or a name with
+    /// its position (`arg3`). For `$arg1` a caller that knows the function's arguments has a better name.
     #[must_use]
     pub fn shown_name(&self, before: usize) -> String {
         match &self.name {
@@ -138,7 +139,7 @@ impl FetchArg {
     }
 }
 
-/// Reads `word`, which has `name` before its `=`.
+/// Parses `word`, which has `name` before its `=`.
 fn read_argument(
     column: usize,
     word: &str,
@@ -164,7 +165,7 @@ fn read_argument(
         Some((expr, ty)) => (expr, Some(read_type::read_type(at + expr.len() + 1, ty)?)),
     };
     let found = match &ty {
-        // What is no memory is a text, and nothing else.
+        // A value that is not in memory is a plain text.
         _ if matches!(expr, "$comm" | "$COMM") || expr.starts_with("\\\"") => {
             if let Some(ty) = ty.filter(|ty| ty.name != "string" || ty.count.is_some()) {
                 return error(ty.column, words::NEED_STRING_TYPE);
@@ -179,7 +180,8 @@ fn read_argument(
         (Some(ty), Some(found)) => Some(check_type(at, &read, ty, found)?),
         _ => None,
     };
-    // The value is stored, unless reading memory does that; a type has checked its own.
+    // Storing the value takes one more step, except that a read of memory stores its result. `check_type` has
+    // checked the steps of an argument with a type.
     if ty.is_none() && read.steps + usize::from(!is_memory(read.gives)) >= STEPS {
         return error(at, words::TOO_MANY_OPS);
     }
@@ -196,7 +198,7 @@ fn is_memory(gives: Gives) -> bool {
     matches!(gives, Gives::Memory | Gives::UserMemory)
 }
 
-/// Whether what was read can be of that type.
+/// Checks whether the expression can have the type.
 fn check_type(
     at: usize,
     read: &Read,
@@ -208,7 +210,7 @@ fn check_type(
         found,
         Found::Element(Element::String | Element::UserString | Element::SymbolString)
     );
-    // One step more where the value itself is what is stored.
+    // One more step if the value itself is stored.
     let mut steps = read.steps;
     match found {
         Found::Element(Element::SymbolString) => {

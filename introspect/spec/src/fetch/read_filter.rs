@@ -1,4 +1,4 @@
-//! Reading filters.
+//! Parser of filters.
 
 use super::filter::{Filter, Form, Operator, Test, Value};
 use super::number::{decimal, signed, unsigned};
@@ -8,14 +8,14 @@ use crate::cursor::{Cursor, unprintable};
 use crate::parse_error::{ParseError, error};
 use crate::symbol::symbol_length;
 
-/// The most comparisons of a filter.
+/// Maximum number of comparisons in a filter.
 pub const TERMS_MAX: usize = 64;
-/// The longest text to compare with, as in the kernel (`MAX_FILTER_STR_VAL` less the final NUL).
+/// Maximum length of a text to compare with, as in the kernel (`MAX_FILTER_STR_VAL` less the final NUL).
 pub const OPERAND_MAX: usize = 255;
-/// How deep parentheses and `!` can be nested.
+/// Maximum nesting of parentheses and `!`.
 const DEPTH: usize = 32;
 
-/// The operators, one that begins another one behind it.
+/// Operators. An operator that is a prefix of another one comes after it.
 pub(crate) const OPERATORS: [(Operator, &str); 8] = [
     (Operator::Glob, "~"),
     (Operator::NotEqual, "!="),
@@ -28,7 +28,7 @@ pub(crate) const OPERATORS: [(Operator, &str); 8] = [
 ];
 
 impl Operator {
-    /// As it is written.
+    /// Returns the operator as written.
     #[must_use]
     pub fn sign(self) -> &'static str {
         let found = OPERATORS.iter().find(|(known, _)| *known == self);
@@ -36,10 +36,10 @@ impl Operator {
     }
 }
 
-/// Reads a filter, which is one line of ASCII.
+/// Parses a filter, which is one line of ASCII.
 ///
 /// # Errors
-/// When the text is anything but a filter, with the column and the reason.
+/// Returns the column and the reason if the text is not a filter.
 pub fn read_filter(text: &str) -> Result<Filter, ParseError> {
     if let Some((column, c)) = unprintable(text) {
         return error(column, format!("{c:?}: a filter is one line of ASCII"));
@@ -47,7 +47,7 @@ pub fn read_filter(text: &str) -> Result<Filter, ParseError> {
     read_at(0, text)
 }
 
-/// Reads `text`, which begins at `column` and is ASCII.
+/// Parses `text`, which is ASCII and begins at `column`.
 pub(crate) fn read_at(column: usize, text: &str) -> Result<Filter, ParseError> {
     let mut reader = Reader {
         cursor: Cursor::new(column, text),
@@ -71,7 +71,7 @@ pub(crate) fn read_at(column: usize, text: &str) -> Result<Filter, ParseError> {
     Ok(filter)
 }
 
-/// A place in the text of a filter.
+/// Parser at a position in the text of a filter.
 struct Reader<'a> {
     cursor: Cursor<'a>,
     terms: usize,
@@ -79,7 +79,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Goes behind `what` and the blanks that follow, if it is here.
+    /// Skips `what` and the blanks after it, if it comes next.
     fn eat(&mut self, what: &str) -> bool {
         let found = self.cursor.eat(what);
         if found {
@@ -206,7 +206,7 @@ impl Reader<'_> {
         }))
     }
 
-    /// What of a field is compared, which its name is followed by.
+    /// Parses the form after a field's name.
     fn form(&mut self) -> Result<Form, ParseError> {
         if !self.cursor.rest().starts_with('.') {
             return Ok(Form::Plain);
@@ -265,7 +265,7 @@ impl Reader<'_> {
         Ok(value)
     }
 
-    /// A function, or an address in one.
+    /// Parses a function, or an address in one.
     fn symbol(&mut self, start: usize) -> Result<Value, ParseError> {
         let length = symbol_length(self.cursor.rest());
         let symbol = &self.cursor.rest()[..length];
@@ -276,7 +276,7 @@ impl Reader<'_> {
         Ok(Value::Name(symbol.to_owned()))
     }
 
-    /// The CPUs of a set, behind its `{`.
+    /// Parses the CPUs of a set, after its `{`.
     fn cpus(&mut self, start: usize) -> Result<Vec<(u32, u32)>, ParseError> {
         let mut ranges = Vec::new();
         loop {
@@ -313,7 +313,7 @@ impl Reader<'_> {
             .map_or_else(|| error(at, words::INVALID_CPULIST), Ok)
     }
 
-    /// A number, or names.
+    /// Parses a number, or names.
     fn unquoted(&mut self, start: usize) -> Result<Value, ParseError> {
         let sign = if self.cursor.eat("-") { "-" } else { "" };
         let first = self.cursor.take(is_of_word);
@@ -326,7 +326,7 @@ impl Reader<'_> {
                 None => error(start, words::ILLEGAL_INTVAL),
             };
         }
-        // As flags are shown: names, and the bits that have none.
+        // The form in which flags are printed: names, and the bits without a name.
         while sign.is_empty() && !self.cursor.rest().starts_with("||") && self.cursor.eat("|") {
             let at = self.cursor.at();
             let part = self.cursor.take(is_of_word);
@@ -346,12 +346,12 @@ impl Reader<'_> {
     }
 }
 
-/// Whether a number or a name may have `c` in it.
+/// Returns whether a number or a name may contain `c`.
 fn is_of_word(c: char) -> bool {
     c == '_' || c.is_ascii_alphanumeric()
 }
 
-/// The number that all of `text` is, in two's complement.
+/// Returns the number that `text` consists of, in two's complement.
 #[must_use]
 pub fn read_number(text: &str) -> Option<u64> {
     match text.starts_with('-') {
@@ -360,7 +360,7 @@ pub fn read_number(text: &str) -> Option<u64> {
     }
 }
 
-/// Whether `pattern`, which begins at `column`, is one.
+/// Checks the syntax of `pattern`, which begins at `column`.
 fn check_pattern(column: usize, pattern: &str) -> Result<(), ParseError> {
     let unclosed = |open: usize| {
         error(
@@ -373,7 +373,7 @@ fn check_pattern(column: usize, pattern: &str) -> Result<(), ParseError> {
         let open = rest + open;
         let mut set = &pattern[open + 1..];
         set = set.strip_prefix(['!', '^']).unwrap_or(set);
-        // A `]` that comes first is a member.
+        // A `]` in the first position is a member.
         let Some(close) = set.char_indices().skip(1).find(|(_, c)| *c == ']') else {
             return unclosed(open);
         };

@@ -1,4 +1,4 @@
-//! Reading the type of a fetch argument.
+//! Parser of the types of fetch arguments.
 
 use super::number::{leading, unsigned};
 use super::types::{ARRAY_MAX, Element, Shown, TypeName};
@@ -6,9 +6,9 @@ use super::words;
 use crate::column::Column;
 use crate::parse_error::{ParseError, error};
 
-/// Reads `text`, which begins at `column`, behind the `:`.
+/// Splits `text`, which begins at `column`, after the `:`.
 ///
-/// A bit field's own numbers are not looked at yet: the kernel does so after it has read the expression.
+/// The numbers of a bit field are not checked yet: the kernel checks them after it has parsed the expression.
 pub(super) fn read_type<'a>(column: usize, text: &'a str) -> Result<Read<'a>, ParseError> {
     let (name, count) = match text.split_once('[') {
         None => (text, None),
@@ -21,7 +21,7 @@ pub(super) fn read_type<'a>(column: usize, text: &'a str) -> Result<Read<'a>, Pa
     })
 }
 
-/// A type taken apart, but not looked up.
+/// Parts of a type's text, before the lookup.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Read<'a> {
     pub(super) column: usize,
@@ -29,7 +29,7 @@ pub(super) struct Read<'a> {
     pub(super) count: Option<u8>,
 }
 
-/// How many elements an array has: `N]`.
+/// Parses the number of elements of an array: `N]`.
 fn count(column: usize, text: &str) -> Result<u8, ParseError> {
     let Some((number, rest)) = text.split_once(']') else {
         return error(column + text.len(), words::ARRAY_NO_CLOSE);
@@ -50,7 +50,7 @@ fn count(column: usize, text: &str) -> Result<u8, ParseError> {
 }
 
 impl Read<'_> {
-    /// Looks the type up. A bit field's numbers come out as they are.
+    /// Looks up the type. The numbers of a bit field are left to [`bit_field`](Self::bit_field).
     pub(super) fn look_up(&self) -> Result<Found, ParseError> {
         let found = match self.name {
             "u" | "s" | "x" | "d" if self.count.is_none() => Element::Own {
@@ -61,7 +61,7 @@ impl Read<'_> {
             "ustring" => Element::UserString,
             "symbol" => Element::Symbol,
             "symstr" => Element::SymbolString,
-            // The kernel replaces these when they end an argument, before it looks at anything else.
+            // The kernel replaces these at the end of an argument before it examines anything else.
             "%pd" if self.count.is_none() => Element::DentryName,
             "%pD" if self.count.is_none() => Element::FileName,
             name => match (name.strip_prefix('b'), integer(name)) {
@@ -90,7 +90,7 @@ impl Read<'_> {
         error(self.column, format!("{}{help}", words::BAD_TYPE))
     }
 
-    /// The bit field that this is: `bWIDTH@OFFSET/SIZE`, with a size of `container` bits.
+    /// Parses a bit field, `bWIDTH@OFFSET/SIZE`, with a size of `container` bits.
     pub(super) fn bit_field(&self, container: u64) -> Result<Element, ParseError> {
         let numbers = || {
             let (width, rest) = leading(self.name.strip_prefix('b')?)?;
@@ -121,7 +121,7 @@ impl Read<'_> {
             )
     }
 
-    /// The type with the elements that were found.
+    /// Returns the type with the elements that were found.
     pub(super) fn named(&self, element: Element) -> TypeName {
         TypeName {
             column: Column(self.column),
@@ -131,7 +131,7 @@ impl Read<'_> {
     }
 }
 
-/// What a type's name means.
+/// Result of looking up a type's name.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Found {
     Element(Element),

@@ -1,11 +1,11 @@
-//! The registers' names.
+//! Names of the registers.
 
 use hvprobe_arch::regs::Gpr;
 
 use super::argument::Register;
 use super::words;
 
-/// The names that the kernel has for what is in its `pt_regs` (arch/x86/kernel/ptrace.c).
+/// The kernel's names for the registers in `pt_regs` (arch/x86/kernel/ptrace.c).
 const NAMES: [(Register, &str); 21] = [
     (Register::General(Gpr::R15), "r15"),
     (Register::General(Gpr::R14), "r14"),
@@ -30,13 +30,13 @@ const NAMES: [(Register, &str); 21] = [
     (Register::Ss, "ss"),
 ];
 
-/// The register of that name, without the `%`.
+/// Returns the register called `name`, without the `%`.
 pub(super) fn by_name(name: &str) -> Option<Register> {
     let (register, _) = NAMES.iter().find(|(_, known)| *known == name)?;
     Some(*register)
 }
 
-/// The message for a name that no register has.
+/// Returns the message about an unknown register.
 pub(super) fn unknown(name: &str) -> String {
     let short = name.strip_prefix(['r', 'e']);
     match short.filter(|short| by_name(short).is_some()) {
@@ -46,7 +46,7 @@ pub(super) fn unknown(name: &str) -> String {
 }
 
 impl Register {
-    /// Its name, without the `%`.
+    /// Returns the name, without the `%`.
     #[must_use]
     pub fn name(self) -> &'static str {
         let found = NAMES.iter().find(|(known, _)| *known == self);

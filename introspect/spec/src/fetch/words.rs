@@ -1,17 +1,17 @@
-//! The words of the kernel's errors (`ERRORS` in kernel/trace/trace_probe.h), which people know and look
-//! up. What we have to add follows behind `; `.
+//! Messages of the kernel's errors (`ERRORS` in kernel/trace/trace_probe.h), which people know and look up. Our
+//! additions follow after `; `.
 
 pub(super) const ARG_NAME_TOO_LONG: &str = "Argument name is too long";
 pub(super) const NO_ARG_NAME: &str = "Argument name is not specified";
 pub(super) const BAD_ARG_NAME: &str = "Argument name must follow the same rules as C identifiers";
-/// Two arguments have one name.
+/// Two arguments have the same name.
 pub const USED_ARG_NAME: &str = "This argument name is already used";
 pub(super) const ARG_TOO_LONG: &str = "Argument expression is too long";
 pub(super) const NO_ARG_BODY: &str = "No argument expression";
 pub(super) const TOO_MANY_ARGS: &str = "Too many arguments are specified";
 pub(super) const DOUBLE_ARGS: &str = "$arg* can be used only once in the parameters";
 pub(super) const BAD_VAR_ARGS: &str = "$arg* must be an independent parameter without name etc.";
-/// What a function was given is asked for elsewhere.
+/// A function's arguments are requested at another place than its entry or exit.
 pub const NOFENTRY_ARGS: &str = "$arg* can be used only on function entry or exit";
 
 pub(super) const ARRAY_NO_CLOSE: &str = "Array is not closed";
@@ -20,7 +20,7 @@ pub(super) const BAD_ARRAY_NUM: &str = "Invalid array size";
 pub(super) const ARRAY_TOO_BIG: &str = "Array number is too big";
 pub(super) const BAD_TYPE: &str = "Unknown type is specified";
 pub(super) const NEED_STRING_TYPE: &str = "$comm and immediate-string only accepts string type";
-/// A text of what is no address.
+/// A text is requested from a value that is no address.
 pub const BAD_STRING: &str = "String accepts only memory argument";
 pub(super) const BAD_SYMSTRING: &str = "Symbol String doesn't accept data/userdata";
 pub(super) const BAD_BITFIELD: &str = "Invalid bitfield";
@@ -39,12 +39,12 @@ pub(super) const DEREF_NEED_BRACE: &str = "Dereference needs a brace";
 pub(super) const BAD_DEREF_OFFS: &str = "Invalid dereference offset";
 pub(super) const DEREF_OPEN_BRACE: &str = "Dereference brace is not closed";
 pub(super) const COMM_CANT_DEREF: &str = "$comm can not be dereferenced";
-/// What cannot be fetched.
+/// The value cannot be fetched.
 pub const BAD_FETCH_ARG: &str = "Invalid fetch argument";
 
-/// The types do not tell of the function.
+/// The type information lacks the function.
 pub const NO_BTF_ENTRY: &str = "No BTF entry for this probe point";
-/// There are no types.
+/// There is no type information.
 pub const NOSUP_BTFARG: &str = "BTF is not available or not supported";
 /// The function has no result.
 pub const NO_RETVAL: &str = "This function returns 'void' type";
@@ -52,31 +52,31 @@ pub const NO_RETVAL: &str = "This function returns 'void' type";
 pub const NO_BTFARG: &str = "This variable is not found at this probe point";
 /// The structure has no such member.
 pub const NO_BTF_FIELD: &str = "This field is not found.";
-/// A member of a structure that is not in memory.
+/// The expression accesses a member of a structure that is not in memory.
 pub const NOSUP_DAT_ARG: &str = "Non pointer structure/union argument is not supported.";
 pub(super) const BAD_HYPHEN: &str = "Failed to parse single hyphen. Forgot '>'?";
-/// A member of what points to no structure.
+/// The expression accesses a member through a value that does not point to a structure.
 pub const NO_PTR_STRCT: &str = "This is not a pointer to union/structure.";
 pub(super) const TYPECAST_REQ_FIELD: &str = "Typecast requires a field access";
 pub(super) const TYPECAST_SYM_OFFSET: &str = "@SYM+/-OFFSET with typecast needs parentheses";
 pub(super) const TYPECAST_BAD_ARROW: &str = "Typecast field option does not support -> operator";
 pub(super) const TOO_MANY_NESTED: &str = "Too many nested typecasts/dereferences";
 
-/// The words of errors in filters (kernel/trace/trace_events_filter.c).
+/// Messages of errors in filters (kernel/trace/trace_events_filter.c).
 pub mod filter {
     pub(in super::super) const INVALID_OP: &str = "Invalid operator";
     pub(in super::super) const TOO_MANY_OPEN: &str = "Too many '('";
     pub(in super::super) const TOO_MANY_CLOSE: &str = "Too few '('";
     pub(in super::super) const MISSING_QUOTE: &str = "Missing matching quote";
     pub(in super::super) const OPERAND_TOO_LONG: &str = "Operand too long";
-    /// A number compared as a text, or the other way round.
+    /// A number is compared as a text, or a text as a number.
     pub const ILLEGAL_FIELD_OP: &str = "Illegal operation for field type";
-    /// No argument and no common field has that name.
+    /// Neither an argument nor a common field has that name.
     pub const FIELD_NOT_FOUND: &str = "Field not found";
     pub(in super::super) const ILLEGAL_INTVAL: &str = "Illegal integer value";
     pub(in super::super) const TOO_MANY_PREDS: &str = "Too many terms in predicate expression";
     pub(in super::super) const INVALID_CPULIST: &str = "Invalid cpulist";
-    /// What a field can have no value of.
+    /// The field cannot have the value.
     pub const INVALID_VALUE: &str = "Invalid value (did you forget quotes)?";
     pub(in super::super) const NO_FILTER: &str = "No filter found";
 }

@@ -1,4 +1,4 @@
-//! Histograms: what is counted by which keys.
+//! Histograms: counts and sums of hits by keys.
 //!
 //! The language is that of the kernel's `hist` triggers (Documentation/trace/histogram.rst):
 //!
@@ -10,9 +10,9 @@
 //! order     = (FIELD | "hitcount") ["." ("ascending" | "descending")]
 //! ```
 //!
-//! FIELD is the name of an argument of the probe, or of something that every event has. `avg`, `min`,
-//! `max` and dividing are ours. What is kept true: nothing here knows a probe; which fields there are is looked up by
-//! others, who say at a field's column what is wrong with it. What is printed reads as what was printed.
+//! FIELD is the name of an argument of the probe, or of a field that every event has. `avg`, `min`, `max` and
+//! division are extensions of ours. Invariants: nothing here depends on a probe. Other modules look up the
+//! fields and report errors at their columns. A printed form parses to the value that was printed.
 
 mod print;
 mod read;

@@ -1,10 +1,10 @@
-//! Histograms as they are written.
+//! Printed forms of histograms.
 
 use std::fmt;
 
 use super::trigger::{By, Histogram, Key, KeyForm, Term, Value, ValueForm};
 
-/// The words of [`KeyForm`] without a number.
+/// Suffixes of the forms [`KeyForm`] without a number.
 pub(super) const KEY_FORMS: [(KeyForm, &str); 7] = [
     (KeyForm::Hex, "hex"),
     (KeyForm::SymbolOffset, "sym-offset"),
@@ -14,20 +14,20 @@ pub(super) const KEY_FORMS: [(KeyForm, &str); 7] = [
     (KeyForm::Bits, "bits"),
     (KeyForm::Usecs, "usecs"),
 ];
-/// What comes before the number of [`KeyForm::Buckets`].
+/// Prefix of the number of [`KeyForm::Buckets`].
 pub(super) const BUCKETS: &str = "buckets=";
-/// The words of [`ValueForm`].
+/// Suffixes of the forms [`ValueForm`].
 pub(super) const VALUE_FORMS: [(ValueForm, &str); 4] = [
     (ValueForm::Hex, "hex"),
     (ValueForm::Average, "avg"),
     (ValueForm::Least, "min"),
     (ValueForm::Greatest, "max"),
 ];
-/// The name of what every entry has.
+/// Name of the number of hits, which every entry has.
 pub(super) const HITCOUNT: &str = "hitcount";
 
 impl<F> Term<F> {
-    /// Its name with what it is divided by, as it is written.
+    /// Returns the field's name with its divisor, as written.
     #[must_use]
     pub fn name(&self) -> String {
         match self.per {
@@ -61,7 +61,7 @@ impl fmt::Display for Value {
 }
 
 impl fmt::Display for Histogram {
-    /// As the kernel prints a trigger.
+    /// Writes the histogram in the format in which the kernel prints a trigger.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("hist:keys=")?;
         for (at, key) in self.keys.iter().enumerate() {

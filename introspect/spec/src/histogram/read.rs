@@ -1,4 +1,4 @@
-//! Reading histograms.
+//! Parser of histograms.
 
 use std::num::NonZeroU64;
 
@@ -10,19 +10,19 @@ use crate::fetch::{Filter, read_filter_at};
 use crate::number::number_in;
 use crate::parse_error::{ParseError, error};
 
-/// The most keys.
+/// Maximum number of keys.
 pub const KEYS_MAX: usize = 8;
-/// The most values.
+/// Maximum number of values.
 pub const VALUES_MAX: usize = 8;
-/// The most entries, as in the kernel (`TRACING_MAP_BITS_MAX`).
+/// Maximum number of entries, as in the kernel (`TRACING_MAP_BITS_MAX`).
 pub const SIZE_MAX: u64 = 1 << 17;
-/// How many entries there are unless it is said, as in the kernel.
+/// Default number of entries, as in the kernel.
 const SIZE: usize = 2048;
 
-/// Reads a histogram, which is one line of ASCII.
+/// Parses a histogram, which is one line of ASCII.
 ///
 /// # Errors
-/// When the text is anything but a histogram, with the column and the reason.
+/// Returns the column and the reason if the text is not a histogram.
 pub fn read_histogram(text: &str) -> Result<Histogram, ParseError> {
     if let Some((column, c)) = unprintable(text) {
         return error(column, format!("{c:?}: a histogram is one line of ASCII"));
@@ -46,7 +46,7 @@ pub fn read_histogram(text: &str) -> Result<Histogram, ParseError> {
     parts.finish(words.at(), filter(end, &text[end..])?)
 }
 
-/// The filter in `text`, which begins at `column` and is what follows the clauses.
+/// Parses the filter in `text`, which begins at `column` and follows the clauses.
 fn filter(column: usize, text: &str) -> Result<Option<Filter>, ParseError> {
     let rest = text.trim_start();
     let column = column + text.len() - rest.len();
@@ -61,12 +61,12 @@ fn filter(column: usize, text: &str) -> Result<Option<Filter>, ParseError> {
     }
 }
 
-/// The clauses that were read.
+/// Parsed clauses.
 #[derive(Default)]
 struct Parts {
     keys: Option<Vec<Key>>,
     values: Option<Vec<Value>>,
-    /// As they stand: what they are of is known in the end.
+    /// Columns, names and directions. The names are resolved when all clauses are known.
     sort: Option<Vec<(usize, String, bool)>>,
     size: Option<usize>,
 }
@@ -96,7 +96,7 @@ impl Parts {
                 self.keys.replace(keys).is_some()
             }
             "vals" | "values" | "val" => {
-                // What every entry has may stand among them, and is none of them.
+                // The hit count is allowed in the list, but is not counted as a value.
                 let values = list(words, usize::MAX, "values", value)?;
                 let values: Vec<_> = values.into_iter().flatten().collect();
                 if let Some(first) = values.get(VALUES_MAX) {
@@ -145,7 +145,7 @@ impl Parts {
             let value = || values.iter().position(|value| value.field == name);
             let by = match name.as_str() {
                 HITCOUNT => Some(By::Hits),
-                // Of a field that is both, the value, as in the kernel.
+                // A field that is both a key and a value means the value, as in the kernel.
                 _ => value().map(By::Value).or_else(|| key().map(By::Key)),
             };
             match by {
@@ -173,7 +173,7 @@ impl Parts {
     }
 }
 
-/// What stands between commas, at most `most` of it.
+/// Parses a comma-separated list of at most `most` elements.
 fn list<T>(
     words: &mut Cursor<'_>,
     most: usize,
@@ -229,7 +229,8 @@ fn key(words: &mut Cursor<'_>) -> Result<Key, ParseError> {
     })
 }
 
-/// Refuses `form`, which stands at `at` behind a field: as one of the kernel's if it is.
+/// Returns the error for an unknown `form` after a field, at `at`. The message differs if the kernel knows the
+/// form.
 fn unknown<T>(at: usize, form: &str, known: &str) -> Result<T, ParseError> {
     const KERNELS: [&str; 4] = ["percent", "graph", "syscall", "stacktrace"];
     match KERNELS.contains(&form) {
@@ -238,7 +239,7 @@ fn unknown<T>(at: usize, form: &str, known: &str) -> Result<T, ParseError> {
     }
 }
 
-/// `None` for what every entry has.
+/// Parses a value; returns `None` for the hit count, which every entry has.
 fn value(words: &mut Cursor<'_>) -> Result<Option<Value>, ParseError> {
     let (column, field) = words.field()?;
     let per = words.per()?;
@@ -282,7 +283,7 @@ fn order(words: &mut Cursor<'_>) -> Result<(usize, String, bool), ParseError> {
 }
 
 impl<'a> Cursor<'a> {
-    /// Goes behind `what`, if it is here and no longer word is.
+    /// Skips the word `what` if it comes next and is a whole word.
     fn eat_word(&mut self, what: &str) -> bool {
         let behind = self.rest().strip_prefix(what);
         let found =
@@ -290,12 +291,12 @@ impl<'a> Cursor<'a> {
         found && self.eat(what)
     }
 
-    /// Letters, digits and `_` from here on.
+    /// Takes the letters, digits and `_` that come next.
     fn name(&mut self) -> &'a str {
         self.take(is_of_name)
     }
 
-    /// What a field is divided by, if it is.
+    /// Parses the divisor of a field, if there is one.
     fn per(&mut self) -> Result<Option<NonZeroU64>, ParseError> {
         if let Some(sign) = self.rest().chars().next().filter(|c| "+-*".contains(*c)) {
             let message = format!("`{sign}` is not known here: of a field there is FIELD/N only");

@@ -1,27 +1,27 @@
-//! What a histogram says.
+//! A parsed histogram.
 
 use std::num::NonZeroU64;
 
 use crate::column::Column;
 use crate::fetch::Filter;
 
-/// What is counted, by what.
+/// Histogram of hits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Histogram {
-    /// Hits that agree in all of these are counted together; at least one.
+    /// Keys; hits that agree in all of them are counted together. At least one.
     pub keys: Vec<Key>,
-    /// What is added up beside the hits themselves.
+    /// Values that are added up, besides the number of hits.
     pub values: Vec<Value>,
-    /// In what order entries are told; the first says most.
+    /// Sort order of the entries; the first field has precedence.
     pub sort: Vec<Order>,
-    /// How many entries there are at most.
+    /// Maximum number of entries.
     pub size: usize,
-    /// Which hits count; all when absent.
+    /// Filter of the hits; all hits when absent.
     pub filter: Option<Filter>,
 }
 
 impl Histogram {
-    /// Whether hits are told apart by the kernel's stack, which probes do not record unasked.
+    /// Returns whether the kernel's stack is a key. Probes record the stack only on request.
     #[must_use]
     pub fn needs_stacks(&self) -> bool {
         self.keys.iter().any(Key::is_stack_trace)
@@ -29,87 +29,87 @@ impl Histogram {
 }
 
 impl Key {
-    /// Whether it is the kernel's stack, unless an argument is called so.
+    /// Returns whether the key is the kernel's stack, unless an argument has that name.
     #[must_use]
     pub fn is_stack_trace(&self) -> bool {
         matches!(self.field.as_str(), "stacktrace" | "common_stacktrace")
     }
 }
 
-/// A field, and what it is taken for.
+/// Field, with the form in which it is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Term<F> {
-    /// Where its name begins.
+    /// Column of the name.
     pub column: Column,
-    /// Its name.
+    /// Name of the field.
     pub field: String,
-    /// What it is divided by first, towards zero.
+    /// Divisor that is applied first, rounding towards zero.
     pub per: Option<NonZeroU64>,
-    /// What is made, or told, of it.
+    /// Form of the field.
     pub form: F,
 }
 
-/// A field by which hits are told apart.
+/// Field that distinguishes hits.
 pub type Key = Term<KeyForm>;
 
-/// A field that is added up.
+/// Field that is added up.
 pub type Value = Term<ValueForm>;
 
-/// What is made of a field that is a key.
+/// Form of a field that is a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyForm {
-    /// Itself.
+    /// The field itself.
     Plain,
     /// `.hex`: shown in hexadecimal.
     Hex,
-    /// `.sym`: an address, shown as the symbol it lies in.
+    /// `.sym`: an address, shown as the symbol that contains it.
     Symbol,
-    /// `.sym-offset`: the same with the offset.
+    /// `.sym-offset`: an address, shown as a symbol with an offset.
     SymbolOffset,
-    /// `.execname`: of a thread or process, shown with its name.
+    /// `.execname`: the id of a thread or process, shown with its name.
     ExecName,
-    /// `.log2`: the exponent of the least power of two that is not less.
+    /// `.log2`: the exponent of the least power of two that is not less than the value.
     Log2,
-    /// `.bits`: how many bits it has: n of the numbers from 2^(n-1) on that are less than 2^n, 0 of 0. Those
-    /// below 0 are counted together, as -1.
+    /// `.bits`: the number of significant bits: n for numbers from 2^(n-1) on that are less than 2^n, and 0 for
+    /// 0. Negative numbers are counted together, as -1.
     Bits,
-    /// `.buckets=N`: the greatest multiple of N that is not greater.
+    /// `.buckets=N`: the greatest multiple of N that is not greater than the value.
     Buckets(u64),
     /// `.usecs`: a time in microseconds.
     Usecs,
 }
 
-/// What is told of a field that is added up.
+/// Form of a field that is added up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ValueForm {
     /// The sum.
     Sum,
     /// `.hex`: the sum in hexadecimal.
     Hex,
-    /// `.avg`: the sum by the number of hits that it could be read at, towards zero.
+    /// `.avg`: the sum divided by the number of hits at which the field was readable, rounded towards zero.
     Average,
-    /// `.min`: the least.
+    /// `.min`: the least value.
     Least,
-    /// `.max`: the greatest.
+    /// `.max`: the greatest value.
     Greatest,
 }
 
-/// What entries are in order of.
+/// Sort criterion of entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Order {
     /// What is compared.
     pub by: By,
-    /// Whether the greatest come first.
+    /// Whether the greatest entries come first.
     pub descending: bool,
 }
 
 /// What is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
-    /// How many hits.
+    /// Number of hits.
     Hits,
-    /// The key at this position, from 0.
+    /// Key at this position, from 0.
     Key(usize),
-    /// The value at this position, from 0.
+    /// Value at this position, from 0.
     Value(usize),
 }

@@ -1,11 +1,11 @@
-//! Reading the limits of a budget.
+//! Parser for the limits of a budget.
 
 use crate::parse_error::{ParseError, error};
 
-/// Reads a number of hits per second, as in `1000/s`.
+/// Parses a number of hits per second, as in `1000/s`.
 ///
 /// # Errors
-/// What is wrong, and where.
+/// Returns the column and the reason.
 pub fn rate(text: &str) -> Result<u32, ParseError> {
     match number(text, "/s") {
         Ok(rate @ 1..) => Ok(rate),
@@ -19,10 +19,10 @@ pub fn rate(text: &str) -> Result<u32, ParseError> {
     }
 }
 
-/// Reads a share of the time in per cent, as in `5%`.
+/// Parses a share of the time in per cent, as in `5%`.
 ///
 /// # Errors
-/// What is wrong, and where.
+/// Returns the column and the reason.
 pub fn share(text: &str) -> Result<u8, ParseError> {
     match number(text, "%") {
         Ok(percent @ 1..=100) => Ok(percent),
@@ -37,7 +37,7 @@ fn number<T: std::str::FromStr>(text: &str, unit: &str) -> Result<T, T::Err> {
     text.strip_suffix(unit).unwrap_or(text).parse()
 }
 
-/// The column of what keeps `text` from being a number with its unit; of the number, if nothing does.
+/// Returns the column of the first character of `text` that is no digit of the number, or 0 if there is none.
 fn beside_number(text: &str, unit: &str) -> usize {
     let number = text.strip_suffix(unit).unwrap_or(text);
     let strange = number.chars().position(|c| !c.is_ascii_digit());

@@ -1,4 +1,4 @@
-//! What probes do at their hits and what that may cost, as a user writes it.
+//! Text form of the actions and budgets of probes.
 //!
 //! ```text
 //! capture   = register | memory [":" LENGTH] | "$stack" N
@@ -16,12 +16,11 @@
 //! value     = ["-"] number | "-" ERROR       -5, 0x10, -ENOMEM
 //! bytes     = "hex:" DIGITS | ("u8:" | "u16:" | "u32:" | "u64:") value
 //! ```
-//! Numbers are decimal, or hexadecimal after `0x`. Blanks may stand around everything, not inside
-//! of it. Registers and memory look as they do among the fetch arguments of the kernel's
-//! `kprobe_events`. What is kept true: what [`text`] prints is read as the same again, and an error
-//! points at the character it is about.
+//! Numbers are decimal, or hexadecimal after `0x`. Blanks are allowed around elements, not inside. Registers
+//! and memory look as in the fetch arguments of the kernel's `kprobe_events`. Invariants: the output of
+//! [`text`] parses to the value that was printed, and an error points at the character that it is about.
 //!
-//! The line that says where a probe goes is a [`definition`](crate::definition).
+//! The line with a probe's place is a [`definition`](crate::definition).
 
 mod budget;
 mod read;

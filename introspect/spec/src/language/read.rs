@@ -1,4 +1,4 @@
-//! Reading what the grammar names.
+//! Parser for this language.
 
 use std::time::Duration;
 
@@ -13,80 +13,80 @@ use crate::item::Item;
 use crate::limits::{CAPTURE_MAX, DEADLINE_MAX};
 use crate::parse_error::{ParseError, error};
 
-/// Bytes captured at an address for which no length is given.
+/// Number of bytes captured at an address without a given length.
 const DEFAULT_LENGTH: u16 = 8;
 
-/// What `--capture` asks for.
+/// Value of `--capture`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Capture {
-    /// Events show this register.
+    /// Register that events contain.
     Register(Gpr),
-    /// Something is read.
+    /// Item that is read.
     Item(Item),
 }
 
-/// Reads a capture.
+/// Parses a capture.
 ///
 /// # Errors
-/// What is wrong, and where.
+/// Returns the column and the reason.
 pub fn capture(text: &str) -> Result<Capture, ParseError> {
     whole(text, Cursor::capture)
 }
 
-/// Reads a change of a register or of memory.
+/// Parses a change of a register or of memory.
 ///
 /// # Errors
-/// What is wrong, and where.
+/// Returns the column and the reason.
 pub fn change(text: &str) -> Result<Change, ParseError> {
     whole(text, Cursor::change)
 }
 
-/// Reads a condition.
+/// Parses a condition.
 ///
 /// # Errors
-/// What is wrong, and where.
+/// Returns the column and the reason.
 pub fn condition(text: &str) -> Result<Condition, ParseError> {
     whole(text, Cursor::condition)
 }
 
-/// Reads a decision.
+/// Parses a decision.
 ///
 /// # Errors
-/// What is wrong, and where.
+/// Returns the column and the reason.
 pub fn decision(text: &str) -> Result<Decision, ParseError> {
     whole(text, Cursor::decision)
 }
 
-/// Reads for how long to ask, and the default: a [`Hold::Ask`].
+/// Parses a deadline and the default decision: a [`Hold::Ask`].
 ///
 /// # Errors
-/// What is wrong, and where.
+/// Returns the column and the reason.
 pub fn ask(text: &str) -> Result<Hold, ParseError> {
     whole(text, Cursor::ask)
 }
 
-/// Reads a value.
+/// Parses a value.
 ///
 /// # Errors
-/// What is wrong, and where.
+/// Returns the column and the reason.
 pub fn value(text: &str) -> Result<u64, ParseError> {
     whole(text, Cursor::value)
 }
 
-/// Reads an address.
+/// Parses an address.
 ///
 /// # Errors
-/// What is wrong, and where.
+/// Returns the column and the reason.
 pub fn address(text: &str) -> Result<Gva, ParseError> {
     whole(text, Cursor::address)
 }
 
-/// All of `text` as one thing.
+/// Parses all of `text` with `read`, without blanks around it.
 fn whole<'a, T>(
     text: &'a str,
     read: impl FnOnce(&mut Cursor<'a>) -> Result<T, ParseError>,
 ) -> Result<T, ParseError> {
-    // From here on a byte is a character, so that byte offsets are columns.
+    // After this check each character is one byte, so byte offsets are columns.
     if let Some((column, c)) = unprintable(text) {
         return error(
             column,
@@ -149,7 +149,7 @@ impl Cursor<'_> {
         self.number("address").map(Gva)
     }
 
-    /// `+16(%di)`, from its sign on.
+    /// Parses `+16(%di)`, from its sign on.
     fn memory(&mut self) -> Result<(Gpr, i64), ParseError> {
         let start = self.at();
         let negative = self.eat("-");
@@ -237,7 +237,8 @@ impl Cursor<'_> {
             }
             let at = self.at();
             let value = self.value()?;
-            // Either what is cut off is all zeros, or the number is negative and fits its width.
+            // The value fits if the bits that are cut off are all zero, or if it is negative and fits with its
+            // sign.
             let bits = 64 - bytes * 8;
             let unsigned = value << bits >> bits == value;
             let signed = (value.cast_signed() << bits >> bits).cast_unsigned() == value
@@ -321,7 +322,7 @@ impl Cursor<'_> {
         }
     }
 
-    /// Whether another part of a list follows.
+    /// Skips a comma; returns whether there was one, so that another part follows.
     fn more(&mut self) -> bool {
         self.blanks();
         self.eat(",")

@@ -1,4 +1,4 @@
-//! What probes do, written as it is read.
+//! Printer for the actions and budgets of probes, in the form that can be parsed again.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::budget::{Budget, Excess};
 use crate::errno;
 use crate::item::{Base, Fetched, Item, Memory, Read};
 
-/// The general registers with their long names, in the order in which they are shown.
+/// General registers with their long names, in the order of their display.
 pub(super) const REGISTERS: [(Gpr, &str); 16] = [
     (Gpr::Rax, "rax"),
     (Gpr::Rbx, "rbx"),
@@ -29,7 +29,7 @@ pub(super) const REGISTERS: [(Gpr, &str); 16] = [
     (Gpr::R15, "r15"),
 ];
 
-/// Comparisons with their signs; a sign that begins another one stands before it.
+/// Comparisons with their signs. A sign that is a prefix of another one comes before it.
 pub(super) const COMPARISONS: [(Comparison, &str); 7] = [
     (Comparison::Equal, "=="),
     (Comparison::NotEqual, "!="),
@@ -40,7 +40,7 @@ pub(super) const COMPARISONS: [(Comparison, &str); 7] = [
     (Comparison::AnyBit, "&"),
 ];
 
-/// `ax` of `rax`, `r8` of `r8`.
+/// Returns the short name of a register: `ax` for `rax`, `r8` for `r8`.
 pub(super) fn short_name(long: &str) -> &str {
     match long.strip_prefix('r') {
         Some(short) if !short.starts_with(|c: char| c.is_ascii_digit()) => short,
@@ -48,14 +48,14 @@ pub(super) fn short_name(long: &str) -> &str {
     }
 }
 
-/// `%ax`, `%r8`.
+/// Formats a register: `%ax`, `%r8`.
 #[must_use]
 pub fn register(wanted: Gpr) -> String {
     let found = REGISTERS.iter().find(|(register, _)| *register == wanted);
     format!("%{}", found.map_or("?", |(_, long)| short_name(long)))
 }
 
-/// As it is easiest to recognise: `-ENOMEM` for what may be an error, else hexadecimal.
+/// Formats a value: `-ENOMEM` if it may be an error, else hexadecimal.
 fn value(value: u64) -> String {
     match errno::name(value) {
         Some(name) => format!("-{name}"),
@@ -63,7 +63,7 @@ fn value(value: u64) -> String {
     }
 }
 
-/// What `item` reads and how much of it: `+16(%di):4`, `$stack3`.
+/// Returns the source of `item` and its length: `+16(%di):4`, `$stack3`.
 #[must_use]
 pub fn item(item: &Item) -> String {
     let name = item_name(item);
@@ -77,7 +77,7 @@ pub fn item(item: &Item) -> String {
     }
 }
 
-/// What `item` reads: `+16(%di)`, `$stack3`.
+/// Returns the source of `item`: `+16(%di)`, `$stack3`.
 #[must_use]
 pub fn item_name(item: &Item) -> String {
     match item {
@@ -88,7 +88,7 @@ pub fn item_name(item: &Item) -> String {
     }
 }
 
-/// As fetch arguments are written: `+0(+8(%di))`.
+/// Formats a fetched item like a fetch argument: `+0(+8(%di))`.
 fn fetched_name(fetched: &Fetched) -> String {
     let base = match fetched.base {
         Base::Register(gpr) | Base::Entry(gpr) => register(gpr),
@@ -105,7 +105,7 @@ fn fetched_name(fetched: &Fetched) -> String {
     })
 }
 
-/// A change: `%ax=0x10`, `+8(%di)=hex:05000000`.
+/// Formats a change: `%ax=0x10`, `+8(%di)=hex:05000000`.
 #[must_use]
 pub fn change(change: &Change) -> String {
     match change {
@@ -126,7 +126,7 @@ pub fn change(change: &Change) -> String {
     }
 }
 
-/// A condition: `%di==0x10`.
+/// Formats a condition: `%di==0x10`.
 #[must_use]
 pub fn condition(condition: &Condition) -> String {
     let wanted = condition.comparison;
@@ -139,7 +139,7 @@ pub fn condition(condition: &Condition) -> String {
     )
 }
 
-/// A decision: `proceed`, `return=-ENOMEM`, `%ax=0x1,jump=0x1000`.
+/// Formats a decision: `proceed`, `return=-ENOMEM`, `%ax=0x1,jump=0x1000`.
 #[must_use]
 pub fn decision(decision: &Decision) -> String {
     let mut parts: Vec<_> = decision.changes.iter().map(change).collect();
@@ -152,7 +152,7 @@ pub fn decision(decision: &Decision) -> String {
     parts.join(",")
 }
 
-/// For how long to ask, and the default: `5s,return=-EIO`.
+/// Formats a deadline and the default decision: `5s,return=-EIO`.
 #[must_use]
 pub fn ask(deadline: Duration, default: &Decision) -> String {
     let time = match deadline.as_millis() {
@@ -162,7 +162,7 @@ pub fn ask(deadline: Duration, default: &Decision) -> String {
     format!("{time},{}", decision(default))
 }
 
-/// What happens at a hit, as the options that ask for it: `capture=+16(%di):32`, `post`.
+/// Formats actions as the options that request them: `capture=+16(%di):32`, `post`.
 #[must_use]
 pub fn actions(actions: &Actions) -> Vec<String> {
     let mut options = Vec::new();
@@ -209,7 +209,7 @@ pub fn actions(actions: &Actions) -> Vec<String> {
     options
 }
 
-/// A budget, as the options that ask for it: `max-rate=100/s`, `throttle=sample`.
+/// Formats a budget as the options that request it: `max-rate=100/s`, `throttle=sample`.
 #[must_use]
 pub fn budget(budget: &Budget) -> Vec<String> {
     let mut options = Vec::new();
@@ -229,7 +229,7 @@ pub fn budget(budget: &Budget) -> Vec<String> {
     options
 }
 
-/// Two digits for each byte.
+/// Formats bytes as two hexadecimal digits each.
 #[must_use]
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()

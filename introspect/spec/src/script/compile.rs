@@ -1,7 +1,7 @@
-//! From a script to definitions and histograms.
+//! Compiler from scripts to definitions and histograms.
 //!
-//! What is kept true: what comes of it is what the languages of definitions and histograms have, and reads
-//! there; what they cannot say is refused where it stands in the script.
+//! Invariant: the output consists of valid definitions and histograms. What these languages cannot express is
+//! refused at its position in the script.
 
 use std::collections::BTreeMap;
 
@@ -17,17 +17,17 @@ use crate::fetch::OPERAND_MAX;
 use crate::histogram::{SIZE_MAX, read_histogram};
 use crate::parse_error::{ParseError, error};
 
-/// The longest definition or histogram that a server takes.
+/// Maximum length of a definition or histogram that a server accepts.
 const WRITTEN_MAX: usize = 1024;
-/// The most histograms that a machine can have.
+/// Maximum number of histograms of a machine.
 const HISTOGRAMS_MAX: usize = 64;
-/// The longest readable part of an argument's name.
+/// Maximum length of the readable part of an argument's name.
 const READABLE: usize = 20;
 
-/// What `script`, which was read from `text`, comes to.
+/// Compiles `script`, which was parsed from `text`.
 ///
 /// # Errors
-/// When it asks for something that no definition and no histogram can say, with the line and the reason.
+/// Returns the line and the reason if no definition and no histogram can express the script.
 pub fn compile(text: &str, script: &Script) -> Result<Program, FileError> {
     let mut compiling = Compiling::default();
     let compiled = times::resolve(script).and_then(|script| compiling.script(&script));
@@ -37,18 +37,18 @@ pub fn compile(text: &str, script: &Script) -> Result<Program, FileError> {
     }
 }
 
-/// A program, as far as it was compiled.
+/// Partly compiled program.
 #[derive(Default)]
 struct Compiling {
     program: Program,
-    /// What is fetched by which name.
+    /// Fetched values and the names of their arguments.
     names: Vec<(OperandKind, String)>,
-    /// Where each map is counted first, in the order of the maps' names.
+    /// Maps, sorted by name.
     maps: BTreeMap<String, Gathered>,
     histograms: usize,
 }
 
-/// A map before all clauses have been seen.
+/// Map before all clauses have been compiled.
 struct Gathered {
     told: Told,
     keys: usize,
@@ -69,7 +69,7 @@ impl Compiling {
                 counted: gathered.counted,
             })
             .collect();
-        // What is done to maps is known by now.
+        // By now all maps are known.
         for clause in &script.clauses {
             for point in &clause.points {
                 if !matches!(point.kind, PointKind::Function { .. }) {
@@ -88,7 +88,7 @@ impl Compiling {
         Ok(())
     }
 
-    /// The actions of a clause that waits for no hit.
+    /// Compiles the actions of a clause that does not run at hits.
     fn aside(&self, statements: &[Statement]) -> Result<Vec<Action>, ParseError> {
         let actions = statements.iter().map(|statement| {
             let map = |name: &str| {
@@ -124,7 +124,7 @@ impl Compiling {
         actions.collect()
     }
 
-    /// The probes of `clause`, and what is counted of them.
+    /// Compiles the probes of `clause` and their histograms.
     fn probes(&mut self, clause: &Clause) -> Result<(), ParseError> {
         let functions = clause.points.iter().filter_map(|point| match &point.kind {
             PointKind::Function {
@@ -171,7 +171,7 @@ impl Compiling {
         Ok(())
     }
 
-    /// The definition of a probe at `target`, which stands at `column`.
+    /// Generates the definition of a probe at `target`, which is at `column`.
     fn definition(
         &mut self,
         clause: &Clause,
@@ -233,7 +233,7 @@ impl Compiling {
             Condition::Or(left, right) => (left, " || ", right),
         };
         let is_and = matches!(condition, Condition::And(..));
-        // Both group from the left.
+        // Both operators group from the left.
         let in_left = is_and && matches!(**left, Condition::Or(..));
         let in_right = match is_and {
             true => matches!(**right, Condition::Or(..) | Condition::And(..)),
@@ -249,10 +249,10 @@ impl Compiling {
         Ok(())
     }
 
-    /// By which name `kind` is fetched.
+    /// Returns the name of the argument that fetches `kind`.
     fn name(&mut self, kind: &OperandKind) -> String {
         let kind = match kind.undivided() {
-            // The symbol is looked up by the address.
+            // A symbol is looked up by its address, so only the address is fetched.
             OperandKind::Ksym(of) => OperandKind::Fetched(of.clone()),
             other => other.clone(),
         };
@@ -280,11 +280,11 @@ impl Compiling {
         name
     }
 
-    /// What `statement` does at hits, but for counting.
+    /// Compiles `statement` to an action at hits, except for counting.
     fn at_hits(&mut self, statement: &Statement) -> Result<Option<Action>, ParseError> {
         let column = statement.column.0;
         Ok(Some(match &statement.kind {
-            // Times of calls are no more.
+            // `times::resolve` has already removed `Keep` and `Forget`.
             StatementKind::Gather { .. }
             | StatementKind::Keep { .. }
             | StatementKind::Forget { .. } => return Ok(None),
@@ -316,7 +316,7 @@ impl Compiling {
         }
     }
 
-    /// Has `map` count what `probes` say.
+    /// Adds the values of `probes` to `map`.
     fn gather(
         &mut self,
         column: usize,
@@ -343,7 +343,7 @@ impl Compiling {
             let fits = |counted: &&mut Counted| {
                 counted.histogram.text == histogram.text
                     && counted.keys == parts
-                    // Counted twice, it is counted by two histograms.
+                    // A probe that counts twice in the same way needs two histograms.
                     && counted.probes.last() != Some(&probe)
             };
             if let Some(counted) = gathered.counted.iter_mut().find(fits) {
@@ -364,7 +364,7 @@ impl Compiling {
         Ok(())
     }
 
-    /// What histograms call a value, before it is divided.
+    /// Returns the name of a value in histograms, before its division.
     fn counted(&mut self, column: usize, kind: &OperandKind) -> Result<String, ParseError> {
         match kind.undivided() {
             OperandKind::Builtin(builtin) => Ok(of_histograms(column, *builtin)?.to_owned()),
@@ -372,7 +372,8 @@ impl Compiling {
         }
     }
 
-    /// The histogram for a map with `keys`, and how these are made of its own.
+    /// Generates the histogram for a map with `keys`, and the rules that make these keys from the histogram's
+    /// keys.
     fn histogram(
         &mut self,
         column: usize,
@@ -427,7 +428,7 @@ impl Compiling {
             (Told::Steps { step, .. }, Some((at, name))) => {
                 fields.push((*at, format!("{name}.buckets={step}")));
             }
-            // A histogram has a key; this one has few values.
+            // A histogram needs a key; `probe` has few values.
             _ if fields.is_empty() => fields.push((column, "probe".to_owned())),
             _ => {}
         }
@@ -450,15 +451,15 @@ impl Compiling {
     }
 }
 
-/// What a clause needs of its hits.
+/// Values that a clause needs from its hits.
 struct Used<'a> {
-    /// What is fetched, each once.
+    /// Fetched values, each once.
     fetched: Vec<&'a Operand>,
     stacks: bool,
 }
 
 impl<'a> Used<'a> {
-    /// What `clause` needs, some of whose probes may be at entries.
+    /// Collects the values that `clause` needs. `entries` says whether some of its probes are at entries.
     fn of(clause: &'a Clause, entries: bool) -> Result<Self, ParseError> {
         let mut operands = Vec::new();
         if let Some(condition) = &clause.condition {
@@ -490,7 +491,7 @@ impl<'a> Used<'a> {
                 );
             }
             used.stacks |= operand.kind == OperandKind::Builtin(Builtin::Kstack);
-            // A symbol is looked up by the address.
+            // A symbol is looked up by its address, so only the address is fetched.
             let of_text = matches!(operand.kind, OperandKind::Str(_));
             let is_same = |it: &&&Operand| {
                 matches!(it.kind, OperandKind::Str(_)) == of_text
@@ -508,10 +509,10 @@ fn is_aside(point: &Point) -> bool {
     !matches!(point.kind, PointKind::Function { .. })
 }
 
-/// What is fetched for a value, as definitions write it.
+/// Returns the fetch expression of a value, in the syntax of definitions.
 fn expression(kind: &OperandKind) -> String {
     let address = match kind.fetched() {
-        // They count from 1.
+        // `$arg` counts from 1.
         Some(Fetched::Argument(number)) => format!("$arg{}", number + 1),
         Some(Fetched::Named(path)) => path.clone(),
         Some(Fetched::CurrentTask) => "$current".to_owned(),
@@ -525,7 +526,7 @@ fn expression(kind: &OperandKind) -> String {
     }
 }
 
-/// What a value is compared with, as filters write it.
+/// Returns the right-hand side of a comparison, in the syntax of filters.
 fn compared(value: &Operand) -> Result<String, ParseError> {
     match &value.kind {
         OperandKind::Number(number) => Ok(number.to_string()),
@@ -545,7 +546,7 @@ fn compared(value: &Operand) -> Result<String, ParseError> {
     }
 }
 
-/// The field of histograms that `builtin`, which stands at `column`, is.
+/// Returns the field of histograms for `builtin`, which is at `column`.
 fn of_histograms(column: usize, builtin: Builtin) -> Result<&'static str, ParseError> {
     Ok(match builtin {
         Builtin::Pid => "common_tgid",
@@ -562,7 +563,7 @@ fn of_histograms(column: usize, builtin: Builtin) -> Result<&'static str, ParseE
     })
 }
 
-/// A value that is printed where there is no hit.
+/// Compiles a value that is printed outside hits.
 fn said_aside(column: usize, value: &OperandKind) -> Result<Said, ParseError> {
     match value {
         OperandKind::Number(number) => Ok(Said::Number(*number)),

@@ -1,40 +1,40 @@
-//! Walking through a script.
+//! Character-by-character reading of a script.
 //!
-//! What is kept true: a place is a character, never a byte, and nothing is read twice.
+//! Invariants: positions are characters, never bytes, and nothing is read twice.
 
 use crate::number::number_in;
 use crate::parse_error::{ParseError, error};
 
-/// The longest text between quotes.
+/// Maximum length of a text in quotes.
 const TEXT_MAX: usize = 1024;
 
-/// A place in a script.
+/// Position in a script.
 #[derive(Debug)]
 pub(super) struct Cursor {
     text: Vec<char>,
     at: usize,
-    /// The conditions for the preprocessor that have not ended: where the last line of each is, and its name.
+    /// Open preprocessor conditions: position and name of the latest line of each.
     conditions: Vec<(usize, String)>,
 }
 
-/// A text between quotes, with the column that each of its characters stands at.
+/// Text in quotes, with the column of each character.
 #[derive(Debug)]
 pub(super) struct Quoted {
-    /// The characters, and where they stand.
+    /// Characters with their columns.
     pub(super) characters: Vec<(usize, char)>,
-    /// Where it ends.
+    /// Column of the closing quote.
     pub(super) end: usize,
 }
 
 impl Quoted {
-    /// Its characters.
+    /// Returns the characters.
     pub(super) fn text(&self) -> String {
         self.characters.iter().map(|(_, c)| c).collect()
     }
 }
 
 impl Cursor {
-    /// The beginning of `text`.
+    /// Makes a cursor at the start of `text`.
     pub(super) fn new(text: &str) -> Self {
         Self {
             text: text.chars().collect(),
@@ -43,28 +43,28 @@ impl Cursor {
         }
     }
 
-    /// The column.
+    /// Returns the current column.
     pub(super) fn at(&self) -> usize {
         self.at
     }
 
-    /// The character here.
+    /// Returns the next character without taking it.
     pub(super) fn peek(&self) -> Option<char> {
         self.text.get(self.at).copied()
     }
 
-    /// Whether `what` is here.
+    /// Returns whether `what` comes next.
     pub(super) fn sees(&self, what: &str) -> bool {
         let mut rest = self.text[self.at..].iter().copied();
         what.chars().all(|c| rest.next() == Some(c))
     }
 
-    /// Refuses the script here.
+    /// Returns an error at the current column.
     pub(super) fn error<T>(&self, message: impl Into<String>) -> Result<T, ParseError> {
         error(self.at, message)
     }
 
-    /// Goes behind `what`, if it is here.
+    /// Skips `what` if it comes next.
     pub(super) fn eat(&mut self, what: &str) -> bool {
         let found = self.sees(what);
         if found {
@@ -73,14 +73,14 @@ impl Cursor {
         found
     }
 
-    /// Goes behind the word `what`, if it is here and no longer word is.
+    /// Skips the word `what` if it comes next and is a whole word.
     pub(super) fn eat_word(&mut self, what: &str) -> bool {
         let behind = self.text.get(self.at + what.chars().count());
         let is_whole = !behind.is_some_and(|c| *c == '_' || c.is_ascii_alphanumeric());
         is_whole && self.eat(what)
     }
 
-    /// Goes behind `what`, which has to be here.
+    /// Skips `what`, which must come next.
     pub(super) fn expect(&mut self, what: &str, message: &str) -> Result<(), ParseError> {
         match self.eat(what) {
             true => Ok(()),
@@ -88,7 +88,7 @@ impl Cursor {
         }
     }
 
-    /// The characters from here on that belong.
+    /// Takes the characters that come next while `belongs` accepts them.
     pub(super) fn take(&mut self, belongs: impl Fn(char) -> bool) -> String {
         let rest = &self.text[self.at..];
         let taken: String = rest.iter().copied().take_while(|c| belongs(*c)).collect();
@@ -96,20 +96,22 @@ impl Cursor {
         taken
     }
 
-    /// Letters, digits and `_` from here on.
+    /// Takes the letters, digits and `_` that come next.
     pub(super) fn word(&mut self) -> String {
         self.take(|c| c == '_' || c.is_ascii_alphanumeric())
     }
 
-    /// Goes behind blanks, line breaks, comments, and lines for the preprocessor, as types are known without headers.
+    /// Skips blanks, line breaks, comments and preprocessor lines. The latter are not needed, because types are
+    /// known without headers.
     ///
     /// # Errors
-    /// When what follows depends on a condition for the preprocessor: both of its sides would be taken.
+    /// Returns an error if the following text depends on a preprocessor condition, because both of its branches
+    /// would be read.
     pub(super) fn blanks(&mut self) -> Result<(), ParseError> {
         loop {
             self.take(char::is_whitespace);
             let start = self.at;
-            // Files that are read together have a line with `#!` each.
+            // Scripts that are read together have one `#!` line each.
             if self.sees("//") || self.begins_line() && self.sees("#!") {
                 self.take(|c| c != '\n');
             } else if self.begins_line() && self.eat("#") {
@@ -140,7 +142,7 @@ impl Cursor {
         }
     }
 
-    /// Whether nothing but blanks comes before in this line.
+    /// Returns whether only blanks precede the position in its line.
     fn begins_line(&self) -> bool {
         let mut before = self.text[..self.at].iter().rev();
         before
@@ -148,7 +150,7 @@ impl Cursor {
             .is_none_or(|c| *c == '\n')
     }
 
-    /// Goes to the end of the line for the preprocessor whose `#` is at `start`, and of those that a `\` adds to it.
+    /// Skips the preprocessor line whose `#` is at `start`, and its continuation lines after `\`.
     fn directive(&mut self, start: usize) {
         self.take(|c| c != '\n' && c.is_whitespace());
         let name = self.word();
@@ -173,7 +175,7 @@ impl Cursor {
         }
     }
 
-    /// A decimal or 0x number, of `what`.
+    /// Takes a decimal or 0x number, which is the `what` of messages.
     pub(super) fn number(&mut self, what: &str) -> Result<u64, ParseError> {
         let start = self.at;
         let word = self.word();
@@ -181,7 +183,7 @@ impl Cursor {
         number_in(start, &word, what, missing)
     }
 
-    /// A text between double quotes, the first of which is here.
+    /// Takes a text in double quotes; the opening quote comes next.
     pub(super) fn quoted(&mut self) -> Result<Quoted, ParseError> {
         let start = self.at;
         self.at += 1;

@@ -1,74 +1,74 @@
-//! The formats of `printf`.
+//! Formats of `printf`.
 //!
-//! What is kept true: a directive that was read takes one value, of a kind that is known, and no width is
-//! greater than [`WIDTH_MAX`].
+//! Invariants: each parsed directive takes one value, its conversion is known, and no width is greater than
+//! [`WIDTH_MAX`].
 
 use std::fmt;
 use std::iter::Peekable;
 
 use crate::parse_error::{ParseError, error};
 
-/// The greatest width or precision.
+/// Maximum width or precision.
 const WIDTH_MAX: usize = 256;
 
-/// What `printf` prints.
+/// Format of `printf`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Format {
-    /// One behind the other.
+    /// Pieces in the order of their output.
     pub pieces: Vec<Piece>,
 }
 
-/// A piece of a format.
+/// Piece of a format.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Piece {
-    /// Itself.
+    /// Literal text.
     Text(String),
-    /// A value.
+    /// Value.
     Directive(Directive),
 }
 
-/// `%-10s`: how a value is printed.
+/// Format of a value, such as `%-10s`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Directive {
-    /// `-`: to the left of its place.
+    /// `-`: left-justified.
     pub left: bool,
-    /// `0`: with zeros before it.
+    /// `0`: padded with zeros.
     pub zeros: bool,
-    /// `#`: with `0x` before it.
+    /// `#`: with the prefix `0x`.
     pub alternate: bool,
-    /// `+`: with its sign.
+    /// `+`: with a sign.
     pub plus: bool,
-    /// How many characters at least.
+    /// Minimum number of characters.
     pub width: usize,
-    /// How many characters of a text at most.
+    /// Maximum number of characters of a text.
     pub precision: Option<usize>,
-    /// Of which kind the value is.
+    /// Conversion of the value.
     pub conversion: Conversion,
 }
 
-/// Of which kind a value is.
+/// Conversion of a value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Conversion {
-    /// `%d`, `%i`, `%ld`, `%lld`: a number with a sign.
+    /// `%d`, `%i`, `%ld`, `%lld`: signed number.
     #[default]
     Signed,
-    /// `%u`: one without.
+    /// `%u`: unsigned number.
     Unsigned,
-    /// `%x`: in hexadecimal.
+    /// `%x`: hexadecimal number.
     Hex,
-    /// `%X`: in large letters.
+    /// `%X`: hexadecimal number in capitals.
     UpperHex,
-    /// `%o`: in octal.
+    /// `%o`: octal number.
     Octal,
-    /// `%p`: an address.
+    /// `%p`: address.
     Pointer,
-    /// `%c`: a character.
+    /// `%c`: character.
     Char,
-    /// `%s`: a text.
+    /// `%s`: text.
     Text,
 }
 
-/// The letters of [`Conversion`].
+/// Letters of the conversions.
 const LETTERS: [(Conversion, char); 9] = [
     (Conversion::Signed, 'd'),
     (Conversion::Signed, 'i'),
@@ -82,7 +82,7 @@ const LETTERS: [(Conversion, char); 9] = [
 ];
 
 impl Conversion {
-    /// Its letter.
+    /// Returns the letter of the conversion.
     #[must_use]
     pub fn letter(self) -> char {
         let found = LETTERS.iter().find(|(known, _)| *known == self);
@@ -91,7 +91,7 @@ impl Conversion {
 }
 
 impl Format {
-    /// How its values are printed.
+    /// Returns the directives.
     pub fn directives(&self) -> impl Iterator<Item = &Directive> {
         self.pieces.iter().filter_map(|piece| match piece {
             Piece::Text(_) => None,
@@ -100,7 +100,7 @@ impl Format {
     }
 }
 
-/// Reads a format whose characters stand at these columns.
+/// Parses a format of characters with their columns.
 pub(super) fn read_format(text: &[(usize, char)], end: usize) -> Result<Format, ParseError> {
     let mut pieces = Vec::new();
     let mut plain = String::new();
@@ -136,7 +136,7 @@ pub(super) fn read_format(text: &[(usize, char)], end: usize) -> Result<Format, 
         if rest.next_if(|(_, c)| *c == '.').is_some() {
             directive.precision = Some(number(&mut rest)?.unwrap_or(0));
         }
-        // All numbers have 64 bits.
+        // Length modifiers are ignored: all numbers have 64 bits.
         while rest.next_if(|(_, c)| "hlzj".contains(*c)).is_some() {}
         let letter = rest.next();
         let known = LETTERS
@@ -166,7 +166,7 @@ pub(super) fn read_format(text: &[(usize, char)], end: usize) -> Result<Format, 
     Ok(Format { pieces })
 }
 
-/// The number here, if there is one.
+/// Takes the number that comes next, if there is one.
 fn number(
     rest: &mut Peekable<impl Iterator<Item = (usize, char)>>,
 ) -> Result<Option<usize>, ParseError> {

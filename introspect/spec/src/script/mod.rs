@@ -1,9 +1,10 @@
-//! Scripts: what is done at hits, in the language of bpftrace.
+//! Scripts: actions at hits, in the language of bpftrace.
 //!
 //! ```text
 //! script    = {["config = {" {SETTING "=" VALUE ";"} "}"] clause}
 //! clause    = probe {"," probe} ["/" condition "/"] "{" {statement ";"} "}"
-//! probe     = "BEGIN" | "END" | "interval:" (("s" | "ms") ":" N | N ("s" | "ms")) | ("kprobe" | "kretprobe") ":" TARGET
+//! probe     = "BEGIN" | "END" | "interval:" (("s" | "ms") ":" N | N ("s" | "ms"))
+//!           | ("kprobe" | "kretprobe") ":" TARGET
 //! condition = part {"||" part}, part = term {"&&" term}
 //! term      = "!" term | "(" condition ")" | value [("==" | "!=" | "<" | "<=" | ">" | ">=" | "&") value]
 //! statement = "@" [NAME] ["[" value {"," value} "]"] "=" gathered
@@ -17,12 +18,12 @@
 //!           | "duration" | "nsecs" "-" TIME | value "/" N
 //! ```
 //!
-//! TIME is `@NAME[tid]`, which is also a term of conditions: see `times.rs`. Nothing is divided in conditions.
+//! TIME is `@NAME[tid]`, which is also a term of conditions (see `times.rs`). Conditions contain no divisions.
 //!
-//! What is kept true: a script is read in one pass, and neither its length nor how deep it is nested is
-//! without a bound. Whatever of bpftrace is not here is refused by name, and what is here means what it
-//! means there. What hits are counted by, and which of them, becomes [definitions](crate::definition) and
-//! [histograms](crate::histogram); only printing is left to the client.
+//! Invariants: a script is read in one pass, and its length and nesting are bounded. Features of bpftrace that
+//! are missing here are refused by name, and all others have the same meaning as in bpftrace. Counting and
+//! conditions become [definitions](crate::definition) and [histograms](crate::histogram); only printing is left
+//! to the client.
 
 mod compile;
 mod cursor;

@@ -1,4 +1,4 @@
-//! Scripts as they are written.
+//! Printed forms of scripts.
 
 use std::fmt;
 
@@ -67,7 +67,7 @@ impl fmt::Display for Condition {
                 Self::Test { .. } | Self::And(..) | Self::Or(..) => write!(f, "!({inner})"),
                 Self::Not(_) => write!(f, "!{inner}"),
             },
-            // Both group from the left.
+            // Both operators group from the left.
             Self::And(left, right) => {
                 part(f, left, matches!(**left, Self::Or(..)))?;
                 f.write_str(" && ")?;
@@ -199,7 +199,7 @@ fn list<T: fmt::Display>(f: &mut fmt::Formatter<'_>, all: &[T]) -> fmt::Result {
     Ok(())
 }
 
-/// `text` between quotes.
+/// Writes `text` in quotes.
 fn quoted(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
     f.write_str("\"")?;
     for c in text.chars() {

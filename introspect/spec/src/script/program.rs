@@ -1,4 +1,4 @@
-//! What a script comes to: probes, histograms, and what is printed of their events.
+//! A compiled script: probes, histograms, and the actions at their events.
 
 use std::num::NonZeroU64;
 
@@ -7,151 +7,151 @@ use super::syntax::{Builtin, Told};
 use crate::definition::Definition;
 use crate::parse_error::ParseError;
 
-/// A script as it is carried out.
+/// Compiled script.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Program {
-    /// The probes.
+    /// Probes.
     pub probes: Vec<Planted>,
-    /// The maps, by name.
+    /// Maps, sorted by name.
     pub maps: Vec<Map>,
-    /// What is done before everything else.
+    /// Actions at the start.
     pub begin: Vec<Action>,
-    /// What is done behind everything else.
+    /// Actions at the end.
     pub end: Vec<Action>,
-    /// What is done every so many milliseconds.
+    /// Intervals in milliseconds, with their actions.
     pub intervals: Vec<(u64, Vec<Action>)>,
-    /// How many probes a user counts that are none in the guest: `BEGIN`, `END` and intervals.
+    /// Number of the script's probes that are not planted in the guest: `BEGIN`, `END` and intervals.
     pub others: usize,
 }
 
-/// A probe.
+/// Probe of a script.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Planted {
-    /// Its definition, as it is sent.
+    /// Definition as it is sent.
     pub written: Written,
-    /// The same, read.
+    /// Parsed definition.
     pub definition: Definition,
-    /// Whether it records the kernel's stack.
+    /// Whether the probe records the kernel's stack.
     pub stacks: bool,
-    /// What is done at each of its hits, but for counting.
+    /// Actions at each hit, except for counting.
     pub actions: Vec<Action>,
 }
 
-/// What is done.
+/// Action of a script.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// A line is printed.
+    /// Prints a line.
     Printf {
-        /// How.
+        /// Format of the line.
         format: Format,
-        /// What stands in the places of its directives.
+        /// Values of the format's directives.
         values: Vec<Said>,
     },
-    /// A map is printed.
+    /// Prints a map.
     Print {
-        /// Its position among the maps.
+        /// Position of the map in the program.
         map: usize,
-        /// How many entries, of the greatest; all when absent.
+        /// Number of greatest entries to print; all when absent.
         top: Option<u64>,
     },
-    /// A map is emptied.
+    /// Empties a map.
     Clear {
-        /// Its position among the maps.
+        /// Position of the map in the program.
         map: usize,
     },
-    /// The time is printed.
+    /// Prints the time in this format.
     Time(String),
-    /// The script ends.
+    /// Ends the script.
     Exit,
 }
 
-/// A value that is printed.
+/// Value that is printed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Said {
-    /// A number.
+    /// Number.
     Number(i64),
-    /// A text.
+    /// Text.
     Text(String),
-    /// What every hit has.
+    /// Value that every hit has.
     Builtin(Builtin),
-    /// The argument of that name.
+    /// Argument with this name.
     Argument(String),
-    /// The symbol at the address in the argument of that name.
+    /// Symbol at the address in the argument with this name.
     Symbol(String),
-    /// A number divided, towards zero.
+    /// Number divided, rounded towards zero.
     Divided {
-        /// Which.
+        /// Dividend.
         of: Box<Said>,
-        /// By what.
+        /// Divisor.
         by: NonZeroU64,
     },
 }
 
-/// A map.
+/// Map of a script.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Map {
-    /// Its name, without the `@`.
+    /// Name, without the `@`.
     pub name: String,
-    /// What is told of its entries.
+    /// Result that is printed for each entry.
     pub told: Told,
-    /// Where they come from.
+    /// Histograms that provide the entries.
     pub counted: Vec<Counted>,
 }
 
-/// A histogram that a map has entries of.
+/// Histogram that provides entries of a map.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counted {
-    /// What is counted by what.
+    /// Text of the histogram.
     pub histogram: Written,
-    /// Of which probes, by their positions in the program.
+    /// Counted probes, by their positions in the program.
     pub probes: Vec<usize>,
-    /// The keys of the map's entries.
+    /// Rules that make the keys of the map's entries.
     pub keys: Vec<KeyPart>,
 }
 
-/// A key of a map's entries.
+/// Part of the key of a map's entries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeyPart {
-    /// A number that is always the same.
+    /// Constant number.
     Number(i64),
-    /// A text that is always the same.
+    /// Constant text.
     Text(String),
-    /// The key of the histogram at this position.
+    /// Key of the histogram at this position.
     Key(usize),
-    /// The symbol at the address in that key.
+    /// Symbol at the address in this key of the histogram.
     Symbol(usize),
-    /// The function of the probe in that key.
+    /// Function of the probe in this key of the histogram.
     Function(usize),
-    /// The probe in that key, as it is written.
+    /// Probe in this key of the histogram, in the syntax of scripts.
     Probe(usize),
 }
 
-/// A text that was made of a script.
+/// Text that was generated from a script.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Written {
-    /// The text.
+    /// Generated text.
     pub text: String,
-    /// Where its parts come from.
+    /// Origins of the parts of the text.
     places: Vec<Place>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Place {
-    /// Where the part begins.
+    /// Column of the part in the text.
     at: usize,
-    /// How many of its characters are those of the script.
+    /// Number of the part's characters that are copied from the script.
     same: usize,
-    /// Where it begins in the script.
+    /// Column in the script.
     column: usize,
 }
 
 impl Written {
-    /// Appends what is the script's `column` in other words.
+    /// Appends text that was generated from the script's `column`.
     pub(super) fn push(&mut self, column: usize, text: &str) {
         self.push_place(column, text, 0);
     }
 
-    /// Appends what stands at the script's `column`.
+    /// Appends text that is copied from the script's `column`.
     pub(super) fn push_same(&mut self, column: usize, text: &str) {
         self.push_place(column, text, text.chars().count());
     }
@@ -165,7 +165,7 @@ impl Written {
         self.text.push_str(text);
     }
 
-    /// An error in this text, as one in the script.
+    /// Converts an error in this text to one in the script.
     #[must_use]
     pub fn in_script(&self, error: ParseError) -> ParseError {
         let before = self.places.iter().rev().find(|it| it.at <= error.column);
@@ -179,16 +179,16 @@ impl Written {
     }
 }
 
-/// What the name of the argument begins with by which a probe's position in its program is known: a
-/// pattern's probes have no names of their own.
+/// Prefix of the name of the argument that identifies a probe by its position in the program. The probe's own
+/// name cannot do that, because the probes of a pattern have none.
 const MARK: &str = "script_";
 
-/// The argument that tells the probe at `position`.
+/// Returns the argument that identifies the probe at `position`.
 pub(super) fn mark(position: usize) -> String {
     format!("{MARK}{position}=\\{position}:u32")
 }
 
-/// The position in its program of a probe with an argument of that `name`, if it is the one that tells.
+/// Returns the position that an argument called `name` gives, if it is an identifying argument.
 #[must_use]
 pub fn position(name: &str) -> Option<usize> {
     name.strip_prefix(MARK)?.parse().ok()

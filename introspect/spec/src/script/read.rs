@@ -1,4 +1,4 @@
-//! Reading a script.
+//! Parser of scripts.
 
 use super::cursor::Cursor;
 use super::format::{Conversion, Directive, read_format};
@@ -14,34 +14,34 @@ use crate::histogram::KEYS_MAX;
 use crate::number::number_in;
 use crate::parse_error::{ParseError, error};
 
-/// The longest script, in bytes.
+/// Maximum length of a script in bytes.
 pub const SCRIPT_MAX: usize = 1 << 16;
-/// The most clauses of a script, the most probes and the most statements of a clause.
+/// Maximum number of clauses of a script, and of probes and statements of a clause.
 const MANY: usize = 256;
-/// The most values of a `printf`.
+/// Maximum number of values of a `printf`.
 const VALUES_MAX: usize = 16;
-/// The longest interval, in milliseconds.
+/// Maximum length of an interval in milliseconds.
 const INTERVAL_MAX: u64 = 86_400_000;
-/// The most steps of `lhist`, as in bpftrace.
+/// Maximum number of steps of `lhist`, as in bpftrace.
 const STEPS_MAX: u64 = 1000;
 
-/// What can be assigned to a map.
+/// Message about the values that can be assigned to a map.
 const GATHERED: &str = "a map is assigned count(), sum(x), avg(x), min(x), max(x), hist(x) or lhist(x, MIN, MAX, STEP)";
-/// Why a map has no text.
+/// Message about texts in a map.
 const KEPT: &str = "not supported: texts, names and stacks in a map, which has numbers; make it a key: @[func] = count()";
-/// What can be done.
+/// Message about the supported statements.
 const STATEMENTS: &str =
     "there are `@MAP[KEYS] = count()` and the like, printf, print, clear, delete, time and exit";
 
-/// Reads a script.
+/// Parses a script.
 ///
 /// # Errors
-/// When the text is anything but a script that can be carried out, with the line and the reason.
+/// Returns the line and the reason if the text is not a script that can be compiled.
 pub fn read_script(text: &str) -> Result<Script, FileError> {
     read(text).map_err(|error| in_line(text, error))
 }
 
-/// `error`, whose column is in all of `text`, in its line.
+/// Converts `error`, whose column counts in all of `text`, to an error in its line.
 #[must_use]
 pub fn in_line(text: &str, error: ParseError) -> FileError {
     let mut left = error.column;
@@ -214,7 +214,7 @@ fn read_interval(cursor: &mut Cursor) -> Result<PointKind, ParseError> {
         "ms" => 1,
         _ => return error(start, "an interval is s:N or ms:N: seconds or milliseconds"),
     };
-    // Newer ones write `5s` for `s:5`.
+    // Newer versions of bpftrace write `5s` for `s:5`.
     let (at, number) = match word.strip_suffix(unit).filter(|digits| !digits.is_empty()) {
         Some(digits) => (start, number_in(start, digits, LENGTH, String::new)?),
         None => {
@@ -298,7 +298,7 @@ fn read_gather(cursor: &mut Cursor) -> Result<StatementKind, ParseError> {
     Ok(StatementKind::Gather { map, keys, what })
 }
 
-/// How `word` is written.
+/// Returns the syntax of the function `word`.
 fn form(word: &str) -> String {
     match word {
         "count" => "count()".to_owned(),
@@ -307,7 +307,7 @@ fn form(word: &str) -> String {
     }
 }
 
-/// What stands in the parentheses of `word`, which begins at `start`.
+/// Parses the arguments of `word`, which begins at `start`.
 fn read_gathered(cursor: &mut Cursor, start: usize, word: &str) -> Result<Gather, ParseError> {
     if word == "count" {
         return Ok(Gather {
@@ -346,7 +346,7 @@ fn read_gathered(cursor: &mut Cursor, start: usize, word: &str) -> Result<Gather
             let (_, min) = number("lower bound")?;
             let (max_at, max) = number("upper bound")?;
             let (step_at, step) = number("step")?;
-            // Rows are told as signed numbers.
+            // The values of rows are signed numbers.
             if max <= min || max > u64::MAX >> 1 {
                 return error(
                     max_at,
@@ -365,7 +365,8 @@ fn read_gathered(cursor: &mut Cursor, start: usize, word: &str) -> Result<Gather
     Ok(Gather { told, of: Some(of) })
 }
 
-/// Values between commas, of `what` there are `most`, and the `close` behind them.
+/// Parses a comma-separated list of at most `most` values, and `close` after it. `what` names the values in
+/// messages.
 fn read_values(
     cursor: &mut Cursor,
     close: &str,
@@ -386,7 +387,7 @@ fn read_values(
     }
 }
 
-/// The call of `word`, which begins at `start`.
+/// Parses a call of `word`, which begins at `start`.
 fn read_call(cursor: &mut Cursor, start: usize, word: &str) -> Result<StatementKind, ParseError> {
     let refuse = |what: &str| error(start, format!("not supported: {what}; {STATEMENTS}"));
     match word {
@@ -448,7 +449,7 @@ fn read_call(cursor: &mut Cursor, start: usize, word: &str) -> Result<StatementK
     Ok(kind)
 }
 
-/// A map without keys, of which `word` takes all entries.
+/// Parses a map without keys. `word` applies to all its entries.
 fn read_of_all(cursor: &mut Cursor, word: &str) -> Result<String, ParseError> {
     let map = read_map(cursor)?;
     match cursor.sees("[") {
@@ -508,11 +509,11 @@ fn read_printf(cursor: &mut Cursor) -> Result<StatementKind, ParseError> {
     Ok(StatementKind::Printf { format, values })
 }
 
-/// Refuses a value that `directive` cannot print.
+/// Returns an error if `directive` cannot print the value.
 fn check_printed(directive: &Directive, value: &Operand) -> Result<(), ParseError> {
     let kind = &value.kind;
     let letter = directive.conversion.letter();
-    // What an argument points to is a text where the guest's types say so.
+    // A named argument may be a text or a number: that depends on the guest's types.
     let may_be_both = matches!(kind, OperandKind::Fetched(Fetched::Named(_)));
     match (directive.conversion, kind.is_text()) {
         (Conversion::Text, false) if !may_be_both => {

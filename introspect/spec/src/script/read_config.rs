@@ -1,12 +1,12 @@
-//! Reading the block of settings that a script may begin with.
+//! Parser for the block of settings at the start of a script.
 //!
-//! What is kept true: a setting that is passed over changes nothing of what a script does here; any other is refused by
-//! name.
+//! Invariant: an ignored setting would not change the effect of a script here. All other settings are refused
+//! by name.
 
 use super::cursor::Cursor;
 use crate::parse_error::{ParseError, error};
 
-/// What bpftrace is told about itself only: how much memory it takes, how it loads programs, and which symbols of
+/// Settings that concern only bpftrace itself: its memory, how it loads programs, and which symbols of
 /// processes it keeps.
 const HARMLESS: [&str; 13] = [
     "cache_user_symbols",
@@ -24,7 +24,7 @@ const HARMLESS: [&str; 13] = [
     "perf_rb_pages",
 ];
 
-/// Goes behind `config = { NAME = VALUE; ... }`, if it is here.
+/// Skips `config = { NAME = VALUE; ... }`, if it comes next.
 pub(super) fn read_config(cursor: &mut Cursor) -> Result<(), ParseError> {
     if !cursor.eat_word("config") {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Reading values, and conditions on them.
+//! Parser of values, and of conditions on them.
 
 use std::num::NonZeroU64;
 
@@ -8,29 +8,29 @@ use crate::column::Column;
 use crate::fetch::{OPERATORS, Operator, TERMS_MAX};
 use crate::parse_error::{ParseError, error};
 
-/// How deep parentheses and `!` can be nested.
+/// Maximum nesting of parentheses and `!`.
 const DEPTH: usize = 32;
-/// The most arguments of a function: those that the kernel passes in registers.
+/// Maximum number of arguments of a function: the kernel passes this number in registers.
 const ARGUMENTS: u16 = 6;
-/// The longest path behind `args.`
+/// Maximum length of a path after `args.`
 const PATH_MAX: usize = 200;
 
-/// The longest name of a map.
+/// Maximum length of a map's name.
 const NAME_MAX: usize = 63;
 
-/// What is done instead of calculating.
+/// Message about arithmetic.
 const NO_ARITHMETIC: &str = "not supported: calculating with values, but for dividing one by a number where it is counted or printed";
-/// What can be a value.
+/// Message about the supported values.
 const VALUES: &str = "there are pid, tid, comm, cpu, nsecs, elapsed, func, probe, curtask, kstack, arg0 to arg5, \
      args.NAME, retval, duration, str() and ksym()";
 
-/// The operators: those of filters, but for the one that takes a pattern.
+/// Returns the operators: those of filters, except for pattern matching.
 fn operators() -> impl Iterator<Item = &'static (Operator, &'static str)> {
     let all = OPERATORS.iter();
     all.filter(|(operator, _)| *operator != Operator::Glob)
 }
 
-/// The value here, which may be divided and nothing else is calculated with, and the blanks behind it.
+/// Parses a value and the blanks after it. Division by a number is the only arithmetic.
 pub(super) fn read_value(cursor: &mut Cursor) -> Result<Operand, ParseError> {
     let column = Column(cursor.at());
     let is_inside = cursor.sees("(nsecs") && cursor.eat("(");
@@ -53,7 +53,7 @@ pub(super) fn read_value(cursor: &mut Cursor) -> Result<Operand, ParseError> {
     Ok(operand)
 }
 
-/// `of`, before the `/` that is here and the number behind it; and the blanks behind that.
+/// Parses the `/` that comes next, the number after it, and the blanks after that. `of` is the dividend.
 fn read_divided(
     cursor: &mut Cursor,
     of: OperandKind,
@@ -83,7 +83,7 @@ fn read_divided(
     Ok(OperandKind::Divided { of, by })
 }
 
-/// The value here, and the blanks behind it.
+/// Parses a value without division, and the blanks after it.
 fn read_operand(cursor: &mut Cursor) -> Result<Operand, ParseError> {
     let column = Column(cursor.at());
     let kind = match cursor.peek() {
@@ -123,7 +123,7 @@ fn read_operand(cursor: &mut Cursor) -> Result<Operand, ParseError> {
     Ok(Operand { column, kind })
 }
 
-/// `@NAME`, without its `@`, and the blanks behind it.
+/// Parses `@NAME` and the blanks after it. Returns the name.
 pub(super) fn read_map(cursor: &mut Cursor) -> Result<String, ParseError> {
     cursor.expect("@", "a map belongs here: @NAME")?;
     let at = cursor.at();
@@ -138,14 +138,14 @@ pub(super) fn read_map(cursor: &mut Cursor) -> Result<String, ParseError> {
     Ok(name)
 }
 
-/// `@NAME[tid]`, and the blanks behind it.
+/// Parses `@NAME[tid]` and the blanks after it. Returns the name.
 fn read_kept(cursor: &mut Cursor) -> Result<String, ParseError> {
     let map = read_map(cursor)?;
     read_thread(cursor)?;
     Ok(map)
 }
 
-/// `[tid]` or `, tid`, and the blanks behind it.
+/// Parses `[tid]` or `, tid`, and the blanks after it.
 pub(super) fn read_thread(cursor: &mut Cursor) -> Result<(), ParseError> {
     const ONLY: &str =
         "not supported: single entries of maps, but for `@NAME[tid]`, when a call began";
@@ -173,13 +173,13 @@ fn read_signed(cursor: &mut Cursor) -> Result<i64, ParseError> {
     let number = cursor.number("number")?;
     let number = match negative {
         true => 0_i64.checked_sub_unsigned(number),
-        // Addresses are written without a sign.
+        // Addresses are unsigned numbers.
         false => Some(number.cast_signed()),
     };
     number.map_or_else(|| error(start, "the number does not fit 64 bits"), Ok)
 }
 
-/// A value with a name, or a call.
+/// Parses a value with a name, or a call.
 fn read_named(cursor: &mut Cursor) -> Result<OperandKind, ParseError> {
     let start = cursor.at();
     let word = cursor.word();
@@ -212,7 +212,7 @@ fn read_named(cursor: &mut Cursor) -> Result<OperandKind, ParseError> {
     }
 }
 
-/// What stands in the parentheses of `function`, an address.
+/// Parses the argument of `function`, which is an address in parentheses.
 fn read_address(cursor: &mut Cursor, function: &str) -> Result<Fetched, ParseError> {
     cursor.blanks()?;
     cursor.expect("(", "`(` belongs here")?;
@@ -235,7 +235,7 @@ fn read_address(cursor: &mut Cursor, function: &str) -> Result<Fetched, ParseErr
     Ok(fetched)
 }
 
-/// What `word`, which begins at `start`, is, if it is something that is fetched.
+/// Parses `word`, which begins at `start`, as a fetched value; returns `None` if it is none.
 fn read_fetched(
     cursor: &mut Cursor,
     start: usize,
@@ -262,7 +262,7 @@ fn read_fetched(
     }
 }
 
-/// `.NAME`, with members behind it.
+/// Parses `.NAME`, followed by members.
 fn read_path(cursor: &mut Cursor) -> Result<Fetched, ParseError> {
     let mut path = String::new();
     loop {
@@ -289,7 +289,7 @@ fn read_path(cursor: &mut Cursor) -> Result<Fetched, ParseError> {
     }
 }
 
-/// Refuses to calculate with what was read.
+/// Returns an error if an arithmetic operator comes next.
 fn no_arithmetic(cursor: &Cursor) -> Result<(), ParseError> {
     let signs = ["+", "-", "*", "/", "%", "<<", ">>", "^"];
     match signs.iter().any(|sign| cursor.sees(sign)) {
@@ -298,7 +298,7 @@ fn no_arithmetic(cursor: &Cursor) -> Result<(), ParseError> {
     }
 }
 
-/// Reads the condition between two `/`, the first of which is here.
+/// Parses a condition between two `/`; the first one comes next.
 pub(super) fn read_condition(cursor: &mut Cursor) -> Result<Condition, ParseError> {
     let opened = cursor.at();
     cursor.eat("/");
@@ -324,7 +324,7 @@ pub(super) fn read_condition(cursor: &mut Cursor) -> Result<Condition, ParseErro
     Ok(condition)
 }
 
-/// A place in a condition.
+/// Parser at a position in a condition.
 struct Reader<'c> {
     cursor: &'c mut Cursor,
     terms: usize,
@@ -378,7 +378,7 @@ impl Reader<'_> {
         Ok(condition)
     }
 
-    /// What stands behind `!`, which goes before a comparison.
+    /// Parses the operand of `!`. A comparison must be in parentheses.
     fn negated(&mut self) -> Result<Condition, ParseError> {
         let start = self.cursor.at();
         if self.cursor.sees("!") || self.cursor.sees("(") {
@@ -420,7 +420,7 @@ impl Reader<'_> {
             self.no_other_operator()?;
             return match left.kind.is_literal() || left.kind.is_text() {
                 true => error(start, "this is no condition: compare it with something"),
-                // As in C: whether it is not zero.
+                // As in C, a value alone means that it is not zero.
                 false => Ok(Condition::Test {
                     value: Operand {
                         column: left.column,
@@ -484,7 +484,7 @@ impl Reader<'_> {
         Ok(found.map(|(operator, _)| *operator))
     }
 
-    /// Refuses to calculate, but for the `/` that ends a condition.
+    /// Returns an error if an operator comes next, except for the `/` that ends a condition.
     fn no_other_operator(&self) -> Result<(), ParseError> {
         match self.cursor.sees("/") {
             true => Ok(()),
@@ -493,12 +493,12 @@ impl Reader<'_> {
     }
 }
 
-/// Whether the guest's types say whether it is a number or a text.
+/// Returns whether the guest's types decide if the value is a number or a text.
 fn may_be_both(kind: &OperandKind) -> bool {
     matches!(kind, OperandKind::Fetched(Fetched::Named(_)))
 }
 
-/// The operator when both sides change places.
+/// Returns the operator for swapped sides.
 fn turned(operator: Operator) -> Operator {
     match operator {
         Operator::Less => Operator::Greater,

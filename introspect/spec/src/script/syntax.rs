@@ -1,4 +1,4 @@
-//! What a script says, and where it says it.
+//! Syntax tree of scripts, with positions.
 
 use std::num::NonZeroU64;
 
@@ -6,128 +6,128 @@ use crate::column::Column;
 use crate::fetch::Operator;
 use crate::script::format::Format;
 
-/// A script.
+/// Parsed script.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Script {
-    /// Its clauses, in their order.
+    /// Clauses in their order.
     pub clauses: Vec<Clause>,
 }
 
-/// `PROBE, PROBE /CONDITION/ { STATEMENTS }`.
+/// Clause: `PROBE, PROBE /CONDITION/ { STATEMENTS }`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Clause {
-    /// When it is done; at least one.
+    /// Events at which the clause runs; at least one.
     pub points: Vec<Point>,
-    /// At which hits it is done; at all when absent.
+    /// Condition on the hits; all hits when absent.
     pub condition: Option<Condition>,
-    /// What is done.
+    /// Statements of the clause.
     pub statements: Vec<Statement>,
 }
 
-/// When a clause is done.
+/// Event at which a clause runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Point {
-    /// Where it begins.
+    /// Column of the event.
     pub column: Column,
-    /// What it is.
+    /// Kind of the event.
     pub kind: PointKind,
 }
 
-/// What a clause waits for.
+/// Kind of an event at which a clause runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PointKind {
     /// `BEGIN`: before everything else.
     Begin,
-    /// `END`: behind everything else.
+    /// `END`: after everything else.
     End,
-    /// `interval:s:5`, `interval:ms:100`: every so many milliseconds.
+    /// `interval:s:5`, `interval:ms:100`: periodically, with this period in milliseconds.
     Interval(u64),
-    /// `kprobe:vfs_read`, `kretprobe:vfs_read`.
+    /// `kprobe:vfs_read`, `kretprobe:vfs_read`: at the hits of a probe.
     Function {
-        /// Whether it is the function's returns.
+        /// Whether the probe is at the function's returns.
         returns: bool,
-        /// Where the target begins.
+        /// Column of the target.
         column: Column,
-        /// The target, as a definition has it.
+        /// Target in the syntax of definitions.
         target: String,
     },
 }
 
-/// At which hits a clause is done.
+/// Condition on the hits at which a clause runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Condition {
-    /// `OPERAND OPERATOR VALUE`.
+    /// Comparison: `OPERAND OPERATOR VALUE`.
     Test {
-        /// What is compared.
+        /// Left-hand side.
         operand: Operand,
-        /// How.
+        /// Comparison operator.
         operator: Operator,
-        /// With what: a number or a text.
+        /// Right-hand side: a number or a text.
         value: Operand,
     },
-    /// `@NAME[tid]`: calls of which the map has the time at which they began.
+    /// `@NAME[tid]`: true for calls whose start time is in the map.
     Kept {
-        /// Where it begins.
+        /// Column of the condition.
         column: Column,
-        /// The name of the map, without its `@`.
+        /// Name of the map, without the `@`.
         map: String,
     },
-    /// `!`: at those where it does not hold.
+    /// Negation: `!`.
     Not(Box<Self>),
-    /// `&&`: where both hold.
+    /// Conjunction: `&&`.
     And(Box<Self>, Box<Self>),
-    /// `||`: where one holds at least.
+    /// Disjunction: `||`.
     Or(Box<Self>, Box<Self>),
 }
 
-/// Something that is done.
+/// Statement of a clause.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Statement {
-    /// Where it begins.
+    /// Column of the statement.
     pub column: Column,
-    /// What it is.
+    /// Kind of the statement.
     pub kind: StatementKind,
 }
 
-/// Something that is done.
+/// Kind of a statement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StatementKind {
-    /// `@NAME[KEYS] = count()`.
+    /// `@NAME[KEYS] = count()`, or another aggregation.
     Gather {
-        /// The name of the map, without its `@`.
+        /// Name of the map, without the `@`.
         map: String,
-        /// What tells its entries apart.
+        /// Keys that distinguish the entries.
         keys: Vec<Operand>,
-        /// What is told of each.
+        /// Aggregation of the hits with the same keys.
         what: Gather,
     },
-    /// `@NAME[tid] = nsecs`: keeps when a call began.
+    /// `@NAME[tid] = nsecs`: stores the start time of a call.
     Keep {
-        /// The name of the map, without its `@`.
+        /// Name of the map, without the `@`.
         map: String,
     },
-    /// `delete(@NAME[tid])`, `delete(@NAME, tid)`: when it began is of no use any more.
+    /// `delete(@NAME[tid])`, `delete(@NAME, tid)`: deletes the start time of a call.
     Forget {
-        /// The name of the map.
+        /// Name of the map.
         map: String,
     },
     /// `printf("FORMAT", VALUES)`.
     Printf {
-        /// What is printed.
+        /// Format of the output.
         format: Format,
-        /// What stands in the places of its directives.
+        /// Values of the format's directives.
         values: Vec<Operand>,
     },
     /// `print(@NAME)`, `print(@NAME, 5)`.
     Print {
-        /// The name of the map.
+        /// Name of the map.
         map: String,
-        /// How many entries, of the greatest; all when absent.
+        /// Number of greatest entries to print; all when absent.
         top: Option<u64>,
     },
     /// `clear(@NAME)`, or `delete(@NAME)`.
     Clear {
-        /// The name of the map.
+        /// Name of the map.
         map: String,
     },
     /// `time("%H:%M:%S\n")`.
@@ -136,115 +136,115 @@ pub enum StatementKind {
     Exit,
 }
 
-/// What is told of the hits that are counted together.
+/// Aggregation of the hits that are counted together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gather {
-    /// What is told.
+    /// Function of the aggregation.
     pub told: Told,
-    /// Of which value; none if it is told of the hits themselves.
+    /// Value that is aggregated; `None` to count hits.
     pub of: Option<Operand>,
 }
 
-/// What is told of an entry.
+/// Result that is printed for an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Told {
-    /// `count()`: how many hits it has.
+    /// `count()`: number of hits.
     Hits,
-    /// `sum(x)`: the sum of the first value of its histogram.
+    /// `sum(x)`: sum of the first value of the histogram.
     Sum,
-    /// `avg(x)`: its average.
+    /// `avg(x)`: average of that value.
     Average,
-    /// `min(x)`: the least.
+    /// `min(x)`: least of that value.
     Least,
-    /// `max(x)`: the greatest.
+    /// `max(x)`: greatest of that value.
     Greatest,
-    /// `hist(x)`: how many hits there are between powers of two, by the last key of its histogram.
+    /// `hist(x)`: number of hits between powers of two, by the last key of the histogram.
     Powers,
-    /// `lhist(x, MIN, MAX, STEP)`: how many there are in each step, likewise.
+    /// `lhist(x, MIN, MAX, STEP)`: number of hits in each step, by the last key of the histogram.
     Steps {
-        /// Where they begin.
+        /// Start of the steps.
         min: u64,
-        /// Where they end.
+        /// End of the steps.
         max: u64,
-        /// How wide they are.
+        /// Width of a step.
         step: u64,
     },
 }
 
-/// A value, and where it stands.
+/// Value with its position.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Operand {
-    /// Where it begins.
+    /// Column of the value.
     pub column: Column,
-    /// What it is.
+    /// Kind of the value.
     pub kind: OperandKind,
 }
 
-/// A value.
+/// Kind of a value.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum OperandKind {
-    /// A number.
+    /// Number.
     Number(i64),
-    /// `"text"`, without what `\` stands for.
+    /// `"text"`, with its escapes resolved.
     Text(String),
-    /// What every hit has.
+    /// Value that every hit has.
     Builtin(Builtin),
-    /// `nsecs - @NAME[tid]`: how long ago the call began of which the map has the time.
+    /// `nsecs - @NAME[tid]`: time since the start of the call, which is in the map.
     Since(String),
-    /// What is fetched for it.
+    /// Fetched value.
     Fetched(Fetched),
-    /// `str(x)`: the text at an address.
+    /// `str(x)`: text at an address.
     Str(Fetched),
-    /// `ksym(x)`: the symbol at an address.
+    /// `ksym(x)`: symbol at an address.
     Ksym(Fetched),
-    /// `x / N`: a number divided, towards zero.
+    /// `x / N`: number divided, rounded towards zero.
     Divided {
-        /// Which.
+        /// Dividend.
         of: Box<OperandKind>,
-        /// By what.
+        /// Divisor.
         by: NonZeroU64,
     },
 }
 
-/// A value that is fetched for a script.
+/// Fetched value of a script.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Fetched {
-    /// `arg0`: an argument of the function, from 0.
+    /// `arg0`: argument of the function, counted from 0.
     Argument(u16),
-    /// `args.NAME`, with members behind it.
+    /// `args.NAME`, optionally followed by members.
     Named(String),
-    /// `retval`: what the function returned.
+    /// `retval`: result of the function.
     Return,
-    /// `curtask`: the address of the current `task_struct`.
+    /// `curtask`: address of the current `task_struct`.
     CurrentTask,
 }
 
-/// A value that every hit has.
+/// Value that every hit has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Builtin {
-    /// `pid`: the process.
+    /// `pid`: id of the process.
     Pid,
-    /// `tid`: the thread.
+    /// `tid`: id of the thread.
     Tid,
-    /// `comm`: the name of the task.
+    /// `comm`: name of the task.
     Comm,
-    /// `cpu`: the number of the virtual CPU.
+    /// `cpu`: number of the virtual CPU.
     Cpu,
-    /// `nsecs`: when it was.
+    /// `nsecs`: time of the hit.
     Nsecs,
-    /// `elapsed`: how long after the script began.
+    /// `elapsed`: time since the start of the script.
     Elapsed,
-    /// `func`: the function.
+    /// `func`: name of the function.
     Func,
-    /// `probe`: the probe, as it is written.
+    /// `probe`: probe in the syntax of scripts.
     Probe,
-    /// `kstack`: the kernel's stack.
+    /// `kstack`: kernel stack.
     Kstack,
-    /// `duration`: how long the call took, in nanoseconds.
+    /// `duration`: duration of the call in nanoseconds.
     Duration,
 }
 
-/// The names of [`Builtin`].
+/// Names of the built-in values.
 pub(super) const BUILTINS: [(Builtin, &str); 10] = [
     (Builtin::Pid, "pid"),
     (Builtin::Tid, "tid"),
@@ -259,7 +259,7 @@ pub(super) const BUILTINS: [(Builtin, &str); 10] = [
 ];
 
 impl OperandKind {
-    /// What has to be fetched for it, if anything.
+    /// Returns the value that has to be fetched, if any.
     pub(super) fn fetched(&self) -> Option<&Fetched> {
         match self {
             Self::Fetched(of) | Self::Str(of) | Self::Ksym(of) => Some(of),
@@ -268,7 +268,7 @@ impl OperandKind {
         }
     }
 
-    /// What is divided, if it is; itself otherwise.
+    /// Returns the dividend if the value is a division, else the value itself.
     pub(super) fn undivided(&self) -> &Self {
         match self {
             Self::Divided { of, .. } => of.undivided(),
@@ -276,12 +276,13 @@ impl OperandKind {
         }
     }
 
-    /// Whether it is the same at every hit.
+    /// Returns whether the value is the same at every hit.
     pub(super) fn is_literal(&self) -> bool {
         matches!(self, Self::Number(_) | Self::Text(_))
     }
 
-    /// Whether it is a text; those of `args` are known by the guest's types only, and count as numbers.
+    /// Returns whether the value is a text. A value of `args` counts as a number, because only the guest's
+    /// types say which it is.
     pub(super) fn is_text(&self) -> bool {
         match self {
             Self::Text(_) | Self::Str(_) | Self::Ksym(_) => true,
@@ -295,7 +296,7 @@ impl OperandKind {
 }
 
 impl Condition {
-    /// Adds all values that it compares.
+    /// Appends the operands of all comparisons.
     pub(super) fn operands<'a>(&'a self, operands: &mut Vec<&'a Operand>) {
         match self {
             Self::Test { operand, .. } => operands.push(operand),
@@ -308,7 +309,7 @@ impl Condition {
         }
     }
 
-    /// Where it begins.
+    /// Returns the column of the condition.
     pub(super) fn column(&self) -> usize {
         match self {
             Self::Test { operand, .. } => operand.column.0,

@@ -1,10 +1,10 @@
-//! When calls began, as scripts for bpftrace keep it: `@start[tid] = nsecs` at the entry, and `nsecs - @start[tid]`
-//! at the return.
+//! Start times of calls, which scripts for bpftrace store in maps: `@start[tid] = nsecs` at the entry, and
+//! `nsecs - @start[tid]` at the return.
 //!
-//! What is kept true: a return probe knows how long its call took, so no time is kept in a map. What is left of a
-//! script has `duration` where the difference was, the condition of the entry where the script asks whether there
-//! is a time, and nothing where it was kept and forgotten; and it is done only if all calls that return in a clause
-//! are such of which the script kept the time.
+//! A return probe knows the duration of its call, so no map of times is needed. In the resolved script,
+//! `duration` replaces the difference, the condition of the entry replaces the question whether a time is
+//! stored, and the statements that store and delete times are gone. Invariant: a script is only resolved if it
+//! stores the time of all calls that return in the clause; otherwise it is refused.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,19 +15,19 @@ use super::syntax::{
 };
 use crate::parse_error::{ParseError, error};
 
-/// Of which calls a map has the times.
+/// Calls whose start times are in a map.
 #[derive(Debug)]
 struct Kept<'s> {
-    /// Where they are kept first.
+    /// Column of the first statement that stores a time.
     column: usize,
     targets: BTreeSet<&'s str>,
-    /// Of which of these calls; of all when absent.
+    /// Condition on the calls; all calls when absent.
     condition: Option<&'s Condition>,
 }
 
 type Times<'s> = BTreeMap<&'s str, Kept<'s>>;
 
-/// `script` without maps of times.
+/// Returns `script` without maps of times.
 pub(super) fn resolve(script: &Script) -> Result<Script, ParseError> {
     let times = times(script)?;
     let used = RefCell::default();
@@ -52,7 +52,8 @@ pub(super) fn resolve(script: &Script) -> Result<Script, ParseError> {
     }
 }
 
-/// The targets of a clause whose probes are all at entries, or all at returns.
+/// Returns the targets of a clause if all its probes are at returns, or if all are at entries, as `at_returns`
+/// says.
 fn targets(clause: &Clause, at_returns: bool) -> Option<BTreeSet<&str>> {
     let points = clause.points.iter();
     let target = points.map(|point| match &point.kind {
@@ -93,13 +94,13 @@ fn times(script: &Script) -> Result<Times<'_>, ParseError> {
 
 struct Resolving<'s> {
     times: &'s Times<'s>,
-    /// The maps whose times are asked for.
+    /// Maps whose times are used.
     used: &'s RefCell<BTreeSet<String>>,
     clause: &'s Clause,
 }
 
 impl Resolving<'_> {
-    /// What is left of the clause, if anything.
+    /// Returns the resolved clause, or `None` if no statement is left.
     fn clause(&self) -> Result<Option<Clause>, ParseError> {
         let clause = self.clause;
         let condition = match &clause.condition {
@@ -118,7 +119,7 @@ impl Resolving<'_> {
         }))
     }
 
-    /// The times in `map`, of all calls that return in this clause.
+    /// Returns the times in `map`, after a check that it covers all calls that return in this clause.
     fn kept(&self, column: usize, map: &str) -> Result<&Kept<'_>, ParseError> {
         let Some(kept) = self.times.get(map) else {
             let message = format!(
@@ -141,7 +142,7 @@ impl Resolving<'_> {
         }
     }
 
-    /// The condition without asking for times; nothing if no more is asked.
+    /// Returns the condition without tests for times, or `None` if nothing else is left.
     fn condition(&self, condition: &Condition) -> Result<Option<Condition>, ParseError> {
         match condition {
             Condition::Kept { column, map } => Ok(self.kept(column.0, map)?.condition.cloned()),
@@ -169,7 +170,7 @@ impl Resolving<'_> {
         let kind = match &statement.kind {
             StatementKind::Keep { .. } => return Ok(None),
             StatementKind::Forget { map } => {
-                // Wherever it is: the call has returned, or is of no interest.
+                // Allowed at any place: the call has returned by then, or its time is not used.
                 return match self.times.contains_key(map.as_str()) {
                     true => Ok(None),
                     false => error(column, format!("nothing keeps a time in @{map}")),
@@ -241,7 +242,7 @@ impl Resolving<'_> {
     }
 }
 
-/// Whether there has to be a time in `map` where `condition` holds.
+/// Returns whether `condition` implies that a time is in `map`.
 fn asks_for(condition: &Condition, map: &str) -> bool {
     match condition {
         Condition::Kept { map: asked, .. } => asked == map,
@@ -250,7 +251,7 @@ fn asks_for(condition: &Condition, map: &str) -> bool {
     }
 }
 
-/// The first time that is asked for.
+/// Returns the first test for a time.
 fn first_kept(condition: &Condition) -> Option<(usize, &str)> {
     match condition {
         Condition::Kept { column, map } => Some((column.0, map)),
