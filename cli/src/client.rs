@@ -80,8 +80,8 @@ fn absent(place: impl fmt::Display, start: &str, error: io::Error) -> anyhow::Er
     }
 }
 
-/// Returns whether the user `own` may trust a server of the user `server`: the user's own and root's. Root may
-/// trust any server, because root may connect to any.
+/// Returns whether the user `own` may trust a server of the user `server`. Users trust their own servers and
+/// root's. Root may use any server, which accepts root's connections.
 fn is_trusted(server: u32, own: u32) -> bool {
     server == own || server == 0 || own == 0
 }

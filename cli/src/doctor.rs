@@ -90,8 +90,8 @@ fn verdict(host: &ReportResponse) -> ExitCode {
 /// Returns the reason, in one line, why `machine`, which has just been booted, will not reach user space, or
 /// `None` if there is no sign of that.
 ///
-/// The report takes a while, so it is only requested where KVM emulates the guest's kernel. Hosts that cannot
-/// run Linux do that, and good hosts do not.
+/// The report takes a while, so it is only requested if KVM emulates the guest's kernel, as it does on hosts
+/// that cannot run Linux and does not on good ones.
 pub(crate) async fn doubt(client: &mut Client, machine: &Machine) -> Option<String> {
     if machine.catch_mode() != CatchMode::EmulationExit {
         return None;

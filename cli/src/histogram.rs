@@ -156,8 +156,8 @@ pub(crate) struct Counting {
 }
 
 impl Histograms {
-    /// Starts to count the events of `probes` on `machine`: all of them as `args` say, and those with a
-    /// histogram in `in_files` as it says. Returns `None` if there is no histogram.
+    /// Starts the histograms of `args`, which count the events of all `probes` on `machine`, and those of
+    /// `in_files`, which count the events of the probes that they name. Returns `None` if there are none.
     pub(crate) async fn begin(
         client: &mut Client,
         machine: &str,

@@ -165,7 +165,8 @@ impl Script {
     }
 }
 
-/// Reads the text in `file`, up to one byte more than a script may have.
+/// Reads the text in `file`. Stops one byte after the maximum length of a script, so that the parser refuses a
+/// longer text.
 fn text(file: &PathBuf) -> io::Result<String> {
     let mut text = String::new();
     let most = u64::try_from(SCRIPT_MAX).unwrap_or(u64::MAX);

@@ -1,6 +1,6 @@
-//! Clients that nobody here wrote: those of other languages call a server as they come, over its
-//! socket and over TCP, with what the `.proto` files tell or what the server tells of itself. Needs no
-//! KVM: no machine is booted.
+//! Clients that are not part of this project: the stock gRPC libraries of other languages call a server over
+//! its socket and over TCP, with the `.proto` files or with the server's reflection. Needs no KVM, because no
+//! machine is booted.
 
 #![allow(
     clippy::unwrap_used,
@@ -20,11 +20,11 @@ use tempfile::TempDir;
 
 use below_timeout::signal;
 
-/// A server that ends with its test, below a `timeout` should that hang.
+/// Server that ends with its test, or through `timeout` if the test hangs.
 struct Server {
     folder: TempDir,
     child: Child,
-    /// Of its TCP port.
+    /// Address of its TCP port.
     address: String,
 }
 
@@ -56,7 +56,7 @@ impl Server {
         }
     }
 
-    /// How clients are told of its socket, and of its port.
+    /// Returns the arguments with which clients connect to the socket and to the port.
     fn targets(&self) -> [Vec<OsString>; 2] {
         let socket = self.folder.path().join("socket");
         let token = self.folder.path().join("token");
@@ -74,14 +74,14 @@ impl Drop for Server {
     }
 }
 
-/// The client called `name`.
+/// Returns the path of the client called `name`.
 fn script(name: &str) -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "tests", "foreign_clients", name]
         .iter()
         .collect()
 }
 
-/// What the clients print.
+/// Output of the clients.
 const ANSWERS: &str = "\
 machines: 0
 machines: 0
@@ -125,7 +125,7 @@ fn nodes_grpc_calls_a_server() {
     let server = Server::start();
     let protos = concat!(env!("CARGO_MANIFEST_DIR"), "/../proto");
     for target in server.targets() {
-        // Of health the .proto files say nothing.
+        // The `.proto` files do not contain the health service.
         let without = ANSWERS.replace("health: 1\n", "");
         for (from, expected) in [("reflection", ANSWERS), (protos, &without)] {
             let (place, token) = target.split_first().unwrap();

@@ -1,7 +1,7 @@
-//! Clients that nobody here wrote, and hits of guests: one in Python boots a guest, plants, reads, decides, and
-//! stops it; one in JavaScript does the same, with what the `.proto` files tell and with what the server tells
-//! of itself. The server is in a machine that can run guests:
-//! an emulated one, whose port is brought here, if this one cannot.
+//! Clients that are not part of this project, with hits of guests. A client in Python boots a guest, plants
+//! probes, reads events, decides, and stops the guest. A client in JavaScript does the same twice: with the
+//! `.proto` files, and with the server's reflection. The server runs in a machine that can run guests: an
+//! emulated one, whose port is forwarded, if the host cannot.
 
 #![allow(
     clippy::unwrap_used,
@@ -20,16 +20,17 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Seconds that the machine has, and each client.
+/// Time limits in seconds for the machine and for each client.
 const MACHINE: &str = "170";
 const CLIENT: &str = "60";
-/// How often it is tried, as an emulated machine dies now and then.
+/// Number of attempts, because an emulated machine sometimes dies.
 const TRIES: u32 = 2;
-/// How long the machine may take until its server listens.
+/// Timeout for the machine until its server listens.
 const BOOT: Duration = Duration::from_secs(60);
-/// What each client prints: its guest's kernel was up, had hits, and was stopped.
+/// Output of each client: its guest's kernel was up, had hits, and was stopped.
 const HITS: &str = "running: True\nhits: 3\ndecided: 2\nstopped: 3\n";
-/// What starts the server, and tells the token that it made. Its folder is on whatever machine it is.
+/// Script that starts the server and prints the token that the server has created. It works in a temporary
+/// folder of its machine.
 const SERVE: &str = r#"
 cd "$(mktemp -d)" || exit
 exec hvprobe serve --socket "$PWD/socket" --listen "127.0.0.1:$0" --token-file token 2>&1 |
@@ -41,24 +42,24 @@ while read -r line; do
 done
 "#;
 
-/// What `lab` runs, which goes with the test.
+/// Process of `lab`, which ends with the test.
 struct Machine(Child);
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // It ends what it has started.
+        // `lab` ends the processes that it has started.
         let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);
         let _ = self.0.wait();
     }
 }
 
-/// A port of this machine that is free.
+/// Returns a free port of this machine.
 fn port() -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     listener.local_addr().unwrap().port()
 }
 
-/// A server on `port`, and its token.
+/// Starts a server on `port`; returns its token.
 fn serve(lab: &OsStr, rig: &OsStr, port: u16) -> Result<(Machine, String), String> {
     let port = port.to_string();
     let mut child = Command::new("timeout");
@@ -85,7 +86,7 @@ fn serve(lab: &OsStr, rig: &OsStr, port: u16) -> Result<(Machine, String), Strin
         for line in output.lines().map_while(Result::ok) {
             eprintln!("server: {line}");
             if let Some(token) = line.trim().strip_prefix("token ") {
-                // The test may be over.
+                // The receiver is gone if the test is over.
                 let _ = told.send(token.to_owned());
             }
         }
@@ -117,7 +118,7 @@ fn check(client: &mut Command, expected: &str) -> Result<(), String> {
     Err(format!("{client:?}: {}, {stdout}{stderr}", output.status))
 }
 
-/// What the tests are told of a guest, and of what the clients need.
+/// Values from the environment about what the clients need.
 struct Told {
     python: OsString,
     modules: OsString,
@@ -125,7 +126,7 @@ struct Told {
     rig: OsString,
 }
 
-/// Has all clients have their turns with a server in a machine of its own.
+/// Runs all clients, one after another, against a server in a machine of its own.
 fn attempt(told: &Told) -> Result<(), String> {
     let [kernel, initrd] = ["KERNEL", "INITRD"]
         .map(|name| env::var_os(format!("HVPROBE_TEST_{name}")).expect("the lab tells it"));

@@ -1,4 +1,4 @@
-//! The log of a server: what is in it, and that nobody has to read it. Needs no KVM.
+//! The log of a server: its contents, and that it need not be read. Needs no KVM.
 
 #![allow(
     clippy::unwrap_used,
@@ -23,9 +23,9 @@ use tonic::transport::Endpoint;
 
 use below_timeout::signal;
 
-/// Calls that log far more than may wait.
+/// Number of calls that log far more lines than can wait.
 const CALLS: u32 = 3000;
-/// So few that their lines can all wait, if not said otherwise.
+/// Number of calls whose lines can all wait by default.
 const FEW_CALLS: u32 = 200;
 const LONG: Duration = Duration::from_secs(60);
 
@@ -33,13 +33,13 @@ struct Server {
     folder: TempDir,
     child: Child,
     stderr: BufReader<ChildStderr>,
-    /// What it has said until it listened.
+    /// Output until the server listened.
     before: String,
     first: String,
 }
 
 impl Server {
-    /// One that listens, below a `timeout` should it hang.
+    /// Starts a server that listens, under a `timeout` in case it hangs.
     fn start(log: Option<&str>, options: &[&str]) -> Self {
         Self::start_in(tempfile::tempdir().unwrap(), log, options)
     }
@@ -80,7 +80,7 @@ impl Server {
         signal(&self.child, Signal::TERM);
     }
 
-    /// Ends it; all it has said that was not read.
+    /// Ends the server; returns its unread output and its exit status.
     fn end(mut self) -> (String, Option<i32>) {
         self.terminate();
         let mut rest = String::new();
@@ -111,12 +111,13 @@ async fn as_few_lines_of_the_log_wait_as_was_said() {
     assert!(lost(&["--log-lines", "16"], FEW_CALLS).await > 0);
 }
 
-/// How many lines a server with these options says to have lost, when somebody reads after so many calls.
+/// Returns the number of lines that a server with these options reports as lost, when the reader starts after
+/// this number of calls.
 async fn lost(options: &[&str], calls: u32) -> u64 {
     let server = Server::start(Some("trace"), options);
     let socket = server.folder.path().join("socket");
     call(&socket, calls).await;
-    // Now somebody reads.
+    // From here on the log is read.
     let Server {
         folder,
         mut child,
@@ -147,7 +148,7 @@ async fn server_whose_log_nobody_reads_can_be_ended() {
     let mut server = Server::start(Some("trace"), &[]);
     call(&server.folder.path().join("socket"), CALLS).await;
     server.terminate();
-    // `timeout` would have its own status, and its own time.
+    // Read the server's status, because `timeout` would exit later and with its own.
     assert_eq!(server.child.wait().unwrap().code(), Some(0));
 }
 
@@ -185,7 +186,7 @@ fn log_says_what_the_environment_asks_for_unless_more_was_typed() {
         (Some("off"), &["-v"], true),
         (Some("hvprobe=warn"), &[], false),
     ] {
-        // A socket that a killed server has left is replaced, which is told at level INFO.
+        // The socket of a killed server is replaced, which is logged at level INFO.
         let mut killed = Server::start(None, &[]);
         signal(&killed.child, Signal::KILL);
         killed.child.wait().unwrap();

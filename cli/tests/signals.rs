@@ -1,5 +1,5 @@
-//! Signals that are sent to a server in error, or by what is used to servers that reload. Needs no KVM: no machine
-//! is booted.
+//! Signals that are sent to a server in error, or by tools that make other servers reload. Needs no KVM,
+//! because no machine is booted.
 
 mod below_timeout;
 

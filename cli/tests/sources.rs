@@ -1,4 +1,5 @@
-//! `hvprobe lines`, `hvprobe vars`, and `hvprobe explain` of probes as perf has them, on a kernel that is made up. Needs no KVM.
+//! `hvprobe lines`, `hvprobe vars`, and `hvprobe explain` with probes in the syntax of perf, on a synthetic
+//! kernel. Needs no KVM.
 
 #![allow(
     clippy::unwrap_used,
@@ -12,7 +13,7 @@ use expect_test::{Expect, expect};
 use hvprobe_fixtures::{dwarf, module_file};
 use tempfile::TempDir;
 
-/// What the program says to `words` of the made-up kernel, and its status.
+/// Runs the program with `words` on the synthetic kernel; returns its output, its messages and its exit status.
 fn said(words: &[&str]) -> (String, String, Option<i32>) {
     let folder = TempDir::new().unwrap();
     let (kernel, other) = (folder.path().join("vmlinux"), folder.path().join("other"));
@@ -32,7 +33,7 @@ fn said(words: &[&str]) -> (String, String, Option<i32>) {
         .arg(&kernel)
         .arg("--debug-info")
         .arg(file)
-        // What is missing of a kernel that is made up is logged, too.
+        // Suppresses warnings about parts that the synthetic kernel lacks.
         .env("RUST_LOG", "error")
         .stdin(Stdio::null())
         .output()
@@ -195,7 +196,7 @@ fn what_there_is_not_is_refused_with_what_there_is() {
 
 #[test]
 fn probes_as_perf_has_them_are_read_where_definitions_are() {
-    // Of a kernel that is made up nothing can be probed, but the definitions are told.
+    // No place in a synthetic kernel can be probed, but the errors show the definitions.
     let (out, err, status) = said(&["explain", "vfs_test:1 count"]);
     assert_eq!((out.as_str(), status), ("", Some(1)), "{err}");
     let told: Vec<_> = err
@@ -240,8 +241,8 @@ fn probes_as_perf_has_them_are_read_where_definitions_are() {
     );
 }
 
-/// What the program says of files of modules in a folder, `test_drv.ko` and `other-drv.ko.debug` that does not say
-/// what it is called, and of the `vmlinux` there.
+/// Runs the program in a folder with `vmlinux` and files of modules: `test_drv.ko`, and `other-drv.ko.debug`,
+/// which does not contain the module's name.
 fn said_of_modules(words: &[&str]) -> (String, String, Option<i32>) {
     let folder = TempDir::new().unwrap();
     let files = [
@@ -279,7 +280,7 @@ fn modules_files_are_read_without_a_kernel() {
               5  test_drv:vfs_test+0x50
     "#]]
     .assert_eq(&out);
-    // It is called as its file is.
+    // The module has the name of its file.
     let words = ["vars", "vfs_test:5", "--debug-info", "other-drv.ko.debug"];
     let (out, err, status) = said_of_modules(&words);
     assert_eq!((err.as_str(), status), ("", Some(0)));

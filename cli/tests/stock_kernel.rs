@@ -1,5 +1,5 @@
-//! What `run` says of a stock kernel before it runs: on a host whose KVM cannot run Linux, and with
-//! an initrd that never ends.
+//! Messages of `run` before a stock kernel runs: on a host whose KVM cannot run Linux, and with an initrd that
+//! never ends.
 
 #![allow(
     clippy::unwrap_used,
@@ -10,7 +10,8 @@ use std::env;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// The program, ended by `timeout` should it hang; in the foreground that passes a signal on once.
+/// Returns a command that runs the program under `timeout` in case it hangs. With `--foreground` it passes a
+/// signal on once.
 fn hvprobe() -> Command {
     let mut command = Command::new("timeout");
     command
@@ -24,7 +25,7 @@ fn hvprobe() -> Command {
     command
 }
 
-/// Whether this is such a host, as far as `run` looks for it.
+/// Returns whether this is such a host, by the criteria of `run`.
 fn hopeless() -> bool {
     let doctor = hvprobe().args(["doctor", "--json"]).output().unwrap();
     let report = String::from_utf8(doctor.stdout).unwrap();
@@ -74,7 +75,7 @@ fn initrd_without_end_is_refused() {
             .unwrap();
         let told = String::from_utf8(run.stderr).unwrap();
         assert_eq!(run.status.code(), Some(1), "{told}");
-        // A host without KVM says that first.
+        // A host without KVM reports that first.
         assert!(told.contains(why) || told.contains("/dev/kvm"), "{told}");
     }
 }

@@ -1,4 +1,4 @@
-//! Servers of other versions, which do not know what this program calls. Needs no KVM.
+//! Servers of other versions, which do not know a call of this program. Needs no KVM.
 
 #![allow(
     clippy::unwrap_used,
@@ -17,7 +17,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
-/// Tells its version, if it has one, and nothing else.
+/// Server that returns its version, if it has one, and knows no other call.
 struct Other(Option<&'static str>);
 
 #[tonic::async_trait]

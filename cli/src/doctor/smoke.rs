@@ -391,7 +391,7 @@ impl<'a> Guest<'a> {
     }
 }
 
-/// The counts and times here are far below the limit of exact conversion.
+/// Converts exactly: the counts and times here are far below the limit.
 #[expect(clippy::cast_precision_loss, reason = "see above")]
 fn as_f64(number: u64) -> f64 {
     number as f64

@@ -1,4 +1,4 @@
-//! What the program makes of `serve --config` and `--print-config`.
+//! `serve --config` and `--print-config` with good and bad files.
 
 use super::Place;
 

@@ -1,4 +1,4 @@
-//! Definitions and options that cannot be read: each is shown with a caret under what is wrong.
+//! Invalid definitions and options: each error has a caret under the mistake.
 
 use expect_test::expect;
 

@@ -1,4 +1,4 @@
-//! Which events are wanted, and where they are to go.
+//! Invalid options for the choice and the destination of events.
 
 use expect_test::expect;
 

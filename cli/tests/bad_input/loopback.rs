@@ -1,4 +1,4 @@
-//! A server on a TCP port, and the token that guards it.
+//! A server on a TCP port, and the token that protects it.
 
 use std::fs::{self, Permissions};
 use std::net::TcpListener;
@@ -8,10 +8,10 @@ use expect_test::expect;
 
 use crate::place::Place;
 
-/// A token that is no server's.
+/// Token that no server accepts.
 const WRONG: &[u8] = b"0123456789abcdef\n";
 
-/// A file with a token that nobody else can read.
+/// Writes a file with a token that only its owner can read.
 fn token(place: &Place, name: &str, bytes: &[u8]) -> String {
     let file = place.file(name, bytes);
     fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
@@ -54,7 +54,7 @@ fn only_who_has_the_token_is_served() {
     let read = fs::read(&file).unwrap();
     assert_eq!(server.terminate(), Some(0));
 
-    // The next server takes the same.
+    // The next server accepts the same token.
     let again = ["--listen", "[::1]:0", "--token-file", &file];
     let (server, told) = place.serve_with(&again);
     assert_eq!(fs::read(&file).unwrap(), read);
@@ -282,7 +282,7 @@ fn servers_are_named_by_what_can_be_connected_to() {
             status 1
         "#]],
     );
-    // Nobody listens on the port of a listener that is gone.
+    // After the drop no process listens on the port.
     let free = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", free.local_addr().unwrap());
     drop(free);

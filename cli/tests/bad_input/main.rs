@@ -1,5 +1,5 @@
-//! What users get wrong: each mistake ends with one clear message and an exit status that is not
-//! zero, never with a panic or a hang. Needs no KVM.
+//! Mistakes of users: each one ends with one clear message and a nonzero exit status, never with a panic or a
+//! hang. Needs no KVM.
 
 #![allow(
     clippy::unwrap_used,

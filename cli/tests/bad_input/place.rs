@@ -1,4 +1,4 @@
-//! Where a test's files are, and what is run there.
+//! Folder for the files of a test, and commands that run with it.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -8,7 +8,7 @@ use std::process::{Child, Command, Output, Stdio};
 use expect_test::Expect;
 use tempfile::TempDir;
 
-/// A place for one test's files, with nothing in it.
+/// Folder for one test's files, empty at first.
 pub(crate) struct Place(pub(crate) TempDir);
 
 impl Place {
@@ -26,9 +26,9 @@ impl Place {
         path.into_os_string().into_string().unwrap()
     }
 
-    /// The program, which `timeout` ends should it hang; that would show as status 124. In the
-    /// foreground it passes a signal on once, not to its child and then to its group again: to us,
-    /// two are more than one.
+    /// Returns a command that runs the program under `timeout`, which ends it if it hangs; the exit status is
+    /// 124 then. With `--foreground` it passes a signal on once. Otherwise it would send the signal to its
+    /// child and then to its group, and for hvprobe a second signal has another meaning.
     pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new("timeout");
         command
@@ -50,7 +50,7 @@ impl Place {
         self.command(args).output().unwrap()
     }
 
-    /// Checks the exit status and what is on standard error, with this place called `$PLACE`.
+    /// Checks the exit status and the text on standard error, in which this folder becomes `$PLACE`.
     pub(crate) fn check(&self, args: &[&str], expected: Expect) {
         let output = self.run(args);
         let stderr = String::from_utf8(output.stderr).unwrap();
@@ -59,12 +59,12 @@ impl Place {
         expected.assert_eq(&format!("{stderr}status {status}\n"));
     }
 
-    /// A server that is listening.
+    /// Starts a server that listens.
     pub(crate) fn serve(&self) -> Server {
         self.serve_with(&[]).0
     }
 
-    /// A server that is listening, and what it says of where, when given this besides.
+    /// Starts a server with additional options; returns it when it listens, with its messages about that.
     pub(crate) fn serve_with(&self, more: &[&str]) -> (Server, Vec<String>) {
         let mut child = self
             .command(&[&["serve"], more].concat())
@@ -83,21 +83,21 @@ impl Place {
     }
 }
 
-/// A running `hvprobe serve` below `timeout`, which passes signals on.
+/// Running `hvprobe serve` under `timeout`, which passes signals on.
 pub(crate) struct Server {
     child: Child,
 }
 
 impl Server {
-    /// Ends it with SIGTERM and returns its exit status.
+    /// Ends the server with SIGTERM and returns its exit status.
     pub(crate) fn terminate(mut self) -> Option<i32> {
         self.signal("TERM");
         self.child.wait().unwrap().code()
     }
 
-    /// Kills it, so that it cannot tidy up.
+    /// Kills the server, so that it cannot clean up.
     pub(crate) fn kill(mut self) {
-        // Killing `timeout` would leave its child; that child is what has to go.
+        // Killing `timeout` would leave the server running, so kill the child of `timeout`.
         let children = format!("/proc/{0}/task/{0}/children", self.child.id());
         let children = fs::read_to_string(children).unwrap();
         let status = Command::new("kill")

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A type without parts.
+/// Returns a type without elements or members.
 pub(crate) fn plain(name: &str, size: u32, kind: TypeKind) -> v1::Type {
     v1::Type {
         name: name.into(),
@@ -99,7 +99,7 @@ fn part_of_a_number_has_a_sign_of_its_own() {
     let read = |part| Value::read(&int, part, &bytes);
     assert_eq!(read(part(4, 4)), Value::Signed(-1));
     assert_eq!(read(part(8, 4)), Value::Signed(5));
-    // Beyond the type, though the register has them.
+    // Beyond the type, although the register has these bits.
     assert_eq!(read(part(30, 4)), Value::Unknown);
     assert_eq!(read(part(0, 0)), Value::Unknown);
     assert_eq!(read(part(u32::MAX, u32::MAX)), Value::Unknown);
@@ -216,7 +216,7 @@ fn types_that_contradict_the_bytes_are_unknown() {
     );
 }
 
-/// How many values one has, itself included.
+/// Returns the number of values in `value`, including itself.
 fn count(value: &Value<'_>) -> usize {
     1 + match value {
         Value::Array(all) => all.iter().map(count).sum::<usize>(),
@@ -227,7 +227,7 @@ fn count(value: &Value<'_>) -> usize {
 
 #[test]
 fn values_of_values_come_to_an_end() {
-    // Of one byte, 8^6 members.
+    // A type of one byte with 8^6 members.
     let mut ty = plain("", 1, TypeKind::Hex);
     for _ in 0..6 {
         let members = vec![member("m", 0, None, ty); 8];
@@ -261,7 +261,7 @@ fn symbols_are_found_wherever_they_are() {
     assert_eq!(found, [1, 2, 3]);
 }
 
-/// Types of a server that means no good.
+/// Generates types as a malicious server could send them.
 fn any_type() -> impl Strategy<Value = v1::Type> {
     let small = prop_oneof![0_u32..20, any::<u32>()];
     let leaf = (0..14_i32, small.clone(), any::<bool>(), -3..9_i64);
