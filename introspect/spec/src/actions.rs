@@ -85,7 +85,8 @@ impl Actions {
         check_capture(&[&self.capture, &self.capture_at_return])
     }
 
-    /// Separate from [`Actions::apply_to`], so that most hits need not have all registers at hand.
+    /// Returns whether all conditions hold. Separate from [`Actions::apply_to`], so that most hits need not have
+    /// all registers at hand.
     #[inline(never)]
     fn conditions_hold(&self, regs: &Regs) -> bool {
         let holds = |condition: &Condition| condition.holds(regs.get(condition.register));

@@ -41,7 +41,7 @@ pub enum SpecError {
         /// What was requested.
         what: &'static str,
     },
-    /// A probe that asks for a decision also says where the guest continues; only the decision may say that.
+    /// The probe asks for a decision and also sets where the guest continues. Only the decision may set that.
     #[error("who asks for a decision cannot say where the guest goes on: put it into the default")]
     PathAndQuestion,
     /// The deadline is out of range.

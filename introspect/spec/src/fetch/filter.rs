@@ -11,9 +11,7 @@ pub enum Filter {
     Not(Box<Self>),
     /// Conjunction: `FILTER && FILTER`.
     And(Box<Self>, Box<Self>),
-    /// Disjunction: `FILTER
-    ///
-    /// FILTER`.
+    /// Disjunction: `FILTER || FILTER`.
     Or(Box<Self>, Box<Self>),
 }
 

@@ -7,7 +7,7 @@ mod filters;
 mod mistakes;
 mod round_trip;
 
-/// What the definition says when printed, or the error with its caret.
+/// Checks the printed form of the definition, or the error with its caret.
 fn check(text: &str, expect: Expect) {
     let found = match parse(text) {
         Ok(definition) => definition.to_string(),
@@ -16,7 +16,7 @@ fn check(text: &str, expect: Expect) {
     expect.assert_eq(&found);
 }
 
-/// The error of an argument of a probe at the entry of `f`, with the caret's column in the argument.
+/// Checks the error of an argument of a probe at the entry of `f`, with the column in the argument.
 #[track_caller]
 fn refused(argument: &str, column: usize, message: &str) {
     refused_of("p f ", argument, column, message);
@@ -42,7 +42,7 @@ fn arguments(text: &str) -> Vec<FetchArg> {
     read(text).arguments
 }
 
-/// What the one argument of a probe says.
+/// Parses an argument of a probe.
 fn one(argument: &str) -> FetchArg {
     let mut found = arguments(&format!("r f {argument}"));
     assert_eq!(found.len(), 1);

@@ -7,7 +7,7 @@ use super::print::{HITCOUNT, KEY_FORMS, VALUE_FORMS};
 use super::*;
 use crate::column::Column;
 
-/// The histogram as it is printed, or the error with its caret.
+/// Checks the printed form of the histogram, or the error with its caret.
 fn check(text: &str, expect: Expect) {
     let found = match read_histogram(text) {
         Ok(histogram) => histogram.to_string(),
@@ -298,7 +298,7 @@ proptest! {
         descending: bool,
         filtered: bool,
     ) {
-        // Of a field that is both, the value is meant.
+        // A field that is both a key and a value means the value.
         let by = match values.iter().position(|value| value.field == keys[0].field) {
             Some(value) => By::Value(value),
             None => By::Key(0),

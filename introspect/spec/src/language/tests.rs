@@ -1,4 +1,4 @@
-//! What is read, what is refused, and where the caret goes.
+//! Valid and invalid texts, and the columns of errors.
 
 use std::time::Duration;
 

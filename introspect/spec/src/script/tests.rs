@@ -6,7 +6,7 @@ mod mistakes;
 mod programs;
 mod round_trip;
 
-/// What `text` comes to, or the error with its caret.
+/// Returns the compiled form of `text`, or the error with its caret.
 fn told(text: &str) -> String {
     let program = read_script(text).and_then(|script| compile(text, &script));
     match program {
@@ -19,7 +19,7 @@ fn check(text: &str, expect: Expect) {
     expect.assert_eq(&told(text));
 }
 
-/// The definitions and histograms of a program, and what else it does.
+/// Returns the definitions and histograms of a program, and its other actions.
 fn shown(program: &Program) -> String {
     let mut text = String::new();
     for planted in &program.probes {

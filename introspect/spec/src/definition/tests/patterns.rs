@@ -1,4 +1,4 @@
-//! Patterns: what is one, and what is wrong with one that is not.
+//! Patterns, valid and invalid.
 
 use expect_test::expect;
 

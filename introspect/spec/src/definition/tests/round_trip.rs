@@ -1,4 +1,4 @@
-//! What is printed parses to what was printed, and no text makes the parser panic.
+//! Printed definitions parse to the definitions that were printed, and no text makes the parser panic.
 
 use hvprobe_arch::Gva;
 use proptest::prelude::*;

@@ -1,4 +1,4 @@
-//! Filters: what they say, and what is wrong with those that say nothing.
+//! Filters, valid and invalid.
 
 use expect_test::expect;
 

@@ -1,4 +1,4 @@
-//! What is wrong with arguments: the kernel's words, at the kernel's columns.
+//! Mistakes in arguments: the kernel's messages, at the kernel's columns.
 
 use super::*;
 
@@ -328,7 +328,8 @@ fn types_are_checked() {
 
 #[test]
 fn the_first_of_several_errors_is_told_as_by_the_kernel() {
-    // A type's form, its name, the expression, a bit field's numbers, the array.
+    // Order of the checks: the form of the type, its name, the expression, the numbers of a bit field, the
+    // array.
     refused("%foo:bar[", 9, "Array is not closed");
     refused("%foo:bar", 5, "Unknown type is specified");
     refused("%foo:b9@9/8", 0, "Invalid register name");

@@ -1,4 +1,4 @@
-//! What is printed reads as what was printed.
+//! Printed arguments and filters parse to the values that were printed.
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::regs::Gpr;
@@ -101,7 +101,7 @@ fn element() -> impl Strategy<Value = Element> {
 }
 
 fn argument() -> impl Strategy<Value = FetchArg> {
-    // Whatever is fetched can be shown as one of these, and what is in memory as any number of them.
+    // All fetched values can have one of these types, and memory can also be an array.
     let plain = (expr(), proptest::option::of(element()));
     let array = (expr(), any::<i64>(), element(), 1..=ARRAY_MAX);
     prop_oneof![
@@ -209,7 +209,7 @@ proptest! {
         let text = definition.to_string();
         let parsed = parse(&text);
         if let Err(error) = &parsed {
-            // Random nesting may need more steps or characters than an argument has.
+            // Random nesting may exceed the maximum number of steps or characters of an argument.
             prop_assume!(!error.message.starts_with("Argument expression is too long"), "{}", text);
         }
         prop_assert_eq!(parsed, Ok(definition), "{}", text);

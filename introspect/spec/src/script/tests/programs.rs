@@ -1,4 +1,4 @@
-//! What scripts come to.
+//! Compiled scripts.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! What is printed reads as what was printed.
+//! Printed scripts parse to the scripts that were printed.
 
 use proptest::prelude::*;
 
@@ -85,14 +85,14 @@ fn script() -> impl Strategy<Value = String> {
     proptest::collection::vec(clause, 1..3).prop_map(|clauses| clauses.join("\n"))
 }
 
-/// Reads `text`, and what it is printed as; whether it can be read.
+/// Returns whether `text` can be parsed; if so, checks that its printed form parses to the same script.
 fn reads(text: &str) -> bool {
     match read_script(text) {
         Ok(script) => {
             let printed = script.to_string();
             let again = read_script(&printed);
             assert_eq!(again.as_ref(), Ok(&script), "{text}\n{printed}");
-            // Whatever it comes to, both come to the same.
+            // Either both compile or neither does.
             let (one, other) = (compile(text, &script), compile(&printed, &script));
             assert_eq!(one.is_ok(), other.is_ok(), "{text}\n{printed}");
             true
