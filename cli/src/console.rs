@@ -160,7 +160,7 @@ fn keys(typed: &[u8], terminal: bool) -> Vec<Key> {
 pub(crate) struct Tail(VecDeque<u8>);
 
 impl Tail {
-    /// Keeps the end of `machine`'s console until it ends.
+    /// Collects the end of `machine`'s console until the machine ends.
     pub(crate) async fn keep(mut client: Client, machine: String) -> Self {
         let mut tail = Self::default();
         if let Ok(mut output) = client.console(machine, false).await {

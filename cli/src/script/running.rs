@@ -296,7 +296,7 @@ impl Running {
         Ok(())
     }
 
-    /// Formats the map at index `map`; an empty map is empty text. With `last`, reports hits that are missing
+    /// Formats the map at index `map`; an empty map gives an empty text. With `last`, reports hits that are missing
     /// in the map.
     async fn map(
         &mut self,
