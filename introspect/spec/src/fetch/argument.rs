@@ -90,7 +90,7 @@ pub enum ExprKind {
         /// The variable.
         inner: Box<Expr>,
     },
-    /// Address that is cast to a structure's: `(task_struct)%di->pid`, `(dentry,d_child)$arg1->d_name`.
+    /// Address that is cast to a structure type: `(task_struct)%di->pid`, `(dentry,d_child)$arg1->d_name`.
     Cast {
         /// Name of the structure.
         of: String,

@@ -97,13 +97,13 @@ pub enum ValueForm {
 /// Sort criterion of entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Order {
-    /// What is compared.
+    /// Field that is compared.
     pub by: By,
     /// Whether the greatest entries come first.
     pub descending: bool,
 }
 
-/// What is compared.
+/// Field by which entries are sorted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
     /// Number of hits.

@@ -10,7 +10,7 @@ use crate::parse_error::{ParseError, error};
 
 /// Maximum nesting of parentheses and `!`.
 const DEPTH: usize = 32;
-/// Maximum number of arguments of a function: the kernel passes this number in registers.
+/// Maximum number of arguments of a function: those that are passed in registers.
 const ARGUMENTS: u16 = 6;
 /// Maximum length of a path after `args.`
 const PATH_MAX: usize = 200;
