@@ -100,7 +100,7 @@ impl What {
     }
 }
 
-/// Debian's QEMU: its program, its firmware, and the module it emulates processors with.
+/// Debian's QEMU: the program, and the files that it needs: the TCG module and firmware.
 const QEMU: &str = "qemu-system-x86_64";
 const QEMU_FILES: [&str; 7] = [
     "/usr/lib/x86_64-linux-gnu/qemu/accel-tcg-x86_64.so",
@@ -112,17 +112,17 @@ const QEMU_FILES: [&str; 7] = [
     "/usr/share/seabios/bios-256k.bin",
 ];
 
-/// Probes of the batch, and of a short one.
+/// Number of probes in a batch, and in that of the short form.
 const BATCH: u32 = 10_000;
 const SMALL_BATCH: u32 = 300;
-/// The time limit of a short form, and for one answer of its guest, in seconds.
+/// Time limits in seconds: of the short form as a whole, and for one answer of its guest.
 const SMOKE_LIMIT: u64 = 900;
 const SMOKE_PATIENCE: u64 = 60;
-/// What is kept of the output of a bench.
+/// Bytes that are kept of a bench's output: the last ones.
 const MOST_KEPT: usize = 1 << 18;
 
 impl Options {
-    /// Builds what is measured, all at once; for a short form, what the tests need, too.
+    /// Builds the bench's programs in one build; the short form builds what the tests need, too.
     fn build(&self, workspace: &Workspace) -> Result<Vec<Executable>> {
         if self.smoke {
             return workspace.build(&cargo::EVERYTHING);
@@ -168,7 +168,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::from(heard.status))
 }
 
-/// Whether the tables that were printed are those that the page of figures shows.
+/// Fails if the headings of the printed tables are not those on the page of figures.
 fn check_headings(what: What, printed: &str) -> Result<()> {
     let file = documented::PERFORMANCE;
     let page = documented::page(file)?;
@@ -185,7 +185,7 @@ fn check_headings(what: What, printed: &str) -> Result<()> {
     Ok(())
 }
 
-/// What `hits-bench` is told.
+/// Returns the arguments for `hits-bench`.
 fn hits(options: &Options, built: &[Executable], rig: Kind) -> Result<Vec<String>> {
     let mut arguments = match options.smoke {
         true => vec![
@@ -209,7 +209,7 @@ fn hits(options: &Options, built: &[Executable], rig: Kind) -> Result<Vec<String
     Ok(arguments)
 }
 
-/// Probes by the thousand, on the text of the guest's kernel.
+/// Measures a batch of probes in the text of the guests' kernel.
 fn batch(options: &Options, workspace: &Workspace) -> Result<Heard> {
     let built = options.build(workspace)?;
     let ready = Ready::make_with(Kind::Direct, false, true, options.kernel.as_ref())?;
@@ -226,7 +226,7 @@ fn batch(options: &Options, workspace: &Workspace) -> Result<Heard> {
     run_here(command.arg(&kernel).arg(number.to_string()), options)
 }
 
-/// The way of events, which needs neither guest nor rig.
+/// Measures the path of events, which needs neither guest nor rig.
 fn events(options: &Options, workspace: &Workspace) -> Result<Heard> {
     let built = options.build(workspace)?;
     let mut command = Command::new(cargo::program_named(&built, "event_path")?);
@@ -237,7 +237,7 @@ fn events(options: &Options, workspace: &Workspace) -> Result<Heard> {
     run_here(command.arg(length), options)
 }
 
-/// What a bench printed, which it shows as it comes, and its status in the end.
+/// Output of a bench, printed as it arrives, and its exit status.
 #[derive(Debug, Default)]
 struct Heard {
     bytes: Vec<u8>,
@@ -249,7 +249,7 @@ impl Heard {
         String::from_utf8_lossy(&self.bytes).replace('\r', "")
     }
 
-    /// The last thing that it said, which tells why it failed.
+    /// Returns the reason of a failure: the last line in which a bench complains, or else the last line.
     fn last_word(&self) -> String {
         let text = self.text();
         let complaint = text.lines().rfind(|line| line.contains("-bench: "));
@@ -278,7 +278,7 @@ impl Audience for Heard {
     }
 }
 
-/// Runs `command` on this machine, for as long as the options let it.
+/// Runs `command` on this machine, within the time limit of the options.
 fn run_here(command: &mut Command, options: &Options) -> Result<Heard> {
     let limits = Limits {
         deadline: Instant::now() + options.timeout(Kind::Direct),
@@ -301,8 +301,8 @@ fn name(command: &Command) -> String {
     command.get_program().display().to_string()
 }
 
-/// Runs `program` of this package in a rig that has hvprobe and, if it is to be `with_qemu`, QEMU;
-/// with the arguments that it takes in that rig. What fails in an emulated rig is tried again.
+/// Runs `program` of this package in a rig with hvprobe and, if `with_qemu`, QEMU. `arguments` returns its
+/// arguments for the chosen rig. A failure in an emulated rig is tried again.
 fn bench(
     options: &Options,
     workspace: &Workspace,
@@ -321,12 +321,12 @@ fn bench(
     let mut job = Job::new(&built, options.timeout(rig));
     options.machine.apply(&mut job);
     if options.what == What::Hits {
-        // Nothing in it happens at the same time, and the emulated machine lives longer with one.
+        // Nothing in it happens at the same time, and an emulated machine survives longer with one CPU.
         job.cpus.get_or_insert(1);
     }
     job.captured = true;
     if options.smoke {
-        // Whoever says nothing for so long in a short form stands still.
+        // A short form that prints nothing for this long hangs.
         job.silence = rig.silence();
     }
     let path = cargo::program_named(&built, program)?;
@@ -359,8 +359,8 @@ fn bench(
     tried(rig, &ready, &job, program)
 }
 
-/// Runs the job of one bench, in an emulated rig as often as a test. What a try that failed said stays in
-/// a file, and a bench that did not pass at once is called flaky.
+/// Runs the job of one bench, in an emulated rig as often as a test. The output of a failed try stays in a
+/// file, and a bench that passes only at a later try is reported as flaky.
 fn tried(rig: Kind, ready: &Ready, job: &Job, program: &str) -> Result<Heard> {
     let tries = 1 + rig.retries();
     let (mut first, mut number) = (None, 0);

@@ -1,8 +1,8 @@
-//! Progress of a build, as a line every few seconds where there is no terminal.
+//! Progress of a build: a line every few seconds where there is no terminal.
 //!
-//! cargo draws a bar for terminals only, unless it is asked to: then every look of it comes as a piece that
-//! ends with a carriage return. From these the lab makes its lines. Names of crates are left out, and what
-//! cargo says of mistakes is passed on as it is.
+//! cargo draws a bar for terminals only, unless it is asked to. Then each update of the bar is a piece of text
+//! that ends with a carriage return. The lab makes its lines from these pieces. It leaves out cargo's lines
+//! about single crates, and passes on cargo's diagnostics unchanged.
 
 use std::io::{self, BufRead, BufReader, Read, Write, stderr};
 use std::process::Command;
@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use crate::progress::{EVERY, note};
 
-/// Has cargo draw its bar though nobody looks.
+/// Makes cargo draw its bar without a terminal.
 pub(crate) fn ask_for_bar(command: &mut Command) {
     command
         .env("CARGO_TERM_PROGRESS_WHEN", "always")
@@ -18,7 +18,7 @@ pub(crate) fn ask_for_bar(command: &mut Command) {
         .env("CARGO_TERM_COLOR", "never");
 }
 
-/// Passes on what cargo writes to `from`, until it ends.
+/// Reads cargo's output from `from` to its end: prints progress, and passes on diagnostics.
 pub(crate) fn follow(from: impl Read) -> io::Result<()> {
     let mut pieces = Pieces(BufReader::new(from));
     let mut said = Instant::now();
@@ -36,7 +36,7 @@ pub(crate) fn follow(from: impl Read) -> io::Result<()> {
     Ok(())
 }
 
-/// Text up to the next end of a line or carriage return.
+/// Reader of pieces of text, each of which ends at a newline or carriage return.
 struct Pieces<R>(BufReader<R>);
 
 impl<R: Read> Pieces<R> {
@@ -59,21 +59,21 @@ impl<R: Read> Pieces<R> {
     }
 }
 
-/// What a piece is.
+/// Meaning of a piece of cargo's output.
 #[derive(Debug, PartialEq, Eq)]
 enum Said {
-    /// The bar: what is done, and of how much.
+    /// The bar, in words.
     Progress(String),
-    /// That something began or is done, which the bar says, too.
+    /// A step that began or ended, which the bar shows, too.
     Step,
-    /// Another cargo is at work in the folder.
+    /// Another cargo holds the lock of the build folder.
     Waits,
     Other,
 }
 
 impl Said {
     fn read(piece: &str) -> Self {
-        /// What stands right-aligned before what cargo does.
+        /// Verbs that cargo prints right-aligned at the beginning of a step's line.
         const STEPS: [&str; 10] = [
             "Compiling",
             "Checking",
@@ -86,7 +86,7 @@ impl Said {
             "Running",
             "Dirty",
         ];
-        // The bar is erased by blanks, or by a sequence that begins with an escape.
+        // cargo erases the bar with blanks, or with a sequence that begins with an escape.
         let text = piece.trim_start_matches("\u{1b}[K").trim();
         let (verb, rest) = text.split_once(' ').unwrap_or((text, ""));
         if text.is_empty() || STEPS.contains(&verb) && piece.starts_with(' ') {
@@ -104,7 +104,7 @@ impl Said {
     }
 }
 
-/// `12/345: a, b...` in words.
+/// Puts `12/345: a, b...` into words.
 fn bar(done: &str) -> String {
     let (numbers, names) = done.split_once(": ").unwrap_or((done, ""));
     let numbers = numbers.trim_end_matches(':').replace('/', " of ");

@@ -1,7 +1,7 @@
-//! Kernels that the lab builds for guests from Debian's source, because no package has one like them.
+//! Kernels that the lab builds for guests from Debian's source, because no package contains such a kernel.
 //!
-//! A folder `NAME-HASH` under the cache's `kernel` is complete; the hash is that of what was asked for, so
-//! another configuration is another kernel.
+//! A folder `NAME-HASH` under the cache's `kernel` is complete. The hash is of suite, source and configuration,
+//! so another configuration is another kernel.
 
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -15,18 +15,18 @@ use crate::place::Cache;
 use crate::process;
 use crate::progress;
 
-/// A kernel that is built.
+/// A kernel that the lab builds.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Built {
     pub(crate) name: &'static str,
     suite: &'static str,
     /// Debian's package with the source.
     source: &'static str,
-    /// What is set on top of `make tinyconfig`.
+    /// Options that are set on top of `make tinyconfig`.
     config: &'static str,
 }
 
-/// Every such kernel.
+/// All kernels that the lab builds.
 pub(crate) const BUILT: [Built; 1] = [Built {
     name: "6.1-stripped",
     suite: "bookworm",
@@ -34,7 +34,7 @@ pub(crate) const BUILT: [Built; 1] = [Built {
     config: include_str!("../kernels/6.1-stripped.config"),
 }];
 
-/// What it takes to build one.
+/// Packages that a build needs.
 const TOOLS: [&str; 9] = [
     "bc",
     "bison",
@@ -48,7 +48,7 @@ const TOOLS: [&str; 9] = [
 ];
 
 impl Built {
-    /// The `bzImage`, built if it is not there.
+    /// Returns the path of the `bzImage`; builds the kernel if it is not there.
     pub(crate) fn image(&self, cache: &Cache) -> Result<PathBuf> {
         let folder = cache.kernels().join(self.folder_name());
         let image = folder.join("vmlinuz");
@@ -57,7 +57,7 @@ impl Built {
         }
         packages::ensure(&TOOLS)?;
         fs::create_dir_all(cache.kernels())?;
-        // Readable by apt's own download user, hence not a private temporary folder.
+        // apt's own download user has to be able to read it, so it is not a private temporary folder.
         let work = tempfile::Builder::new()
             .prefix(".build-")
             .tempdir_in(cache.kernels())?;
@@ -78,7 +78,7 @@ impl Built {
         format!("{}-{:016x}", self.name, hasher.finish())
     }
 
-    /// The folder with the source, under `work`.
+    /// Unpacks the source under `work` and returns its folder.
     fn unpack(&self, cache: &Cache, work: &Path) -> Result<PathBuf> {
         let archives = Archives::of_suite(self.suite, &cache.suite(self.suite))?;
         let name = self.source.to_owned();
@@ -106,7 +106,7 @@ impl Built {
             let jobs = std::thread::available_parallelism().map_or(1, usize::from);
             let mut make = Command::new("nice");
             make.args(["-n", "19", "make", "-s", &format!("-j{jobs}"), target]);
-            // The same source makes the same kernel, wherever.
+            // The same source gives the same kernel on every machine.
             make.env("KBUILD_BUILD_USER", "lab")
                 .env("KBUILD_BUILD_HOST", "lab")
                 .env("KBUILD_BUILD_TIMESTAMP", "1970-01-01");
@@ -126,14 +126,14 @@ impl Built {
     }
 }
 
-/// What `wanted` sets and `config` does not.
+/// Returns the lines of `wanted` that `config` does not fulfil.
 fn missing<'a>(wanted: &'a str, config: &str) -> Vec<&'a str> {
     let is_set = |line: &&str| line.starts_with("CONFIG_") || line.ends_with(" is not set");
     let has = |wanted: &dyn Fn(&str) -> bool| config.lines().any(wanted);
     let is_missing = |line: &&str| {
         let off = line.strip_prefix("# ");
         match off.and_then(|line| line.strip_suffix(" is not set")) {
-            // What there is not is not set either.
+            // An option that does not exist is not set either.
             Some(name) => has(&|other| other.split('=').next() == Some(name)),
             None => !has(&|other| other == *line),
         }
@@ -141,7 +141,7 @@ fn missing<'a>(wanted: &'a str, config: &str) -> Vec<&'a str> {
     wanted.lines().filter(is_set).filter(is_missing).collect()
 }
 
-/// Runs a tool to its end, with what it prints in `log`; a failure carries the end of that.
+/// Runs a tool to its end, with its output in `log`; an error carries the last lines of that.
 fn run(command: &mut Command, log: &Path) -> Result<()> {
     const LINES: usize = 10;
     let program = command.get_program().to_string_lossy().into_owned();

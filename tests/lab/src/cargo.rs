@@ -34,16 +34,16 @@ pub(crate) struct Executable {
 /// Everything that tests and short forms of benches need.
 pub(crate) const EVERYTHING: [&str; 3] = ["--bins", "--tests", "--examples"];
 
-/// A test that is built soon: with one, features that only tests ask for are switched on.
+/// A test that builds quickly. A build with a test turns on the features that only tests ask for.
 const ONE_TEST: &str = "--test=released";
 
-/// What programs are built with that not everyone has.
+/// Optional features that the lab builds programs with.
 pub(crate) const FEATURES: &str = "--features=hvprobe-cli/flame";
 
 /// The workspace's programs that are useful in a rig.
 pub(crate) const PACKED: [&str; 2] = ["hvprobe", "workload"];
 
-/// cargo itself, as the one that started the lab.
+/// Returns a command for the cargo that started the lab, at the workspace's root.
 pub(crate) fn cargo(workspace: &Workspace) -> Command {
     let mut command = Command::new(program());
     command.current_dir(&workspace.root);
@@ -78,7 +78,7 @@ impl Workspace {
         })
     }
 
-    /// The programs that earlier builds left in the target folder.
+    /// Finds the programs that earlier builds left in the target folder.
     pub(crate) fn built(&self, release: bool) -> Vec<Executable> {
         let folder = self.target.join(if release { "release" } else { "debug" });
         PACKED
@@ -93,9 +93,9 @@ impl Workspace {
             .collect()
     }
 
-    /// Builds these targets, such as `--bin=hvprobe`, and lists the programs built or found fresh. They have the
-    /// features that the whole workspace has with its tests: with others, cargo would build again what both
-    /// share. What is for release has no features for tests.
+    /// Builds these targets, such as `--bin=hvprobe`, and returns the programs built or found fresh. A
+    /// development build has the features that the whole workspace has with its tests: with other features,
+    /// cargo would build again the crates that both share. A release build has no features for tests.
     pub(crate) fn build(&self, targets: &[&str]) -> Result<Vec<Executable>> {
         let mut arguments = [&["--workspace", FEATURES], targets].concat();
         if !targets.contains(&"--release") && !targets.contains(&"--tests") {
@@ -104,7 +104,7 @@ impl Workspace {
         self.cargo_build(&arguments)
     }
 
-    /// Builds programs and tests of these packages, and no more than they need.
+    /// Builds the programs and tests of these packages, and only what they depend on.
     pub(crate) fn build_packages(&self, packages: &[String]) -> Result<Vec<Executable>> {
         let packages: Vec<_> = packages
             .iter()
@@ -135,7 +135,7 @@ impl Workspace {
             executables.extend(executable(&line?));
         }
         if let Some(follower) = follower {
-            // All of a mistake is shown before it is said that there was one.
+            // The diagnostics are shown in full before the failure is reported.
             let _ = follower.join();
         }
         if !child.wait()?.success() {
@@ -145,7 +145,7 @@ impl Workspace {
     }
 }
 
-/// The program called `name` among those built.
+/// Returns the path of the program `name` among those built.
 pub(crate) fn program_named(built: &[Executable], name: &str) -> Result<PathBuf> {
     built
         .iter()
@@ -154,7 +154,7 @@ pub(crate) fn program_named(built: &[Executable], name: &str) -> Result<PathBuf>
         .with_context(|| format!("cargo build made no program {name}"))
 }
 
-/// The program that a line of cargo's messages announces, if it is about one.
+/// Returns the program that a line of cargo's messages announces, if it announces one.
 fn executable(message: &str) -> Option<Executable> {
     let message: Value = serde_json::from_str(message).ok()?;
     Some(Executable {

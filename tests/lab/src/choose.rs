@@ -1,4 +1,4 @@
-//! The choice between this machine and an emulated one, by what `hvprobe doctor` finds out.
+//! Choice between this machine and an emulated one, by the result of `hvprobe doctor`.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -14,8 +14,8 @@ use crate::signals::Signals;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The rig that `asked` names; without one, this machine if its KVM can run Linux guests, and lab
-/// A otherwise. Says which and why. Needs the `hvprobe` program.
+/// Returns the rig that `asked` names. Without one, chooses this machine if its KVM can run Linux guests, and
+/// tcg otherwise, and prints the choice with the reason. Needs the `hvprobe` program.
 pub(crate) fn choose(asked: Option<Kind>, hvprobe: &Path) -> Result<Kind> {
     if let Some(kind) = asked {
         return Ok(kind);

@@ -1,8 +1,8 @@
-//! gRPC clients that are not ours, for the tests that call a server with them.
+//! gRPC clients in other languages, for the tests that call a server with them.
 //!
-//! They come from the archives of their languages, into a folder each of the cache: a fixed version, as
-//! a test is to fail for what we change. Where they cannot be had, the run fails; only who says so goes on
-//! without them, and has their tests skipped.
+//! Their packages come from the archives of the languages, each into a folder of the cache. The versions are
+//! fixed, because a test should fail only for our changes. If the packages cannot be fetched, the run fails;
+//! with `--without-clients` it goes on without them and skips their tests.
 
 use std::ffi::OsString;
 use std::fs;
@@ -14,21 +14,21 @@ use anyhow::{Context, Result, bail};
 use crate::place::{Cache, replace_if_different};
 use crate::{packages, progress};
 
-/// A language, and what tests need of it.
+/// A language and the packages that its tests need.
 struct Language {
-    /// What it is called, its folder too.
+    /// Name of the language and of its folder.
     name: &'static str,
-    /// Where tests find it.
+    /// Environment variable that gives tests the path of `found`.
     variable: &'static str,
     packages: &'static [&'static str],
-    /// Brings the packages into an empty folder.
+    /// Installs the packages into a new folder.
     fetch: fn(&Path, &[&str]) -> Result<()>,
-    /// What tests are told, below the folder.
+    /// Path below the folder that tests use.
     found: &'static str,
 }
 
 const LANGUAGES: [Language; 2] = [
-    // From PyPI, about 15 MB. `setuptools` makes a package of docs/clients/python.
+    // From PyPI, about 15 MB. `setuptools` builds the package in docs/clients/python.
     Language {
         name: "python",
         variable: "HVPROBE_TEST_PYTHON",
@@ -42,7 +42,7 @@ const LANGUAGES: [Language; 2] = [
         fetch: fetch_python,
         found: "bin/python",
     },
-    // From npm, about 10 MB. Of `@grpc/reflection` the interface's description is used.
+    // From npm, about 10 MB. `@grpc/reflection` is used for the description of the interface.
     Language {
         name: "node",
         variable: "HVPROBE_TEST_NODE",
@@ -56,7 +56,7 @@ const LANGUAGES: [Language; 2] = [
     },
 ];
 
-/// What tests are told of them.
+/// Returns the environment variables that give tests the paths of the clients.
 pub(crate) fn environment(cache: &Cache) -> Result<Vec<(String, OsString)>> {
     let told = |language: Language| {
         let found = language.ready(cache).with_context(|| {
@@ -71,7 +71,7 @@ pub(crate) fn environment(cache: &Cache) -> Result<Vec<(String, OsString)>> {
 }
 
 impl Language {
-    /// What tests are told, which is there then.
+    /// Returns the path that tests use; fetches the packages if they are missing.
     fn ready(&self, cache: &Cache) -> Result<PathBuf> {
         let folder = cache.clients().join(self.name);
         let (found, complete) = (folder.join(self.found), folder.join("complete"));
@@ -88,7 +88,7 @@ impl Language {
                 Ok(()) | Err(_) => {}
             }
             (self.fetch)(&folder, self.packages)?;
-            // Last: what was interrupted is done again.
+            // Written last, so that an interrupted fetch is done again.
             replace_if_different(&complete, wanted.as_bytes())?;
             Ok(found)
         })
@@ -96,7 +96,7 @@ impl Language {
 }
 
 fn fetch_python(folder: &Path, names: &[&str]) -> Result<()> {
-    // What brings Python, and its own way to keep packages apart.
+    // Brings Python, and its virtual environments, which keep packages apart.
     packages::ensure(&["python3-venv"])?;
     run(Command::new("/usr/bin/python3")
         .args(["-m", "venv"])
@@ -107,7 +107,7 @@ fn fetch_python(folder: &Path, names: &[&str]) -> Result<()> {
 }
 
 fn fetch_node(folder: &Path, names: &[&str]) -> Result<()> {
-    // A Node that is not Debian's comes with an npm of its own, which Debian's is in conflict with.
+    // A Node that is not Debian's has an npm of its own, which conflicts with Debian's package.
     let here = |program: &str| run(Command::new(program).arg("--version")).is_ok();
     if !here("node") || !here("npm") {
         packages::ensure(&["nodejs", "npm"])?;
@@ -116,7 +116,7 @@ fn fetch_node(folder: &Path, names: &[&str]) -> Result<()> {
         .with_context(|| format!("cannot create the folder {}", folder.display()))?;
     run(Command::new("npm")
         .args(["install", "--loglevel=error", "--no-audit", "--no-fund"])
-        // Programs of the packages are not run.
+        // Scripts of the packages are not run.
         .args(["--ignore-scripts", "--prefix"])
         .arg(folder)
         .args(names))
@@ -134,7 +134,8 @@ fn run(command: &mut Command) -> Result<()> {
     bail!("{}: {}", output.status, reason(&told))
 }
 
-/// What a program says of why it failed: pip on its last line; npm before it says where more is.
+/// Returns the line that gives the reason of a failure: pip prints it last; npm prints lines about its log
+/// after it.
 fn reason(told: &str) -> &str {
     told.lines()
         .filter(|line| !line.trim().is_empty())

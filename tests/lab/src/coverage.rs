@@ -21,7 +21,7 @@ pub(crate) struct Options {
     kernel: Option<PathBuf>,
 }
 
-/// Far more than decoding the largest kernel takes.
+/// Time limit, far more than decoding the largest kernel takes.
 const LIMIT: Duration = Duration::from_secs(600);
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {

@@ -26,13 +26,13 @@ pub(crate) struct Options {
     machine: MachineOptions,
 }
 
-/// What it takes.
+/// Estimate of the work.
 const WORK: Work = Work {
     build: Duration::from_secs(180),
     rest: Duration::from_secs(20),
 };
 
-/// What a new user would type.
+/// A command that a new user would type.
 const ARGUMENTS: [&str; 13] = [
     "run",
     "-p",
@@ -72,7 +72,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     run::run_job(rig, &ready, &job)
 }
 
-/// The command as a user types it, words with blanks in quotes.
+/// Returns the command as a user types it, words with blanks in quotes.
 fn typed() -> String {
     let mut line = "hvprobe".to_owned();
     for word in ARGUMENTS {

@@ -1,5 +1,5 @@
-//! What documents show of programs and of the repository: commands, options, the headings of tables,
-//! paths and links. Tests hold them against the programs and the tree.
+//! Commands, options, headings of tables, paths and links in the documents. Tests compare them with the
+//! programs and the repository.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -21,7 +21,7 @@ pub const PAGES: [&str; 8] = [
     "fuzz/README.md",
 ];
 
-/// The text of the page called `name`.
+/// Reads the page called `name`.
 ///
 /// # Errors
 ///
@@ -35,16 +35,16 @@ pub fn page(name: &str) -> io::Result<String> {
 /// A command in a document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shown {
-    /// Its line, from one.
+    /// Number of its line, from one.
     pub line: usize,
     /// Its words, the program's name first.
     pub words: Vec<String>,
-    /// Whether it stands alone, as something to be typed, and not in a sentence that may leave words
-    /// out or has other words in capitals in their place.
+    /// Whether the command stands alone, to be typed as it is. A command in a sentence may leave words out or
+    /// have words in capitals in their place.
     pub example: bool,
 }
 
-/// A line of a document, and whether it is in a block of code.
+/// Iterates over the lines of a document: number, text, and whether the line is in a block of code.
 fn lines(document: &str) -> impl Iterator<Item = (usize, &str, bool)> {
     let mut code = false;
     document.lines().zip(1..).filter_map(move |(line, number)| {
@@ -56,12 +56,12 @@ fn lines(document: &str) -> impl Iterator<Item = (usize, &str, bool)> {
     })
 }
 
-/// What stands between backquotes.
+/// Iterates over the texts between backquotes.
 fn spans(line: &str) -> impl Iterator<Item = &str> {
     line.split('`').skip(1).step_by(2)
 }
 
-/// The commands in `document` that begin with `program`, which may be several words.
+/// Returns the commands in `document` that begin with `program`, which may be several words.
 #[must_use]
 pub fn commands(document: &str, program: &str) -> Vec<Shown> {
     let mut found = Vec::new();
@@ -95,7 +95,7 @@ pub fn commands(document: &str, program: &str) -> Vec<Shown> {
     found
 }
 
-/// The words of a command, as a shell takes quotes.
+/// Splits a command into words; quotes work as in a shell.
 fn words(command: &str) -> Vec<String> {
     let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
     for letter in command.chars() {
@@ -113,7 +113,7 @@ fn words(command: &str) -> Vec<String> {
     words
 }
 
-/// The level of a heading; zero if `line` is none.
+/// Returns the level of a heading; zero if `line` is none.
 fn level(line: &str) -> usize {
     let marks = line.bytes().take_while(|&byte| byte == b'#').count();
     match line[marks..].starts_with(' ') {
@@ -122,7 +122,7 @@ fn level(line: &str) -> usize {
     }
 }
 
-/// The long options that sentences name in the section under `heading`, with all sections in it.
+/// Returns the long options that sentences name in the section under `heading`, its subsections included.
 #[must_use]
 pub fn options(document: &str, heading: &str) -> Vec<String> {
     let is_beyond = |line: &str| (1..=level(heading)).contains(&level(line));
@@ -136,14 +136,14 @@ pub fn options(document: &str, heading: &str) -> Vec<String> {
     options.map(str::to_owned).collect()
 }
 
-/// How the names of files end that sentences name.
+/// Endings by which a name in a sentence is taken for a file's.
 const ENDINGS: [&str; 7] = [".rs", ".md", ".toml", ".proto", ".py", ".txt", ".config"];
 
-/// Something that a document names, and its line, from one.
+/// Line number, from one, and a name on that line.
 pub type Named<'a> = (usize, &'a str);
 
-/// What looks like a file or folder of the repository in sentences, where `top` are the folders at its
-/// top: what ends like a file, or with a slash, or begins with one of these folders.
+/// Returns the names in sentences that look like files or folders of the repository: they end like a file or
+/// with a slash, or begin with one of `top`, the folders at the repository's root.
 #[must_use]
 pub fn paths<'a>(document: &'a str, top: &[String]) -> Vec<Named<'a>> {
     let is_path = |span: &str| {
@@ -163,7 +163,7 @@ pub fn paths<'a>(document: &'a str, top: &[String]) -> Vec<Named<'a>> {
         .collect()
 }
 
-/// Where the links of a document lead, apart from those to other sites.
+/// Returns the targets of a document's links, except links to other sites.
 #[must_use]
 pub fn links(document: &str) -> Vec<Named<'_>> {
     let sentences = lines(document).filter(|(_, _, code)| !code);
@@ -174,7 +174,7 @@ pub fn links(document: &str) -> Vec<Named<'_>> {
     links.filter(|(_, link)| !link.contains("://")).collect()
 }
 
-/// The anchors of a document's headings.
+/// Returns the anchors of a document's headings.
 #[must_use]
 pub fn anchors(document: &str) -> Vec<String> {
     let headings = lines(document).filter(|(_, line, code)| !code && level(line) > 0);
@@ -190,7 +190,7 @@ pub fn anchors(document: &str) -> Vec<String> {
     headings.map(|(_, line, _)| anchor(line)).collect()
 }
 
-/// Every file and folder of the repository, from its root, apart from what is built.
+/// Lists every file and folder of the repository, by its path from the root, except `.git` and `target`.
 ///
 /// # Errors
 ///
@@ -215,7 +215,7 @@ pub fn tree() -> io::Result<BTreeSet<String>> {
     Ok(found)
 }
 
-/// The heading that a line is, if it is one of a table as the benches print them: it begins with a gap
+/// Returns the heading that a line is, if it is one of a table as the benches print them: it begins with a gap
 /// above the names of the rows, and none of its words is a number.
 #[must_use]
 pub fn heading(line: &str) -> Option<String> {
@@ -228,8 +228,8 @@ pub fn heading(line: &str) -> Option<String> {
     (line.starts_with("  ") && !numbers && several).then(|| words.join(" "))
 }
 
-/// The headings of the tables in blocks of code, by the bench (`cargo lab bench NAME`) that was named
-/// last; `default` is the one without a name.
+/// Returns the headings of the tables in blocks of code, by bench: the one (`cargo lab bench NAME`) named last
+/// before the table. `default` is the bench without a name.
 #[must_use]
 pub fn headings(document: &str, default: &str) -> BTreeMap<String, Vec<String>> {
     let mut all: BTreeMap<String, Vec<String>> = BTreeMap::new();

@@ -1,7 +1,7 @@
-//! How long a command will take on this machine, said before it begins.
+//! Estimates how long a command will take on this machine, before it begins.
 //!
-//! Machines differ by several times. So a piece of work is done that takes a moment, and what a command takes on
-//! a machine whose speed is known is stretched by how long that took.
+//! Machines differ in speed by several times. So the lab times a short piece of work, and scales with that the
+//! time that the command takes on a machine of known speed.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use crate::cargo::Workspace;
 use crate::progress;
 
-/// What a command takes on a machine of [`PROCESSORS`] on which the [piece](piece) takes [`PIECE`].
+/// Time of a command on a machine with [`PROCESSORS`] processors that does the [piece](piece) in [`PIECE`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Work {
-    /// To build what it needs where nothing is built, downloads included.
+    /// Time to build what it needs where nothing is built, downloads included.
     pub(crate) build: Duration,
     /// Everything else.
     pub(crate) rest: Duration,
@@ -21,7 +21,7 @@ pub(crate) struct Work {
 const PROCESSORS: u32 = 2;
 const PIECE: Duration = Duration::from_millis(100);
 
-/// Prints how long `work` will take. How much has to be built anew, of what was built before, is not known.
+/// Prints how long `work` will take. How much of an earlier build has to be built anew is not known.
 pub(crate) fn say(work: Work, workspace: &Workspace) {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let processors = u32::try_from(processors).unwrap_or(u32::MAX);
@@ -37,15 +37,15 @@ pub(crate) fn say(work: Work, workspace: &Workspace) {
     });
 }
 
-/// The time to build and the rest where the piece takes `speed` times as long. What is built keeps any number of
-/// processors busy, the rest two.
+/// Scales the times to build and for the rest to a machine on which the piece takes `speed` times as long. A
+/// build keeps any number of processors busy, the rest two.
 fn stretched(work: Work, speed: f64, processors: u32) -> (Duration, Duration) {
     let share = f64::from(PROCESSORS) / f64::from(processors.max(1));
     let build = work.build.mul_f64(speed * share);
     (build, work.rest.mul_f64(speed * share.max(1.0)))
 }
 
-/// How long a piece of work takes: the fastest of three, as this machine may have other things to do.
+/// Times a short piece of work: the fastest of three runs, as this machine may have other things to do.
 fn piece() -> Duration {
     let once = || {
         let since = Instant::now();
@@ -67,7 +67,7 @@ fn piece() -> Duration {
 
 const PIECE_SIZE: usize = 200_000;
 
-/// `40 s` or `3 minutes`.
+/// Formats a time as `40 s` or `3 minutes`.
 fn in_words(time: Duration) -> String {
     match time.as_secs() {
         seconds @ 0..=90 => format!("{} s", seconds.max(5).next_multiple_of(5)),
@@ -76,7 +76,7 @@ fn in_words(time: Duration) -> String {
 }
 
 impl Workspace {
-    /// Whether the programs were built before.
+    /// Returns whether the programs were built before.
     fn is_built(&self) -> bool {
         !self.built(false).is_empty()
     }

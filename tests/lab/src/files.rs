@@ -1,17 +1,17 @@
-//! Files of this machine that a program in a rig is given: `--file HOST[:RIG]`.
+//! Files of this machine for a program in a rig: `--file HOST[:RIG]`.
 //!
-//! Every file is where the program looks for it, or nothing is run: what cannot be read, is no file, or
-//! would be put where the rig has things of its own is refused, with the reason.
+//! Either every file is where the program looks for it, or nothing is run. A file is refused, with the reason,
+//! if it cannot be read, is not a regular file, or would be put where the rig has files of its own.
 
 use std::fs::File;
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-/// Where programs in a rig start.
+/// Folder in which programs in a rig start.
 const WORKING_FOLDER: &str = "root";
 
-/// Folders at the root of a rig that are its own: what it consists of, and what it mounts something on.
+/// Folders at the root of a rig that are its own: its contents and its mount points.
 const OWN: [&str; 13] = [
     "bin", "dev", "guest", "init", "lab", "lib", "lib64", "proc", "run", "sbin", "sys", "tmp",
     "usr",
@@ -21,12 +21,12 @@ const OWN: [&str; 13] = [
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Given {
     source: PathBuf,
-    /// From the rig's root, without the leading slash.
+    /// Path from the rig's root, without the leading slash.
     name: String,
 }
 
 impl Given {
-    /// What the user means by `text`. A file of this machine may have a colon in its name.
+    /// Parses `HOST[:RIG]`. A file of this machine may have a colon in its name.
     pub(crate) fn parse(text: &str) -> Result<Self> {
         let (source, place) = match text.rsplit_once(':') {
             Some((source, place)) if !Path::new(text).exists() => (source, Some(place)),
@@ -58,7 +58,7 @@ impl Given {
     }
 }
 
-/// From what the user calls a place in the rig to its name from the root.
+/// Returns the path from the rig's root of a `place` that the user gave.
 fn name(place: &str) -> Result<String> {
     if place.is_empty() || place.ends_with('/') {
         bail!("`{place}` is no place for a file in the rig: give its name, too");
@@ -84,7 +84,7 @@ fn name(place: &str) -> Result<String> {
     }
 }
 
-/// The files, which all can be read now, by their names in the rig, as a job has them.
+/// Checks that all files can be read, and returns them by their names in the rig, as a job has them.
 pub(crate) fn by_name(given: &[Given]) -> Result<Vec<(String, PathBuf)>> {
     for (n, one) in given.iter().enumerate() {
         one.check()?;

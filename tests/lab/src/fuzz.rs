@@ -1,10 +1,9 @@
 //! `cargo lab fuzz`: every fuzz target under libFuzzer, guided by coverage.
 //!
-//! cargo-fuzz builds the targets with the pinned compiler, which takes its unstable options when told
-//! that it is one of a kind that may. Each target then runs for as long as asked, as many at a time as
-//! there are processors. Nothing in the repository is written: inputs that reach new code gather in
-//! `target/fuzz/corpus` and are read again the next time, those that break a promise in
-//! `target/fuzz/artifacts`.
+//! cargo-fuzz builds the targets with the pinned compiler; `RUSTC_BOOTSTRAP` makes that accept unstable
+//! options. Each target then runs for the given time, as many at a time as there are processors. Nothing in the
+//! repository is written: inputs that reach new code are collected in `target/fuzz/corpus` and read again the
+//! next time, those that break a promise in `target/fuzz/artifacts`.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -35,17 +34,17 @@ pub(crate) struct Options {
     targets: Vec<String>,
 }
 
-/// For one input; libFuzzer ends a target that takes longer.
+/// Time limit for one input; libFuzzer ends a target that takes longer.
 const SECONDS_OF_INPUT: u64 = 30;
-/// How much longer than asked a target may take until it is ended.
+/// Time that a target may take beyond the given time until it is killed.
 const GRACE: Duration = Duration::from_secs(120);
-/// Where cargo-fuzz puts programs, below its target folder.
+/// Folder in which cargo-fuzz puts programs, below its target folder.
 const BUILT: &str = "x86_64-unknown-linux-gnu/release";
 
-/// Where everything is.
+/// Paths of what the targets read and write.
 struct Place {
     root: PathBuf,
-    /// What belongs to no commit.
+    /// Folder for files that belong to no commit.
     scratch: PathBuf,
 }
 
@@ -75,17 +74,17 @@ impl Place {
 struct Running {
     target: String,
     child: Child,
-    /// Inputs in its corpus before.
+    /// Number of inputs in its corpus when it was started.
     before: usize,
     limit: Instant,
 }
 
-/// What came of a target.
+/// Result of a target.
 struct Row {
     target: String,
     log: Log,
     new: usize,
-    /// How it ended, if not as asked.
+    /// How it ended, if it failed.
     failed: Option<String>,
 }
 
@@ -134,7 +133,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     Ok(report(&place, &rows))
 }
 
-/// Says how to see again what was found.
+/// Prints how to reproduce what was found.
 fn report(place: &Place, rows: &[Row]) -> ExitCode {
     let mut found = false;
     for row in rows {
@@ -173,7 +172,7 @@ fn targets(root: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Builds the targets, with cargo-fuzz, which is installed if it is not there.
+/// Builds the targets with cargo-fuzz, which is installed if it is missing.
 fn build(workspace: &Workspace, place: &Place, targets: &[String]) -> Result<()> {
     packages::ensure(&["g++"])?;
     let there = cargo::cargo(workspace)
@@ -186,7 +185,7 @@ fn build(workspace: &Workspace, place: &Place, targets: &[String]) -> Result<()>
         install.args(["install", "--quiet", "--locked", "cargo-fuzz"]);
         progress::step("installing cargo-fuzz", || succeed(&mut install))?;
     }
-    // One target or all of them.
+    // cargo-fuzz builds one target or all of them.
     let single = match targets {
         [target] => Some(target),
         _ => None,
@@ -241,7 +240,7 @@ fn start(place: &Place, target: String, minutes: u64) -> Result<Running> {
     })
 }
 
-/// Whether a target has ended, and what was wrong with it then.
+/// Returns `None` while a target runs, then what was wrong with it. Kills a target that is past its limit.
 fn ended(running: &mut Running) -> Result<Option<Option<String>>> {
     if let Some(status) = running.child.try_wait()? {
         return Ok(Some(

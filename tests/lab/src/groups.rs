@@ -1,11 +1,11 @@
-//! Which tests of a rig run in one process.
+//! Groups of tests that run in one process in a rig.
 //!
-//! Tests of a module share guests (`tests/src/rig/shared.rs`), which end with the process. What is to have the
-//! machine for itself is in groups of its own.
+//! Tests of a module share guests (`tests/src/rig/shared.rs`), which end with the process. Tests that need the
+//! machine for themselves are in groups of their own.
 
 use crate::job::Group;
 
-/// How the names of tests begin that hold the time of a guest against that of its host, or of a server.
+/// Beginnings of the names of tests that compare the time of a guest with that of its host, or of a server.
 const ALONE: [&str; 4] = [
     "a_server_ends_all_the_machines",
     "boot::a_probe",
@@ -13,9 +13,9 @@ const ALONE: [&str; 4] = [
     "pause::",
 ];
 
-/// Tests that take long and that others are like, which run for every change: on fewer virtual CPUs, at other
-/// instructions, by the engine or a server without a guest, or of the parts of what these show together.
-/// `cargo lab test --ci` leaves them to `cargo lab nightly`.
+/// Long tests that `cargo lab test --ci` leaves to `cargo lab nightly`. For every change similar tests run: on
+/// fewer virtual CPUs, at other instructions, by the engine or a server without a guest, or of the parts of
+/// what these tests show together.
 const NIGHTLY: [&str; 25] = [
     "api::clock_steps::a_wall_clock_that_is_set_changes_what_times_stand_for_and_nothing_else",
     "api::killed::clients_that_are_killed_at_random_moments_leave_nothing_behind",
@@ -44,7 +44,7 @@ const NIGHTLY: [&str; 25] = [
     "stress::every_call_of_four_vcpus_is_accounted_for_while_probes_come_and_go",
 ];
 
-/// Programs that are about servers and threads, or that try the same instructions on any processor.
+/// Test programs about servers and threads, and one that tries the same instructions on any processor.
 const OF_SERVERS: [&str; 5] = [
     "micro_decide",
     "micro_differential",
@@ -53,23 +53,25 @@ const OF_SERVERS: [&str; 5] = [
     "micro_panics",
 ];
 
-/// The programs that are left to the night in a rig, as they have run on this machine: none of which a test is
-/// among those `skipped` here.
+/// Returns the programs that are left to the night in a rig, because they ran on this machine: those of which
+/// no test is in `skipped`, the tests that were skipped here.
 pub(crate) fn left_in_rig(skipped: &[String]) -> Vec<&'static str> {
     let ran = |name: &&str| !skipped.iter().any(|line| line.starts_with(*name));
     OF_SERVERS.into_iter().filter(ran).collect()
 }
 
-/// Programs, and modules of the one for guests, that ask nothing of the guest's kernel that others do not: theirs is made
-/// up, or they are about who asks for probes, and from where.
+/// Beginnings of the names of test programs, and of modules of the one for guests, that need nothing of the
+/// guest's kernel that others do not need: their kernel is synthetic, or they are about the clients that ask
+/// for probes.
 const OF_NO_KERNEL: [&str; 4] = ["api::", "cli::", "cli_vm::", "micro_"];
 
-/// Whether it may be otherwise with another kernel in the guests what comes of a program, or of a test, by its name.
+/// Returns whether a program or test of this name may have another result with another kernel in the guests.
 pub(crate) fn asks_the_kernel(name: &str) -> bool {
     !OF_NO_KERNEL.iter().any(|begins| name.starts_with(begins))
 }
 
-/// About how long the tests of a module that are left take in an emulated machine, in seconds.
+/// Approximate time of a module's tests in an emulated machine, in seconds, without the tests left to the
+/// night.
 const SECONDS: [(&str, usize); 30] = [
     ("actions::", 11),
     ("api::", 75),
@@ -103,22 +105,22 @@ const SECONDS: [(&str, usize); 30] = [
     ("syscalls::", 16),
 ];
 
-/// About how long a group takes in an emulated machine, in seconds, so that those which run side by side end
-/// together.
+/// Returns the approximate time of a group in an emulated machine, in seconds. With it the groups are divided
+/// so that machines that run side by side end together.
 pub(crate) fn seconds(group: &Group) -> usize {
     let known = SECONDS.iter().find(|(name, _)| group.name == *name);
-    // Those of micro-kernels are over soon.
+    // The other groups are of micro-kernels, whose tests are short.
     known.map_or(group.tests.len(), |(_, seconds)| *seconds)
 }
 
-/// Takes those out of `tests` that are left to the night.
+/// Removes the tests that are left to the night from `tests`, and returns them.
 pub(crate) fn leave_to_the_night(tests: &mut Vec<String>) -> Vec<String> {
     tests
         .extract_if(.., |test| NIGHTLY.contains(&test.as_str()))
         .collect()
 }
 
-/// The groups of these tests of one program, in the order of their first ones.
+/// Returns the groups of these tests of one program, in the order of their first tests.
 pub(crate) fn of(tests: Vec<String>) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     for test in tests {
@@ -144,7 +146,7 @@ mod tests {
 
     use super::*;
 
-    /// A test that has another name now would run for every change again, or not at all.
+    /// A renamed test would run for every change again, or not at all.
     #[test]
     fn tests_that_are_left_to_the_night_exist() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/rig");

@@ -1,4 +1,4 @@
-//! What is inside the two initramfs images: the guest's and the rig's.
+//! Contents of the two initramfs images: the guest's and the rig's.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -15,11 +15,11 @@ use crate::setup::Ready;
 use crate::shell;
 use crate::terminal;
 
-/// Where the package busybox-static puts it.
+/// Path of busybox from the package busybox-static.
 pub(crate) const BUSYBOX: &str = "/bin/busybox";
 
 const GUEST_INIT: &[u8] = include_bytes!("../../guest/init");
-/// Programs of a guest beside busybox and the workload, by their names.
+/// Programs of a guest, by name, besides busybox and the workload.
 const GUEST_SCRIPTS: [(&str, &[u8]); 2] = [
     ("commands", include_bytes!("../../guest/commands")),
     ("complaints", include_bytes!("../../guest/complaints")),
@@ -29,12 +29,12 @@ const RIG_INIT: &[u8] = include_bytes!("../../guest/rig-init");
 /// Mount points and folders that programs expect.
 const FOLDERS: [&str; 7] = ["proc", "sys", "tmp", "run", "root", "etc", "usr/bin"];
 
-/// Modules of the guest's kernel that its programs may load, as `/lib/modules/NAME.ko`. `dummy`
-/// makes a network device when it is loaded, which runs several of its functions, and keeps text
-/// for loading and unloading only; `crc-itu-t` is another that nothing uses.
+/// Modules of the guest's kernel that its programs may load, as `/lib/modules/NAME.ko`. Loading `dummy` makes a
+/// network device, which runs several functions of the module; the module also has text that is kept for
+/// loading and unloading only. Nothing uses `crc-itu-t`.
 const GUEST_MODULES: [&str; 2] = ["dummy.ko", "crc-itu-t.ko"];
 
-/// The initramfs of the guests that hvprobe boots, with modules of `kernel`.
+/// Builds the initramfs of the guests that hvprobe boots, with modules of `kernel`.
 pub(crate) fn guest(workload: &Path, kernel: Option<&Kernel>) -> Result<Vec<u8>> {
     let mut archive = Archive::with_console()?;
     archive.file("init", 0o755, GUEST_INIT)?;
@@ -51,8 +51,8 @@ pub(crate) fn guest(workload: &Path, kernel: Option<&Kernel>) -> Result<Vec<u8>>
     archive.finish()
 }
 
-/// The initramfs of the rig that runs `job`, loading `modules` first, each with the parameters behind its
-/// name, and what they depend on. `nonce` goes into the marks on the console.
+/// Builds the initramfs of the rig that runs `job`. The rig first loads `modules`, each with the parameters
+/// that follow its name, and their dependencies. `nonce` goes into the marks on the console.
 pub(crate) fn rig(ready: &Ready, job: &Job, modules: &[&str], nonce: &str) -> Result<Vec<u8>> {
     let mut archive = Archive::with_console()?;
     archive.file("init", 0o755, RIG_INIT)?;
@@ -82,7 +82,7 @@ pub(crate) fn rig(ready: &Ready, job: &Job, modules: &[&str], nonce: &str) -> Re
     archive.finish()
 }
 
-/// The applets of this machine's busybox, which is also the rig's and the guest's.
+/// Lists the applets of this machine's busybox, which is also the rig's and the guest's.
 pub(crate) fn applets() -> Result<Vec<String>> {
     let output = Command::new(BUSYBOX)
         .arg("--list")
@@ -98,7 +98,7 @@ pub(crate) fn applets() -> Result<Vec<String>> {
         .collect())
 }
 
-/// Busybox with a link for each applet whose name is free, and the usual folders.
+/// Adds busybox with a link for each applet whose name is free, and the usual folders.
 fn userland(archive: &mut Archive) -> Result<()> {
     for folder in FOLDERS {
         archive.folder(folder)?;
@@ -114,7 +114,7 @@ fn userland(archive: &mut Archive) -> Result<()> {
     Ok(())
 }
 
-/// Programs under `/bin` and the shared libraries they need.
+/// Adds programs under `/bin`, and the shared libraries that they need.
 fn programs<'a>(
     archive: &mut Archive,
     programs: impl IntoIterator<Item = (&'a str, &'a Path)>,
@@ -157,7 +157,7 @@ impl Lean {
         Ok(if stripped {
             Self::Stripped(file)
         } else {
-            // No binutils, or a script: heavier, but it runs.
+            // Without binutils, or for a script: larger, but it runs.
             Self::AsIs(program.to_path_buf())
         })
     }
@@ -170,7 +170,7 @@ impl Lean {
     }
 }
 
-/// The rig's `/lab/environment`: what its init and the steps find in their environment.
+/// Returns the rig's `/lab/environment`: the environment of its init and of the steps.
 fn environment(job: &Job, nonce: &str) -> Vec<u8> {
     let mut script = Vec::new();
     let stdio = match job.stdio {
@@ -187,7 +187,7 @@ fn environment(job: &Job, nonce: &str) -> Vec<u8> {
     for (name, value) in &job.environment {
         shell::export_into(&mut script, name, value.as_bytes());
     }
-    // Defaults of hvprobe: /guest/kernel and /guest/initrd.cpio.
+    // hvprobe's defaults are then /guest/kernel and /guest/initrd.cpio.
     shell::export_into(&mut script, crate::place::CACHE_VARIABLE, b"/");
     if job.stdio != JobStdio::Plain
         && let Some((rows, columns)) = terminal::size()
@@ -197,7 +197,7 @@ fn environment(job: &Job, nonce: &str) -> Vec<u8> {
     script
 }
 
-/// The rig's `/lab/steps`: one call of its init's `step` function each.
+/// Returns the rig's `/lab/steps`: for each step a call of its init's function `step`.
 fn steps(job: &Job) -> Vec<u8> {
     let mut script = Vec::new();
     for (number, step) in job.steps.iter().enumerate() {

@@ -1,8 +1,8 @@
 //! Counts the instructions that hvprobe's engine takes for a hit, on this machine, under callgrind.
 //!
-//! Counted is the example `hit_cost` of the engine's package: the handler of a hit on a synthetic
-//! guest, without the entries into the guest and the ioctls around it. The numbers are the same in
-//! every run, on every machine.
+//! The counted program is the example `hit_cost` of the engine's package: the handler of a hit on a synthetic
+//! guest, without the entries into the guest and the ioctls around it. The numbers are the same in every run,
+//! on every machine.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use crate::cargo::{self, Executable};
 use crate::{packages, process, progress};
 
-/// What the example can count.
+/// Kinds of hits that the example can count.
 const KINDS: [&str; 8] = [
     "emulated",
     "emulated-post",
@@ -23,11 +23,12 @@ const KINDS: [&str; 8] = [
     "both",
     "foreign",
 ];
-/// Hits counted together.
+/// Number of hits that are counted together.
 const HITS: u64 = 1000;
 
-/// Each kind of hit and its instructions, as `hits-bench` takes them, of the example among `built`. Says so, and
-/// counts nothing, if there is no valgrind and it cannot be installed.
+/// Counts the instructions of each kind of hit, with the example among `built`, and returns them as
+/// `hits-bench` takes them. Prints a note and counts nothing if there is no valgrind and it cannot be
+/// installed.
 pub(crate) fn count(built: &[Executable]) -> Result<Vec<String>> {
     if let Err(error) = packages::ensure(&["valgrind"]) {
         progress::note(&format!("instructions are not counted: {error:#}"));
@@ -42,7 +43,7 @@ pub(crate) fn count(built: &[Executable]) -> Result<Vec<String>> {
     })
 }
 
-/// The instructions of one hit, rounded.
+/// Returns the instructions of one hit, rounded.
 fn of(program: &Path, kind: &str) -> Result<u64> {
     let mut command = Command::new("valgrind");
     process::end_with_us(&mut command);
@@ -68,7 +69,7 @@ fn of(program: &Path, kind: &str) -> Result<u64> {
         .with_context(|| format!("valgrind did not count hit_cost {kind}"))
 }
 
-/// The number in `==7== Collected : 12345`, if anything was counted.
+/// Parses the number in `==7== Collected : 12345`; none if nothing was counted.
 fn collected(words: &str) -> Option<u64> {
     words
         .lines()

@@ -1,4 +1,4 @@
-//! What a rig is asked to do: programs, files, and the steps that run them.
+//! A job of a rig: programs, files, and the steps that run them.
 
 use std::ffi::OsString;
 use std::io::{IsTerminal, stdout};
@@ -16,7 +16,7 @@ pub(crate) const CARGO: &str = "cargo";
 /// The name of the lab itself among a job's programs.
 pub(crate) const LAB: &str = "lab";
 
-/// How a step's standard streams look to it.
+/// Standard streams of a step, as it sees them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stdio {
     /// No input; output into a pipe.
@@ -28,7 +28,7 @@ pub(crate) enum Stdio {
 }
 
 impl Stdio {
-    /// What suits a program whose output goes to the lab's stdout.
+    /// Returns what suits a program whose output goes to the lab's stdout.
     pub(crate) fn of_stdout() -> Self {
         if stdout().is_terminal() {
             Self::Terminal
@@ -44,14 +44,14 @@ pub(crate) struct Step {
     /// The program's name in the rig's `/bin`.
     pub(crate) program: String,
     pub(crate) arguments: Vec<OsString>,
-    /// The tests of it that the arguments name, if not all.
+    /// The tests of the program that the arguments name, if not all.
     pub(crate) group: Option<Group>,
-    /// The folder of the package it is a test of: its working folder on this machine.
+    /// Folder of the package that the program tests: its working folder on this machine.
     pub(crate) package: Option<PathBuf>,
 }
 
 impl Step {
-    /// How it is called in what the lab prints.
+    /// Returns the step's name in what the lab prints.
     pub(crate) fn name(&self) -> String {
         match &self.group {
             Some(group) if !group.name.is_empty() => format!("{}: {}", self.program, group.name),
@@ -69,7 +69,7 @@ impl Step {
 }
 
 impl Step {
-    /// Whether its program prints what libtest prints.
+    /// Returns whether its program prints what libtest prints.
     pub(crate) fn is_tests(&self) -> bool {
         self.program != LAB
     }
@@ -78,17 +78,17 @@ impl Step {
 /// Tests of one program that run in one process, one after another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Group {
-    /// What all their names begin with.
+    /// Common beginning of their names.
     pub(crate) name: String,
     pub(crate) tests: Vec<String>,
-    /// Whether they have the machine for themselves.
+    /// Whether they need the machine for themselves.
     pub(crate) is_alone: bool,
 }
 
 /// Everything one start of a rig does.
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
-    /// Programs to have beside busybox, by their name in `/bin`.
+    /// Programs besides busybox, by their names in `/bin`.
     pub(crate) programs: Vec<(String, PathBuf)>,
     /// Other files, by their name in the rig, without the leading slash.
     pub(crate) files: Vec<(String, PathBuf)>,
@@ -99,24 +99,24 @@ pub(crate) struct Job {
     /// Whether the lab reads the output; otherwise a program on this machine gets the lab's own
     /// stdout and stderr.
     pub(crate) captured: bool,
-    /// CPUs of the rig; its own default if none.
+    /// Number of CPUs of the rig; its own default if none.
     pub(crate) cpus: Option<u32>,
     /// Memory of the rig in MiB; its own default if none.
     pub(crate) memory: Option<u32>,
-    /// A TCP port of the rig's loopback address that this machine's leads to.
+    /// TCP port of this machine's loopback address that leads to the same port of the rig.
     pub(crate) forward: Option<u16>,
-    /// For the whole run, the boot of the rig included.
+    /// Time limit for the whole run, the boot of the rig included.
     pub(crate) timeout: Duration,
-    /// The longest time without output, before which the rig counts as standing still.
+    /// Maximum time without output; after it the rig counts as hung.
     pub(crate) silence: Option<Duration>,
-    /// How long a test on this machine may take. Its stacks are shown then, and it has failed.
+    /// Time limit of a test on this machine. A test that exceeds it has failed, and its stacks are shown.
     pub(crate) test_limit: Option<Duration>,
     /// Whether to keep log and images even if all goes well.
     pub(crate) keep: bool,
 }
 
 impl Job {
-    /// A job without steps whose programs are those of `built` that are no tests.
+    /// Creates a job without steps, with the [`PACKED`] programs among `built`.
     pub(crate) fn new(built: &[Executable], timeout: Duration) -> Self {
         Self {
             programs: built
@@ -140,8 +140,8 @@ impl Job {
         }
     }
 
-    /// Finds what the user means by `program`: one of this workspace's, a file of this machine
-    /// (if there is a slash in it), or a busybox applet. Returns its name in the rig.
+    /// Finds what the user means by `program`: a program of this workspace, a file of this machine (if there is
+    /// a slash in it), or a busybox applet. Returns its name in the rig.
     pub(crate) fn resolve(&mut self, program: &str) -> Result<String> {
         if program.contains('/') {
             let path = Path::new(program);

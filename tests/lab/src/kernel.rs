@@ -1,5 +1,5 @@
-//! Debian's kernels: fetched once, unpacked into the cache. One of them is used by rigs and guests
-//! alike; guests may have another ([`Choice`]).
+//! Debian's kernels: fetched once and unpacked into the cache. Rigs and guests use the same one; guests may be
+//! given another ([`Choice`]).
 //!
 //! A folder under the cache's `kernel` is complete if its name has no leading dot. The file `current`
 //! beside the folders names the one that this machine's Debian has, and `current-NAME` one of
@@ -20,7 +20,7 @@ use crate::progress;
 /// Debian's metapackage for the kernel that clouds boot.
 const METAPACKAGE: &str = "linux-image-cloud-amd64";
 
-/// A kernel of Debian's that guests can be given by name.
+/// A kernel of Debian's that guests can be given by its name.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Named {
     pub(crate) name: &'static str,
@@ -28,7 +28,7 @@ pub(crate) struct Named {
     metapackage: &'static str,
 }
 
-/// Every kernel with a name. The first is the one that rigs and guests have unless told otherwise.
+/// All kernels with a name. The first is the one that rigs and guests have by default on Debian 12.
 pub(crate) const NAMED: [Named; 8] = [
     Named::new("6.1-cloud", "bookworm", METAPACKAGE),
     Named::new("5.10-cloud", "bullseye", METAPACKAGE),
@@ -49,7 +49,7 @@ impl Named {
         }
     }
 
-    /// The kernel's version, without what it is built for.
+    /// Returns the version in the name, without the flavour.
     fn version(&self) -> &str {
         self.name.split('-').next().unwrap_or(self.name)
     }
@@ -60,12 +60,12 @@ impl Named {
 pub(crate) enum Choice {
     Named(&'static Named),
     Built(&'static Built),
-    /// An image, to which no modules are known.
+    /// An image, without modules.
     File(PathBuf),
 }
 
 impl Choice {
-    /// What the user means by `text`.
+    /// Parses the user's choice: the name of a kernel, or a file.
     pub(crate) fn parse(text: &str) -> Result<Self> {
         if let Some(named) = NAMED.iter().find(|named| named.name == text) {
             return Ok(Self::Named(named));
@@ -81,7 +81,7 @@ impl Choice {
         bail!("neither a file nor one of {}", names.join(", "))
     }
 
-    /// The folder for what is made for its guests, by name, which is another for each choice.
+    /// Returns the name of the folder for what is made for its guests, a different one for each choice.
     pub(crate) fn folder_name(&self) -> String {
         match self {
             Self::Named(named) => named.name.to_owned(),
@@ -100,7 +100,7 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
-    /// The kernel in use; fetched if there is none yet or if `update` asks for the current one.
+    /// Returns the kernel in use. Fetches it if there is none yet, or if `update` asks for the current one.
     pub(crate) fn obtain(cache: &Cache, update: bool) -> Result<Self> {
         let current = cache.kernels().join("current");
         if !update && let Some(kernel) = Self::present(cache, &current) {
@@ -109,7 +109,7 @@ impl Kernel {
         Self::fetch(cache, &current, &Archives::of_machine(), METAPACKAGE)
     }
 
-    /// The kernel named so; fetched from the suite that has it if it is not there.
+    /// Returns the kernel `named`; fetches it from its suite if it is not there.
     pub(crate) fn named(cache: &Cache, named: &Named) -> Result<Self> {
         let current = cache.kernels().join(format!("current-{}", named.name));
         if let Some(kernel) = Self::present(cache, &current) {
@@ -118,7 +118,7 @@ impl Kernel {
         let archives = Archives::of_suite(named.suite, &cache.suite(named.suite))?;
         let kernel = Self::fetch(cache, &current, &archives, named.metapackage)?;
         if !kernel.release.starts_with(named.version()) {
-            // Unstable moves on.
+            // Unstable gets newer versions.
             progress::note(&format!(
                 "{} of Debian's {} is {} by now",
                 named.name, named.suite, kernel.release
@@ -127,13 +127,13 @@ impl Kernel {
         Ok(kernel)
     }
 
-    /// The kernel that the file `current` names, if it is there.
+    /// Returns the kernel that the file `current` names, if it is there.
     fn present(cache: &Cache, current: &Path) -> Option<Self> {
         let name = fs::read_to_string(current).ok()?;
         Self::in_folder(&cache.kernels().join(name)).ok()
     }
 
-    /// The current kernel of `archives`, which the file `current` names from now on.
+    /// Fetches the current kernel of `archives`, which the file `current` names from now on.
     fn fetch(
         cache: &Cache,
         current: &Path,
@@ -147,8 +147,8 @@ impl Kernel {
         Ok(kernel)
     }
 
-    /// The image is in `boot`; since 7.1, which has packages of their own for image and modules, beside
-    /// the modules.
+    /// Finds the kernel in an unpacked package. The image is in `boot`; since 7.1, which has separate packages
+    /// for image and modules, it is beside the modules.
     fn in_folder(folder: &Path) -> Result<Self> {
         let describe = || format!("no kernel in {}", folder.display());
         let modules = ["usr/lib/modules", "lib/modules"]
@@ -173,7 +173,7 @@ impl Kernel {
         })
     }
 
-    /// Whether this, which is the one that rigs have, is the one named so as well.
+    /// Returns whether this kernel, which is the one of rigs, is also the one that `named` stands for.
     pub(crate) fn is(&self, named: &Named) -> bool {
         let version = format!("{}.", named.version());
         named.metapackage == METAPACKAGE && self.release.starts_with(&version)
@@ -189,8 +189,8 @@ impl Kernel {
         &self.image
     }
 
-    /// The module in the file `name`, in which `-` and `_` are the same, unpacked. Versions differ in the
-    /// folders they have it in.
+    /// Returns the module in the file `name`, unpacked. In the name `-` and `_` are the same. All folders are
+    /// searched, because versions differ in the folder of a module.
     pub(crate) fn module(&self, name: &str) -> Result<Vec<u8>> {
         let mut folders = vec![self.modules.clone()];
         let wanted = name.replace('-', "_");
@@ -227,7 +227,7 @@ fn fetch(cache: &Cache, archives: &Archives, metapackage: &str) -> Result<PathBu
     let looking = format!("looking up {metapackage} in {archives}");
     let packages = progress::step(&looking, || archives.kernel(metapackage))?;
     fs::create_dir_all(cache.kernels())?;
-    // Readable by apt's own download user, hence not a private temporary folder.
+    // apt's own download user has to be able to read it, so it is not a private temporary folder.
     let work = tempfile::Builder::new()
         .prefix(".fetch-")
         .tempdir_in(cache.kernels())?;

@@ -1,11 +1,11 @@
-//! Adds up what libtest binaries print.
+//! Reads the output of libtest binaries and adds up their results.
 //!
-//! A test that cannot run where it is prints a line that starts with `skipped:` and passes;
-//! libtest shows it under `successes:` when run with `--show-output`. Such a test is counted as
-//! skipped, not as passed, and once however many such lines it prints. One that only leaves out a part of
-//! what it does prints a line that starts with `skipped in part:`; it has passed, and its line is shown.
+//! A test that cannot run where it is prints a line that starts with `skipped:` and passes; libtest shows the
+//! line under `successes:` when run with `--show-output`. Such a test is counted as skipped, not as passed, and
+//! once however many such lines it prints. A test that leaves out only a part of its work prints a line that
+//! starts with `skipped in part:`; it counts as passed, and its line is shown.
 //!
-//! What passed tests print is for nobody to read. The rest is kept: it tells why a test failed.
+//! The other output of passed tests is dropped. The rest is kept, because it says why a test failed.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -17,17 +17,17 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
-/// Longer lines are none of libtest's; their rest is dropped.
+/// Maximum length of a line. Lines of libtest are shorter; the rest of a longer one is dropped.
 const LONGEST_LINE: usize = 4096;
-/// How much of a program's output is kept: the newest lines.
+/// Maximum number of bytes kept of a program's output: the newest lines.
 const MOST_KEPT: usize = 1 << 20;
 
-/// Whether `line` says that a test left out what it does, or a part of it.
+/// Returns whether `line` says that a test skipped its work, or a part of it.
 pub(crate) fn tells_of_skipping(line: &str) -> bool {
     line.starts_with("skipped:") || line.starts_with("skipped in part:")
 }
 
-/// The tests that the program at `path` would run with these arguments.
+/// Lists the tests that the program at `path` would run with these arguments.
 pub(crate) fn list(path: &Path, arguments: &[OsString]) -> Result<Vec<String>> {
     let output = Command::new(path)
         .args(arguments)
@@ -71,7 +71,7 @@ impl AddAssign for Counts {
     }
 }
 
-/// Reads the output of one or more libtest binaries as it comes.
+/// Reads the output of one or more libtest binaries as it arrives.
 #[derive(Debug, Default)]
 pub(crate) struct Parser {
     line: Vec<u8>,
@@ -79,18 +79,18 @@ pub(crate) struct Parser {
     place: Place,
     /// The test whose output is read.
     shown: String,
-    /// Tests of the running binary that said that they cannot run.
+    /// Number of tests of the running binary that said that they cannot run.
     skips: u64,
     skipped: Vec<String>,
     failures: Vec<String>,
-    /// Tests that have ended, and when that was read.
+    /// Tests that have ended, and the time at which that was read.
     ended: Vec<(String, Instant)>,
     running: Option<String>,
     kept: VecDeque<String>,
     kept_bytes: usize,
 }
 
-/// What the binaries said since the last [`Parser::take`].
+/// Results since the last [`Parser::take`].
 #[derive(Debug, Default)]
 pub(crate) struct Taken {
     pub(crate) counts: Counts,
@@ -98,11 +98,11 @@ pub(crate) struct Taken {
     pub(crate) failures: Vec<Failure>,
     /// The tests that passed, but said that they cannot run where they are.
     pub(crate) skipped: Vec<String>,
-    /// The tests that have a result, in their order, and when it was read.
+    /// The tests that have a result, in their order, and the time at which it was read.
     pub(crate) ended: Vec<(String, Instant)>,
-    /// The test that began last, if it has no result.
+    /// The test that began last, if it has no result yet.
     pub(crate) running: Option<String>,
-    /// The lines that are not about passed tests, and the reasons of those that skipped themselves.
+    /// The lines that are not about passed tests, and those in which tests say what they skipped.
     pub(crate) lines: Vec<String>,
 }
 
@@ -110,16 +110,16 @@ pub(crate) struct Taken {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
     pub(crate) test: String,
-    /// The one line of its output that tells most.
+    /// Reason of the failure in one line.
     pub(crate) why: String,
 }
 
-/// Where in a binary's output the parser is.
+/// Position of the parser in a binary's output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Place {
     #[default]
     Elsewhere,
-    /// Under `successes:`, before a test's own output or after its line was counted.
+    /// Under `successes:`, before a test's own output or after its `skipped:` line was counted.
     Successes,
     /// In the output of a passed test.
     Passed,
@@ -137,7 +137,7 @@ impl Parser {
         }
     }
 
-    /// What was read since the last call.
+    /// Returns the results since the last call.
     pub(crate) fn take(&mut self) -> Taken {
         let last = std::mem::take(&mut self.line);
         if !last.is_empty() {
@@ -170,7 +170,7 @@ impl Parser {
         }
     }
 
-    /// Keeps a line that is worth showing.
+    /// Keeps a line that is worth showing, and drops the oldest ones beyond [`MOST_KEPT`].
     fn keep(&mut self, line: &str) {
         self.kept_bytes += line.len();
         self.kept.push_back(line.to_owned());
@@ -232,15 +232,15 @@ impl Parser {
     }
 }
 
-/// The name in `test NAME ... FAILED`.
+/// Returns the name in `test NAME ... FAILED`.
 fn failed_test(line: &str) -> Option<&str> {
     line.strip_prefix("test ")?.strip_suffix(" ... FAILED")
 }
 
-/// The longest reason, in characters.
+/// Maximum length of a reason, in characters.
 const LONGEST_REASON: usize = 160;
 
-/// Why `test` failed, by what it printed: what its panic said and where, else its first line.
+/// Returns why `test` failed: the place and message of its panic, or else the first line that it printed.
 fn reason(lines: &[String], test: &str) -> String {
     let heading = format!("---- {test} stdout ----");
     let mut own = lines
@@ -263,7 +263,7 @@ fn reason(lines: &[String], test: &str) -> String {
     words.chars().take(LONGEST_REASON).collect()
 }
 
-/// Reads `ok. 5 passed; 0 failed; 1 ignored; …`.
+/// Parses `ok. 5 passed; 0 failed; 1 ignored; ...`.
 fn parse_result(text: &str) -> Counts {
     let mut counts = Counts::default();
     let text = text.split_once(". ").map_or(text, |(_, numbers)| numbers);

@@ -1,7 +1,8 @@
-//! `cargo lab matrix`: the promises that hold on every kernel, on one kernel after another.
+//! `cargo lab matrix`: tests the promises that hold on every kernel, on one kernel after another.
 //!
-//! The promises are the tests of `tests/tests/rig/kernels.rs`, each a column of the table; each kernel is
-//! a row. A kernel that cannot be had, as without a network, fails; the others are tried all the same.
+//! The promises are the tests of `tests/tests/rig/kernels.rs`, each a column of the table; each kernel is a
+//! row. A kernel that is not available, for example without a network, fails; the others are tried all the
+//! same.
 
 use std::process::ExitCode;
 
@@ -19,7 +20,7 @@ use crate::setup::Ready;
 use crate::test;
 use crate::total::Total;
 
-/// The module of the tests.
+/// Module of the tests.
 const PROMISES: &str = "kernels::";
 
 /// Which kernels, and where.
@@ -66,22 +67,22 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     })
 }
 
-/// What came of each promise on each kernel.
+/// Verdict on each promise on each kernel.
 #[derive(Debug, Default)]
 struct Table {
-    /// The promises, as the first kernel that was tried has them.
+    /// The promises, from the first kernel that was tried.
     promises: Vec<String>,
     rows: Vec<(String, Vec<&'static str>)>,
 }
 
 const KEPT: &str = "yes";
 const KEPT_LATER: &str = "flaky";
-/// The test says that it cannot be kept there, and why.
+/// The test says that the promise cannot be kept there, and why.
 const SKIPPED: &str = "skipped";
 const BROKEN: &str = "NO";
 
 impl Table {
-    /// A row; nothing was kept on a kernel that there is not.
+    /// Adds a row. No promise was kept on a kernel that is not available.
     fn add(&mut self, kernel: String, came: Option<(Vec<(String, String)>, Total)>) {
         let Some((tests, total)) = came else {
             self.rows.push((kernel, Vec::new()));

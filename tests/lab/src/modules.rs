@@ -1,8 +1,8 @@
-//! The modules of a kernel that a rig loads.
+//! Kernel modules that a rig loads.
 //!
-//! Invariant: each comes behind all that it depends on, which its file tells (`.modinfo`, as
-//! `MODULE_INFO(depends, ...)` of the kernel's scripts/mod/modpost.c has it): that changes within the updates of
-//! one kernel.
+//! Invariant: each module comes after all that it depends on. Its file lists these (`.modinfo`, as written for
+//! `MODULE_INFO(depends, ...)` by the kernel's scripts/mod/modpost.c). The file is read, because dependencies
+//! change within the updates of one kernel.
 
 use anyhow::{Context, Result};
 use object::{File, Object as _, ObjectSection as _};
@@ -16,8 +16,8 @@ pub(crate) struct Module {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// The modules in `named`, each the name of a file and parameters, and those that they depend on, as `read`
-/// reads them.
+/// Returns the modules in `named`, each the name of a file and parameters, and those that they depend on, in
+/// the order in which they are loaded. `read` reads a file.
 pub(crate) fn in_order(
     named: &[&str],
     mut read: impl FnMut(&str) -> Result<Vec<u8>>,
@@ -33,7 +33,8 @@ pub(crate) fn in_order(
     Ok(modules)
 }
 
-/// Adds the module in `file` behind what it depends on, unless it is there, or among `waiting`, which depend on it.
+/// Adds the module in `file` after its dependencies, unless it is there, or among `waiting`, which depend on
+/// it.
 fn add(
     modules: &mut Vec<Module>,
     waiting: &mut Vec<String>,
@@ -59,7 +60,7 @@ fn add(
     Ok(())
 }
 
-/// The names of the modules that one depends on.
+/// Returns the names of the modules that `module` depends on.
 fn depends(module: &[u8]) -> Result<Vec<String>> {
     let elf = File::parse(module)?;
     let section = elf.section_by_name(".modinfo").context("no .modinfo")?;
@@ -78,14 +79,14 @@ fn depends(module: &[u8]) -> Result<Vec<String>> {
 mod tests {
     use super::*;
 
-    /// An object file with a section `.modinfo` that says so.
+    /// Makes an object file whose section `.modinfo` lists these dependencies.
     fn module(depends: &str) -> Vec<u8> {
         let info = format!("license=GPL\0depends={depends}\0name=it\0");
         let names = b"\0.modinfo\0.shstrtab\0";
         let end = 64 + info.len() as u64;
         let mut elf = b"\x7fELF\x02\x01\x01".to_vec();
         elf.resize(16, 0);
-        // Relocatable, x86-64, version 1; headers of sections behind their contents.
+        // Relocatable, x86-64, version 1; section headers after the contents of sections.
         elf.extend([1, 0, 62, 0, 1, 0, 0, 0]);
         elf.extend([0; 16]);
         elf.extend((end + names.len() as u64).to_le_bytes());

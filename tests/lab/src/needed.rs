@@ -1,7 +1,7 @@
 //! The shared libraries a dynamically linked program needs, found by reading ELF headers.
 //!
-//! Nothing is executed to find out (unlike `ldd`): `PT_INTERP` names the loader, `DT_NEEDED` the
-//! libraries, and those are looked for in the folders where the loader looks by default.
+//! Nothing is executed, unlike with `ldd`: `PT_INTERP` names the loader, `DT_NEEDED` the libraries, which are
+//! looked for in the folders that the loader searches by default.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +12,7 @@ use object::Endianness;
 use object::elf::{DT_NEEDED, ELFMAG};
 use object::read::elf::{ElfFile64, ProgramHeader as _};
 
-/// Where the loader looks without `RPATH`, `LD_LIBRARY_PATH` or its cache.
+/// Folders that the loader searches without `RPATH`, `LD_LIBRARY_PATH` or its cache.
 const FOLDERS: [&str; 5] = [
     "/lib/x86_64-linux-gnu",
     "/usr/lib/x86_64-linux-gnu",
@@ -21,15 +21,15 @@ const FOLDERS: [&str; 5] = [
     "/usr/lib",
 ];
 
-/// What one ELF file says it needs.
+/// Loader and libraries that one ELF file names.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Needs {
     loader: Option<String>,
     libraries: Vec<String>,
 }
 
-/// Every library and loader that `programs` need, directly or through others: the path at which
-/// the program expects it, and the file on this machine. Static programs and scripts need none.
+/// Returns every library and loader that `programs` need, directly or through others: the path at which the
+/// program expects it, and the file on this machine. Static programs and scripts need none.
 pub(crate) fn closure<'a>(
     programs: impl IntoIterator<Item = &'a Path>,
 ) -> Result<BTreeMap<String, PathBuf>> {

@@ -1,20 +1,20 @@
-//! Which tests of a libtest program are late, and the last words about a program that was ended.
+//! Finds the tests of a libtest program that are late, and writes the results of a program that was ended.
 //!
-//! libtest says that a test has begun only where one runs at a time, in a line that the result ends;
-//! else it says, a minute later, that one has been running for long. A test is late when it has not
-//! ended [`Watch::limit`] after that beginning. A program that says nothing is late as a whole. Invariant:
-//! what a [`Watch`] counts as passed or ignored has ended, so that a program that was ended for one test
-//! can be run again with those of which nothing was heard.
+//! libtest prints that a test has begun only where one test runs at a time, in a line that the result
+//! completes; otherwise it prints after a minute that a test has been running for long. A test is late when it
+//! has not ended [`Watch::limit`] after it began. A program that prints nothing is late as a whole. Invariant:
+//! every test that a [`Watch`] counts as passed or ignored has ended, so a program that was ended for one test
+//! can be run again with the tests that have no result.
 
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
-/// After how long libtest says that a test is slow.
+/// Time after which libtest reports that a test is slow.
 const SLOW: Duration = Duration::from_secs(60);
-/// Longer lines are none of libtest's.
+/// Maximum length of a line. Lines of libtest are shorter.
 const LONGEST_LINE: usize = 4096;
 
-/// How a test ended.
+/// Result of a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Result {
     Passed,
@@ -22,23 +22,23 @@ enum Result {
     Ignored,
 }
 
-/// Reads what one libtest program prints.
+/// Watches the output of one libtest program.
 #[derive(Debug)]
 pub(crate) struct Watch {
     limit: Duration,
-    /// Whether the program may not be silent either.
+    /// Whether the program as a whole is late after a long silence.
     whole: bool,
     line: Vec<u8>,
     heard: Instant,
-    /// The test whose line is not complete.
+    /// The test whose line is not complete, and when it began.
     begun: Option<(String, Instant)>,
     slow: Vec<(String, Instant)>,
     ended: Vec<(String, Result)>,
 }
 
 impl Watch {
-    /// Of a program that starts now, each of whose tests may take so long; and which, if `whole`,
-    /// prints something as often.
+    /// Watches a program that starts now. Each of its tests may take `limit`; if `whole`, the program may not
+    /// be silent for much longer than that either.
     pub(crate) fn new(limit: Duration, whole: bool) -> Self {
         Self {
             limit,
@@ -51,7 +51,7 @@ impl Watch {
         }
     }
 
-    /// Takes what the program printed, just now.
+    /// Takes `bytes` that the program printed at `now`.
     pub(crate) fn read(&mut self, bytes: &[u8], now: Instant) {
         self.heard = now;
         for &byte in bytes {
@@ -96,22 +96,22 @@ impl Watch {
         self.slow.iter().chain(&self.begun)
     }
 
-    /// When the first of those that run will be late.
+    /// Returns when the first running test, or the program as a whole, will be late.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let tests = self.running().map(|(_, began)| *began + self.limit);
-        // It takes libtest a while to say that a test is slow.
+        // libtest reports a slow test only after this time.
         let whole = self.whole.then(|| self.heard + self.limit + SLOW);
         tests.chain(whole).min()
     }
 
-    /// Those that are late now.
+    /// Returns the running tests that are late at `now`.
     pub(crate) fn late(&self, now: Instant) -> Vec<String> {
         let late = |began: &Instant| now.saturating_duration_since(*began) >= self.limit;
         let late = self.running().filter(|(_, began)| late(began));
         late.map(|(test, _)| test.clone()).collect()
     }
 
-    /// Those of `all` of which nothing was heard, but for the `late` ones.
+    /// Returns those of `all` that have no result, except the `late` ones.
     pub(crate) fn unheard(&self, all: Vec<String>, late: &[String]) -> Vec<String> {
         let heard = |test: &String| self.ended.iter().any(|(ended, _)| ended == test);
         all.into_iter()
@@ -119,7 +119,8 @@ impl Watch {
             .collect()
     }
 
-    /// What libtest would have said in the end, had the `late` tests failed: `words` are theirs.
+    /// Returns what libtest would have printed in the end, had the `late` tests failed with `words` as their
+    /// output.
     pub(crate) fn closing(&self, late: &[String], words: &str) -> String {
         let of = |result| {
             let those = self.ended.iter().filter(move |(_, ended)| *ended == result);
@@ -154,7 +155,7 @@ impl Watch {
     }
 }
 
-/// A test's name as libtest lists it.
+/// Returns a test's name as libtest lists it.
 fn name(shown: &str) -> &str {
     let shown = shown.strip_suffix(" - should panic").unwrap_or(shown);
     shown.strip_suffix(" - compile fail").unwrap_or(shown)

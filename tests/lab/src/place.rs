@@ -1,7 +1,6 @@
-//! Where the lab keeps things: the cache, shared by all checkouts of a user, and the workspace's
-//! target folder.
+//! Folders of the lab: the cache, which all checkouts of a user share, and the guests in it.
 //!
-//! Whoever changes the cache holds its lock; whoever reads a file of it sees a whole one, because
+//! A process that changes the cache holds its lock. A reader of one of its files sees a whole one, because
 //! files are renamed into place.
 
 use std::env;
@@ -53,12 +52,12 @@ impl Cache {
         self.root.join("clients")
     }
 
-    /// What apt is told of a suite of Debian's.
+    /// Folder of apt's lists and settings for a suite of Debian's.
     pub(crate) fn suite(&self, name: &str) -> PathBuf {
         self.root.join("apt").join(name)
     }
 
-    /// The guest with the stock kernel that rigs boot, too.
+    /// The guest with the stock kernel, which rigs boot, too.
     pub(crate) fn guest(&self) -> Guest {
         Guest {
             root: self.root.clone(),
@@ -72,8 +71,8 @@ impl Cache {
         }
     }
 
-    /// Creates the cache and takes its lock, waiting for another lab that holds it. The lock goes
-    /// with the returned file.
+    /// Creates the cache and takes its lock, waiting for another lab that holds it. Dropping the returned file
+    /// releases the lock.
     pub(crate) fn lock(&self) -> Result<File> {
         let describe = || format!("cannot use the cache folder {}", self.root.display());
         fs::create_dir_all(&self.root).with_context(describe)?;
@@ -90,7 +89,7 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
-    /// The folder that programs are told as that of the cache, so that their guests are this one.
+    /// Folder that programs get as their cache, so that they boot this guest.
     pub(crate) fn root(&self) -> &Path {
         &self.root
     }
@@ -109,7 +108,7 @@ impl Guest {
     }
 }
 
-/// Puts `contents` at `path` unless they are there already; returns whether it wrote.
+/// Writes `contents` to `path` unless they are there already; returns whether it wrote.
 pub(crate) fn replace_if_different(path: &Path, contents: &[u8]) -> Result<bool> {
     match fs::read(path) {
         Ok(present) if present == contents => return Ok(false),

@@ -1,5 +1,5 @@
-//! What a command will need is fetched and installed while cargo builds: one waits for the network, the other
-//! for the processors.
+//! Fetches and installs what a command will need while cargo builds: one waits for the network, the other for
+//! the processors.
 //!
 //! Nothing depends on it: what is missing when it is needed is fetched then, and errors are reported there.
 
@@ -14,16 +14,16 @@ use crate::packages;
 use crate::place::Cache;
 use crate::rig::Kind;
 
-/// What is fetched: the stock kernel and what runs it, and these.
+/// What to fetch besides the stock kernel and the packages that run it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Wanted {
-    /// Other kernels, by their names.
+    /// Names of other kernels.
     pub(crate) kernels: Vec<&'static str>,
-    /// gRPC of other languages.
+    /// Whether to fetch the gRPC clients of other languages.
     pub(crate) clients: bool,
 }
 
-/// A fetch that goes on until this is dropped, or all is there.
+/// A fetch in a thread of its own. Dropping it waits for its end.
 #[derive(Debug)]
 pub(crate) struct Fetch(Option<JoinHandle<()>>);
 
@@ -34,7 +34,7 @@ impl Fetch {
 }
 
 impl Drop for Fetch {
-    /// Waits for its end: two that install packages would be in each other's way.
+    /// Waits, because two installations of packages would get in each other's way.
     fn drop(&mut self) {
         if let Some(thread) = self.0.take() {
             let _ = thread.join();
@@ -57,7 +57,7 @@ fn fetch(wanted: &Wanted) -> Result<()> {
     Ok(())
 }
 
-/// The rig that will probably be chosen. The choice needs the program that is being built.
+/// Returns the rig that will probably be chosen. The choice itself needs the program that is being built.
 fn likely() -> Kind {
     let modules = ["/sys/module/kvm_intel", "/sys/module/kvm_amd"];
     match modules.iter().any(|module| Path::new(module).exists()) {

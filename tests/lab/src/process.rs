@@ -1,9 +1,9 @@
 //! Child processes that never outlive the lab.
 //!
-//! A [`Group`] is a child in a process group of its own. However the lab ends, the group goes:
-//! dropping it kills the group, SIGINT, SIGTERM and SIGHUP are taken as events while one is
-//! watched, and if the lab itself is killed the kernel kills the child. The kernel ties that last
-//! promise to the thread that started the child, so groups are started on the main thread only.
+//! A [`Group`] is a child in a process group of its own. However the lab ends, the group ends, too: dropping it
+//! kills the group; while a group is watched, SIGINT, SIGTERM and SIGHUP are events; and if the lab itself is
+//! killed, the kernel kills the child. The kernel ties that last promise to the thread that started the child,
+//! so a group has to be dropped before that thread ends.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
@@ -18,7 +18,7 @@ use anyhow::{Context, Result};
 use crate::signals::{self, Signals};
 use crate::terminal::Keyboard;
 
-/// How long a program that was asked to end may take.
+/// Time for a program to end after it was asked to.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// Makes the kernel end `command`'s process if this one dies.
@@ -85,7 +85,7 @@ impl Group {
         &mut self.child
     }
 
-    /// The number of the group, which is its first process'.
+    /// Returns the number of the group, which is that of its first process.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
@@ -99,8 +99,8 @@ impl Group {
             Apart::No => process,
             Apart::Group => -process,
         };
-        // SAFETY: kill touches no memory, and the number is the child's as long as it is not
-        // reaped, which callers see to.
+        // SAFETY: kill touches no memory, and the number is the child's as long as it is not reaped, which
+        // callers ensure.
         unsafe { libc::kill(target, signal) };
     }
 
@@ -128,7 +128,7 @@ impl Drop for Group {
 pub(crate) enum End {
     /// The child exited.
     Exited(ExitStatus),
-    /// The audience has heard enough.
+    /// The audience wants no more output.
     Stopped,
     /// The deadline passed.
     TimedOut,
@@ -140,38 +140,38 @@ pub(crate) enum End {
     Interrupted(i32),
 }
 
-/// How long a group is watched.
+/// Limits for watching a group.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub(crate) deadline: Instant,
-    /// The longest time without a byte of output; none if the group may be silent.
+    /// Maximum time without a byte of output; none if the group may be silent.
     pub(crate) silence: Option<Duration>,
 }
 
-/// Who gets what a group prints.
+/// Receiver of what a group prints.
 pub(crate) trait Audience {
     /// Takes bytes of the output; `Break` ends the watch.
     fn output(&mut self, bytes: &[u8]) -> Result<ControlFlow<()>>;
 
-    /// Until when it waits for what it waits for; asked again after all output.
+    /// Returns the audience's own deadline, if it has one; asked again after all output.
     fn deadline(&self) -> Option<Instant> {
         None
     }
 
-    /// Whether input would reach its reader now.
+    /// Returns whether input would reach its reader now.
     fn wants_input(&self) -> bool {
         true
     }
 }
 
-/// What is watched of a group.
+/// Streams of a group that are watched.
 #[derive(Debug)]
 pub(crate) struct Streams {
-    /// Goes to the audience.
+    /// Output for the audience.
     pub(crate) output: Option<File>,
-    /// Is read so that its writer does not block, and dropped.
+    /// Output that is read and dropped, so that its writer does not block.
     pub(crate) discard: Option<File>,
-    /// Goes to the child's stdin.
+    /// Input for the child's stdin.
     pub(crate) keyboard: Option<Keyboard>,
 }
 
@@ -252,7 +252,7 @@ pub(crate) fn watch(
         if exit_ready && !output_ready {
             return Ok(End::Exited(group.end()?));
         }
-        // After the streams were looked at: the lab itself may have stood still.
+        // Checked after the streams, because the lab itself may have been stopped meanwhile.
         let late = |deadline| Instant::now() >= deadline;
         if !output_ready && audience.deadline().is_some_and(late) {
             return Ok(End::Overdue);
@@ -266,8 +266,8 @@ pub(crate) fn watch(
     }
 }
 
-/// Runs `command` without input until it exits, or one of the `limits` or a signal ends it. The audience gets what
-/// it prints on stdout, and on stderr if it wants `both`.
+/// Runs `command` without input until it exits, or one of the `limits` or a signal ends it. The audience gets
+/// its stdout, and its stderr if `both`.
 pub(crate) fn run(
     command: &mut Command,
     both: bool,
@@ -282,7 +282,7 @@ pub(crate) fn run(
     }
     command.stdout(writer);
     let mut group = Group::start(command, Apart::Group)?;
-    // Its copies of the pipe's writing side go now, so that the pipe can end.
+    // The command's copies of the pipe's write end are closed now, so that the pipe can end.
     command.stdout(Stdio::null());
     if both {
         command.stderr(Stdio::null());
@@ -302,7 +302,7 @@ pub(crate) fn run(
     Ok(end)
 }
 
-/// Asks the group to end by `signal` and waits for a while, passing its last words on. Another
+/// Sends `signal` to the group and waits up to [`GRACE`] for its end, passing its last output on. Another
 /// signal ends the wait at once.
 pub(crate) fn wind_down(
     group: &mut Group,
@@ -319,7 +319,7 @@ pub(crate) fn wind_down(
     watch(group, streams, limits, signals, audience)
 }
 
-/// Reads what there is; a stream whose writers are gone reads as ended.
+/// Reads what is available; a stream whose writers are gone reads as ended.
 fn take(stream: &mut Option<File>, buffer: &mut [u8]) -> io::Result<usize> {
     let Some(stream) = stream else {
         return Ok(0);
@@ -327,14 +327,14 @@ fn take(stream: &mut Option<File>, buffer: &mut [u8]) -> io::Result<usize> {
     loop {
         match stream.read(buffer) {
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            // What reading a pseudo-terminal gives once its other side is closed.
+            // Reading a pseudo-terminal returns EIO once its other side is closed.
             Err(error) if error.raw_os_error() == Some(libc::EIO) => return Ok(0),
             result => return result,
         }
     }
 }
 
-/// A descriptor that becomes readable when the child exits.
+/// Returns a descriptor that becomes readable when the child exits.
 fn exit_event(child: &Child) -> Result<OwnedFd> {
     let process = libc::c_long::from(child.id());
     // SAFETY: pidfd_open takes two integers and touches no memory.
@@ -349,7 +349,7 @@ fn exit_event(child: &Child) -> Result<OwnedFd> {
 
 /// Waits until one of the descriptors has something to read or its other side is gone.
 fn poll<const N: usize>(descriptors: [Option<i32>; N], limit: Duration) -> Result<[bool; N]> {
-    // poll passes over negative descriptors.
+    // poll ignores negative descriptors.
     let mut entries = descriptors.map(|descriptor| libc::pollfd {
         fd: descriptor.unwrap_or(-1),
         events: libc::POLLIN,

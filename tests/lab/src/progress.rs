@@ -1,5 +1,5 @@
-//! What the lab says while it works: a spinner on a terminal, else a line at the start and one every few
-//! seconds. All of it goes to stderr; stdout belongs to the program that runs in the rig.
+//! Progress of the lab's work: a spinner on a terminal, else a line at the start and one every few seconds. All
+//! of it goes to stderr; stdout belongs to the program that runs in the rig.
 
 use std::io::{IsTerminal, stderr};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// How long the lab says nothing, at most, while it waits for something.
+/// Maximum time without a line while the lab waits for something.
 pub(crate) const EVERY: Duration = Duration::from_secs(5);
 
-/// Does one step of work under its name and, on a terminal, says how long it took.
+/// Does one step of work and shows its name meanwhile; on a terminal, prints how long the step took.
 pub(crate) fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let started = Instant::now();
     let waiting = Waiting::start(name);
@@ -28,19 +28,19 @@ pub(crate) fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T>
     result
 }
 
-/// Says that something is waited for, until it is finished or dropped.
+/// Shows that the lab waits for something, until it is finished or dropped.
 #[derive(Clone, Debug)]
 pub(crate) struct Waiting(Arc<Shown>);
 
 #[derive(Debug)]
 enum Shown {
     Spinner(ProgressBar),
-    /// The thread that prints lines ends with the sender.
+    /// Dropping the sender ends the thread that prints lines.
     Lines(Mutex<Option<Sender<()>>>),
 }
 
 impl Waiting {
-    /// For what is called `name`.
+    /// Shows that the lab waits for `name`.
     pub(crate) fn start(name: &str) -> Self {
         if !stderr().is_terminal() {
             return Self::with_lines(name);
@@ -65,7 +65,7 @@ impl Waiting {
         Self(Arc::new(Shown::Lines(Mutex::new(Some(finish)))))
     }
 
-    /// It has come; says no more.
+    /// Ends the wait; nothing more is shown.
     pub(crate) fn finish(&self) {
         match &*self.0 {
             Shown::Spinner(spinner) => spinner.finish_and_clear(),
@@ -76,7 +76,7 @@ impl Waiting {
     }
 }
 
-/// One line about what the lab does or decided.
+/// Prints one line about what the lab does or has decided.
 pub(crate) fn note(text: &str) {
     eprintln!("lab: {text}");
 }

@@ -1,9 +1,9 @@
-//! `cargo lab test --repeat N`: the tests of this machine, over and over, beside a load that takes
-//! the CPU, until one fails.
+//! `cargo lab test --repeat N`: runs the tests of this machine over and over, beside a load on the CPU, until
+//! one fails.
 //!
-//! What passes a thousand times on an idle machine may fail at once on a busy one: threads that wait
-//! for one another are preempted at places where they never were. So there are as many threads that
-//! spin as there are processors. Every round has seeds of its own, which are told when it fails.
+//! A test that passes a thousand times on an idle machine may fail at once on a busy one: threads that wait for
+//! one another are preempted at places where they never were. So there are as many threads that spin as there
+//! are processors. Every round has seeds of its own, which are printed with its result.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,14 +21,14 @@ use crate::rig::{Finish, Kind};
 use crate::seeds::Seeds;
 use crate::setup::Ready;
 
-/// Threads that spin until they are dropped.
+/// Threads that spin until this is dropped.
 struct Load {
     over: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Load {
-    /// One for each processor.
+    /// Starts one thread for each processor.
     fn start() -> Self {
         let over = Arc::new(AtomicBool::new(false));
         let number = thread::available_parallelism().map_or(1, usize::from);
@@ -54,7 +54,7 @@ impl Drop for Load {
     }
 }
 
-/// Runs the steps of `job` so many times, each time with the next of `seeds`. Whether all passed.
+/// Runs the steps of `job` up to `times` times, each time with the next of `seeds`. Returns whether all passed.
 pub(crate) fn run(job: &Job, ready: &Ready, times: u32, seeds: Seeds) -> Result<bool> {
     let deadline = Instant::now() + job.timeout;
     let _load = Load::start();

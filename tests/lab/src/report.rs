@@ -1,4 +1,4 @@
-//! What is shown while test programs run, and what came of each.
+//! Output while test programs run, and the result of each.
 
 use std::io::{Write, stdout};
 use std::time::Instant;
@@ -10,7 +10,7 @@ use crate::libtest::{self, Counts, Parser};
 use crate::retry::Ran;
 use crate::rig::Listener;
 
-/// What is known of a step before it runs.
+/// Properties of a step that are known before it runs.
 #[derive(Debug)]
 struct Title {
     name: String,
@@ -30,20 +30,20 @@ impl Title {
     }
 }
 
-/// Listens to one start of a rig: shows what failed tests print and keeps what came of each step.
+/// Listens to one start of a rig: shows what failed tests print, and keeps the result of each step.
 #[derive(Debug)]
 pub(crate) struct Report {
     verbose: bool,
-    /// Whether to say nothing of programs that pass.
+    /// Whether to print nothing about programs that pass.
     quiet: bool,
-    /// Whether to say nothing at all.
+    /// Whether to print nothing at all.
     silent: bool,
-    /// Whether to name a program only when it has ended, with what came of it.
+    /// Whether to print a program's name only when it has ended, together with its result.
     beside_others: bool,
     parser: Parser,
     /// When the running program began.
     begun: Option<Instant>,
-    /// Those of the job's steps.
+    /// Titles of the job's steps.
     titles: Vec<Title>,
     ran: Vec<Ran>,
     /// The running step.
@@ -51,7 +51,7 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// For a job of these steps. `verbose` shows all output as it comes.
+    /// Creates a report for a job of these steps. `verbose` shows all output as it arrives.
     pub(crate) fn new(steps: &[Step], verbose: bool) -> Self {
         let titles: Vec<_> = steps.iter().map(Title::of).collect();
         Self {
@@ -67,7 +67,7 @@ impl Report {
         }
     }
 
-    /// For a job whose programs run again and again: only what failed is shown.
+    /// Creates a report for a job whose programs run again and again: it shows only failures.
     pub(crate) fn quiet(steps: &[Step]) -> Self {
         Self {
             quiet: true,
@@ -75,7 +75,7 @@ impl Report {
         }
     }
 
-    /// For a job beside which others run: what is said of a program is said at once.
+    /// Creates a report for a job beside which others run: it prints all about a program at once.
     pub(crate) fn beside_others(steps: &[Step]) -> Self {
         Self {
             beside_others: true,
@@ -83,7 +83,8 @@ impl Report {
         }
     }
 
-    /// Says nothing: what it would say in a test is taken for what the test's own program says.
+    /// Creates a report that prints nothing: in a test its output would be taken for that of the test's own
+    /// program.
     #[cfg(test)]
     pub(crate) fn silent(steps: &[Step]) -> Self {
         Self {
@@ -92,7 +93,8 @@ impl Report {
         }
     }
 
-    /// What came of each program, once the rig has ended. Shows the output of one that had not.
+    /// Returns the result of each program, after the end of the rig. Shows the output of a program that had not
+    /// ended.
     pub(crate) fn finish(mut self) -> Vec<Ran> {
         let taken = self.parser.take();
         let mut said = match self.running {
@@ -113,7 +115,7 @@ impl Report {
         }
     }
 
-    /// The line that names a step.
+    /// Returns the line that names a step.
     fn heading(&self, step: usize) -> String {
         match self.titles.get(step) {
             Some(title) if !self.quiet => format!("     Running {}\n", title.name),
@@ -121,7 +123,7 @@ impl Report {
         }
     }
 
-    /// Which tests of a group took longest: they ran one after another.
+    /// Names the tests of a group that took longest. The tests ran one after another.
     fn slowest(&self, step: usize, ended: &[(String, Instant)]) -> String {
         let is_group = self.titles.get(step).is_some_and(|title| title.is_group);
         let Some(begun) = self.begun.filter(|_| is_group && ended.len() > 1) else {
@@ -141,7 +143,7 @@ impl Report {
         format!(", most of it: {}", named.collect::<Vec<_>>().join(", "))
     }
 
-    /// What was kept of a program's output, unless it was shown as it came.
+    /// Returns the kept lines of a program's output, unless they were shown as they arrived.
     fn shown(&self, lines: &[String]) -> String {
         match self.verbose || self.silent {
             true => String::new(),
@@ -175,7 +177,7 @@ impl Listener for Report {
         let mut taken = self.parser.take();
         let is_tests = self.titles.get(step).is_none_or(|title| title.is_tests);
         if !is_tests {
-            // It counts as one, whatever results it prints. A failure is seen by its status.
+            // It counts as one, whatever results it prints. Its status shows a failure.
             taken.counts = Counts {
                 passed: u64::from(status == 0),
                 ..Counts::default()
@@ -202,7 +204,7 @@ impl Listener for Report {
                 .retain(|line| libtest::tells_of_skipping(line) && !self.quiet);
         }
         said.push_str(&self.shown(&taken.lines));
-        // At once, as others may print, too.
+        // In one call, because others may print, too.
         print!("{said}");
         self.running = None;
         let ran = Ran::Ended {

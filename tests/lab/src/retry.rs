@@ -1,32 +1,31 @@
-//! Which tests are run again, and what is said of them in the end.
+//! Decides which tests are run again, and writes the closing lines about them.
 //!
-//! A program is *due* until it is settled: whole at first, later only those of its tests that
-//! failed, if it ended and named them. A [`Book`] takes in what came of the due programs in one
-//! start of the rig. What passed is settled; what failed, or did not end, stays due while it has
-//! tries left and is settled as failed after that. A program that did not begin keeps its tries,
-//! except in a rig that began none. So every start of a rig uses up a try, and nothing that ran
-//! and failed passes without a line that says so.
+//! A program is *due* until it is settled: as a whole at first; later only those of its tests that failed, if
+//! it ended and named them. A [`Book`] records the results of the due programs in one start of the rig. What
+//! passed is settled. What failed, or did not end, stays due while it has tries left, and is settled as failed
+//! after that. A program that did not begin keeps its tries, except in a rig that began none. So every start of
+//! a rig uses up a try, and nothing that ran and failed passes without a line that says so.
 
 use std::ffi::OsString;
 
 use crate::libtest::{Counts, Failure};
 use crate::rig::Finish;
 
-/// The libtest option that the lab passes to every test program: print what passed tests said.
+/// Option of libtest that the lab passes to every test program: print the output of passed tests.
 pub(crate) const SHOW: &str = "--show-output";
 
-/// What came of a program in one start of the rig.
+/// Result of a program in one start of the rig.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Ran {
-    /// The rig ended before it.
+    /// The rig ended before the program began.
     NotBegun,
-    /// It ran when the rig ended: in this test, if it said so.
+    /// The program ran when the rig ended, in this test if it named one.
     Unfinished(Option<String>),
     Ended {
         status: u8,
         counts: Counts,
         failures: Vec<Failure>,
-        /// The tests that said that they cannot run there.
+        /// The tests that said that they cannot run where they are.
         skipped: Vec<String>,
     },
 }
@@ -36,28 +35,28 @@ pub(crate) enum Ran {
 pub(crate) struct Due {
     /// The index of its step in the job.
     pub(crate) step: usize,
-    /// Only these tests of it, as they failed first; the whole program if there are none.
+    /// Only these tests of it, with the reasons of their first failures; the whole program if there are none.
     pub(crate) again: Vec<Failure>,
-    /// Why it did not come to its end as a whole, and in which test, when it was first tried.
+    /// For a first try that did not run the program to its end: the test it was in, if known, and the reason.
     fell: Option<(Option<String>, String)>,
     tries: u32,
 }
 
 impl Due {
-    /// Whether it ran, or was to run in a rig that ran nothing.
+    /// Returns whether it was tried: it ran, or was to run in a rig that ran nothing.
     pub(crate) fn was_tried(&self) -> bool {
         self.tries > 0
     }
 }
 
-/// What is due, and the closing lines about what is settled.
+/// Programs that are due, and closing lines about what is settled.
 #[derive(Debug)]
 pub(crate) struct Book {
     names: Vec<String>,
     retries: u32,
     pub(crate) due: Vec<Due>,
     pub(crate) counts: Counts,
-    /// What passed, but not at once.
+    /// Lines about what passed, but not at the first try.
     pub(crate) flaky: Vec<String>,
     pub(crate) failed: Vec<String>,
     /// Tests that said that they cannot run where they are.
@@ -65,7 +64,7 @@ pub(crate) struct Book {
 }
 
 impl Book {
-    /// All programs are due, each `1 + retries` times at most.
+    /// Creates a book in which all programs are due, each with at most `1 + retries` tries.
     pub(crate) fn new(names: Vec<String>, retries: u32) -> Self {
         let due = (0..names.len())
             .map(|step| Due {
@@ -86,7 +85,7 @@ impl Book {
         }
     }
 
-    /// A book about some of the same programs, of which these are due.
+    /// Returns a book about some of the same programs: these are due in it.
     pub(crate) fn lane(&self, due: Vec<Due>) -> Self {
         Self {
             due,
@@ -94,7 +93,7 @@ impl Book {
         }
     }
 
-    /// Takes in what stands in a [lane](Self::lane) of this one.
+    /// Adds the contents of a [lane](Self::lane) of this book.
     pub(crate) fn take_in(&mut self, lane: Self) {
         self.due.extend(lane.due);
         self.counts += lane.counts;
@@ -103,7 +102,7 @@ impl Book {
         self.skipped.extend(lane.skipped);
     }
 
-    /// Takes in what came of each due program, in their order, in a rig that ended like this.
+    /// Records the results of the due programs, in their order, in a rig that ended with `finish`.
     pub(crate) fn record(&mut self, ran: Vec<Ran>, finish: &Finish) {
         let reason = match finish {
             Finish::Complete => "the rig ended",
@@ -148,7 +147,7 @@ impl Book {
         }
     }
 
-    /// Settles as failed what is still due, when there is no time or wish to go on.
+    /// Settles what is still due as failed, when no more is run.
     pub(crate) fn give_up(&mut self) {
         for due in std::mem::take(&mut self.due) {
             let what = match &due.fell {
@@ -161,7 +160,7 @@ impl Book {
         }
     }
 
-    /// A program fell over or did not end; whether that settles it.
+    /// Records that a program crashed or did not end. Returns whether that settles it.
     fn fall(&mut self, due: &mut Due, test: Option<String>, reason: &str) -> bool {
         due.tries += 1;
         if due.tries > self.retries {
@@ -178,13 +177,13 @@ impl Book {
         false
     }
 
-    /// A program ended; whether that settles it.
+    /// Records that a program ended. Returns whether that settles it.
     fn ended(&mut self, due: &mut Due, status: u8, counts: Counts, failures: Vec<Failure>) -> bool {
         let named = u64::try_from(failures.len()) == Ok(counts.failed);
         let asked = u64::try_from(due.again.len()).unwrap_or(u64::MAX);
         let all_ran = counts.passed + counts.failed + counts.skipped >= asked;
         if !named || !all_ran || (status == 0) != failures.is_empty() {
-            // It fell over, or did not run what it was to run. Its numbers mean nothing.
+            // It crashed, or did not run all that it was to run. Its numbers mean nothing.
             let reason = match status {
                 0 if all_ran => "tests failed, but its status is 0".to_owned(),
                 0 => "it ran too few tests".to_owned(),
@@ -223,7 +222,7 @@ impl Book {
         true
     }
 
-    /// Notes what passes now, all but `failures`, and did not before.
+    /// Adds lines about what failed before and passes now: what was due, except `failures`.
     fn pass(&mut self, due: &Due, failures: &[Failure]) {
         let name = &self.names[due.step];
         let at = nth(due.tries);
@@ -246,7 +245,7 @@ impl Book {
         self.flaky.push(line);
     }
 
-    /// Settles a program, or the tests of it that are due, as failed.
+    /// Settles a program, or those of its tests that are due, as failed.
     fn fail(&mut self, due: &Due, what: &str) {
         let tests = u64::try_from(due.again.len()).unwrap_or(u64::MAX);
         self.counts.failed += tests.max(1);
@@ -260,7 +259,7 @@ impl Book {
     }
 }
 
-/// A test of the program, or of its group of tests, called `name`.
+/// Returns the line about a test of the program, or of its group of tests, called `name`.
 pub(crate) fn line(name: &str, test: &str) -> String {
     match name.rsplit_once(": ") {
         Some((program, group)) if test.starts_with(group) => format!("{program}: {test}"),
@@ -268,7 +267,7 @@ pub(crate) fn line(name: &str, test: &str) -> String {
     }
 }
 
-/// What is added to the line about something that was tried more than once.
+/// Returns the end of the line about something that was tried more than once.
 fn tries(tries: u32) -> String {
     if tries > 1 {
         format!(" ({tries} tries)")
@@ -286,7 +285,7 @@ fn nth(number: u32) -> String {
     }
 }
 
-/// A step's arguments, changed so that just `tests` run: the user's filters go, options stay.
+/// Returns a step's arguments, changed so that just `tests` run: the user's filters are removed, options stay.
 pub(crate) fn only<'a>(
     arguments: &[OsString],
     tests: impl IntoIterator<Item = &'a str>,

@@ -1,4 +1,4 @@
-//! `cargo lab run`: one program in a rig, its output on stdout, its exit status as ours.
+//! `cargo lab run`: runs one program in a rig, with its output on stdout and its exit status as ours.
 
 use std::ffi::OsString;
 use std::io::{Write, stdout};
@@ -16,11 +16,11 @@ use crate::rig::{Finish, Kind, Listener, Outcome};
 use crate::setup::Ready;
 use crate::size;
 
-/// The programs a rig has, as targets of cargo's.
+/// Programs of a rig, as targets of cargo's.
 pub(crate) const PROGRAMS: [&str; 2] = ["--bin=hvprobe", "--bin=workload"];
-/// As timeout(1) has it.
+/// Exit status when the time was over, as of timeout(1).
 const TIMED_OUT: u8 = 124;
-/// The lab itself failed, so there is no status of PROGRAM.
+/// Exit status when the lab itself failed, so that there is none of PROGRAM.
 pub(crate) const LAB_FAILED: u8 = 125;
 
 /// What is to run, and where.
@@ -77,7 +77,7 @@ pub(crate) struct MachineOptions {
 }
 
 impl MachineOptions {
-    /// The time limit, `default` seconds if none was given.
+    /// Returns the time limit, `default` seconds if none was given.
     pub(crate) fn timeout(&self, default: u64) -> Duration {
         Duration::from_secs(self.timeout.unwrap_or(default))
     }
@@ -145,7 +145,7 @@ fn job(ready: &Ready, options: &Options) -> Result<Job> {
     Ok(job)
 }
 
-/// The variables of this process that change what programs print or what tests try.
+/// Variables of this process that change what programs print or what tests try.
 const PASSED_ON: [&str; 17] = [
     "TERM",
     "NO_COLOR",
@@ -166,13 +166,13 @@ const PASSED_ON: [&str; 17] = [
     SHORT,
 ];
 
-/// For how long probes of all kinds come and go on one guest.
+/// Variable for the minutes during which probes of all kinds come and go on one guest.
 pub(crate) const SOAK_MINUTES: &str = "HVPROBE_SOAK_MINUTES";
 
-/// Has tests of a rig go a quarter of their rounds.
+/// Variable that makes tests of a rig do only a quarter of their rounds.
 pub(crate) const SHORT: &str = "HVPROBE_SHORT";
 
-/// The environment of programs in a rig: where they are, and what is passed on to them.
+/// Returns the environment of programs in a rig: the name of the rig, and the variables that are passed on.
 pub(crate) fn environment(rig: Kind) -> Vec<(String, OsString)> {
     PASSED_ON
         .into_iter()
@@ -181,7 +181,7 @@ pub(crate) fn environment(rig: Kind) -> Vec<(String, OsString)> {
         .collect()
 }
 
-/// Tells the user about an end that PROGRAM did not choose; returns the status to exit with.
+/// Prints a note about an end that PROGRAM did not choose; returns the status to exit with.
 pub(crate) fn report(outcome: &Outcome) -> u8 {
     let status = match &outcome.finish {
         Finish::Complete => outcome

@@ -1,19 +1,19 @@
-//! What the random inputs of tests are made from.
+//! Seeds of the random inputs of tests.
 //!
-//! A run has one seed, which every test program gets in the variables that proptest and our own tests
-//! read. It is told, so that a failure can be repeated.
+//! A run has one seed, which every test program gets in the variables that proptest and our own tests read. It
+//! is printed, so that a failure can be repeated.
 
 use std::ffi::OsString;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 
-/// The variables: proptest's, and that of the mutations of the fuzz targets' corpus.
+/// Variables for the seed: proptest's, and the one for mutations of the fuzz targets' corpus.
 const VARIABLES: [&str; 2] = ["PROPTEST_RNG_SEED", "HVPROBE_FUZZ_SEED"];
-/// That of the differential test, which tells its own seed: only if one was asked for, as it runs in
-/// emulated machines too, and what fails there is tried again with another one.
+/// Variable for the seed of the differential test, which prints its own seed. Set only if a seed was asked for,
+/// because the test runs in emulated machines too, and a failure there is tried again with another seed.
 const DIFFERENTIAL: &str = "HVPROBE_DIFFERENTIAL_SEED";
-/// What makes a long run of a short one: cases of each property, of which some are given up because
-/// they do not suit it, mutations of each input, and clients that are killed.
+/// Variables that make a run long: cases of each property, cases that a property may reject, mutations of each
+/// input, and clients that are killed.
 const LONG: [(&str, &str); 4] = [
     ("PROPTEST_CASES", "50000"),
     ("PROPTEST_MAX_GLOBAL_REJECTS", "5000000"),
@@ -30,9 +30,9 @@ pub(crate) struct Seeds {
 }
 
 impl Seeds {
-    /// That which was asked for, or any.
+    /// Takes the seed that was asked for, or a random one.
     pub(crate) fn new(asked: Option<u64>, long: bool) -> Self {
-        // One that is easy to type.
+        // Shortened, so that it is easy to type.
         let any = || RandomState::new().hash_one("a seed") >> 32;
         Self {
             seed: asked.unwrap_or_else(any),
@@ -41,7 +41,7 @@ impl Seeds {
         }
     }
 
-    /// Those of one of many rounds, of which the first has the run's own.
+    /// Returns the seeds of one of many rounds. The first round has the run's own seed.
     pub(crate) fn of_round(self, round: u32) -> Self {
         Self {
             seed: self.seed.wrapping_add(u64::from(round.saturating_sub(1))),
@@ -49,7 +49,7 @@ impl Seeds {
         }
     }
 
-    /// What a test program is told. Variables that the user has set are left to them.
+    /// Returns the variables for a test program, except those that the user has set.
     pub(crate) fn environment(self) -> Vec<(String, OsString)> {
         let variables = self.variables().into_iter();
         variables

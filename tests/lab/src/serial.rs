@@ -6,13 +6,13 @@
 
 /// Ends and begins a mark.
 const SEPARATOR: u8 = 0x1e;
-/// No mark's text is longer; more bytes without an end are no mark.
+/// Maximum length of a mark's text. More bytes without an end are no mark.
 const LONGEST_MARK: usize = 200;
 
-/// What the console said.
+/// Event on the console.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Heard {
-    /// Step number so-and-so starts.
+    /// The step with this number starts.
     Begin(usize),
     /// Bytes that the running step printed.
     Output(Vec<u8>),
@@ -24,7 +24,7 @@ pub(crate) enum Heard {
     Done,
 }
 
-/// Splits the console's bytes.
+/// Splits the console's bytes into events.
 #[derive(Debug)]
 pub(crate) struct Reader {
     opening: Vec<u8>,
@@ -105,7 +105,7 @@ impl Reader {
     }
 }
 
-/// The meaning of a mark's text.
+/// Parses a mark's text.
 fn parse(text: &[u8]) -> Option<Heard> {
     let text = std::str::from_utf8(text).ok()?;
     if text == "done" {

@@ -11,7 +11,7 @@ use crate::place::{Cache, Guest, replace_if_different};
 use crate::rig::Kind;
 use crate::{image, packages};
 
-/// What setup leaves behind for the other commands.
+/// Result of the setup, for the other commands.
 #[derive(Clone, Debug)]
 pub(crate) struct Ready {
     pub(crate) workspace: Workspace,
@@ -22,13 +22,13 @@ pub(crate) struct Ready {
 }
 
 impl Ready {
-    /// Makes sure that `kind` of rig can run. `update` asks for Debian's current kernel even if
-    /// there is one; without `build` a guest image that is there is taken as it is.
+    /// Makes sure that a rig of this `kind` can run. `update` asks for Debian's current kernel even if there is
+    /// one; without `build` an existing guest image is taken as it is.
     pub(crate) fn make(kind: Kind, update: bool, build: bool) -> Result<Self> {
         Self::make_with(kind, update, build, None)
     }
 
-    /// As [`Self::make`], with the kernel of `choice` for guests.
+    /// Like [`Self::make`], with the kernel of `choice` for guests.
     pub(crate) fn make_with(
         kind: Kind,
         update: bool,
@@ -59,8 +59,8 @@ impl Ready {
     }
 }
 
-/// Puts a guest's kernel, `stock` unless another was chosen, and its initramfs, with a fresh workload
-/// program, into the cache.
+/// Puts a guest's kernel and initramfs into the cache. The kernel is `stock` unless another was chosen; the
+/// initramfs has a fresh workload program.
 fn make_guest(
     workspace: &Workspace,
     cache: &Cache,
@@ -72,7 +72,7 @@ fn make_guest(
     let workload = cargo::program_named(&built, "workload")?;
     let (image, kernel) = match choice {
         Some(Choice::File(file)) => (file.clone(), None),
-        // Guests cannot tell its modules, and it has none.
+        // Modules of such a kernel cannot be found from outside, and it is built without any.
         Some(Choice::Built(built)) => (built.image(cache)?, None),
         Some(Choice::Named(named)) if !stock.is(named) => {
             let kernel = Kernel::named(cache, named)?;

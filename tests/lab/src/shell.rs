@@ -42,7 +42,7 @@ mod tests {
     use std::os::unix::ffi::OsStrExt;
     use std::process::Command;
 
-    /// What a shell makes of the quoted words, each ended by a NUL.
+    /// Returns what a shell makes of the quoted words, each ended by a NUL.
     fn through_a_shell(words: &[&[u8]]) -> Vec<u8> {
         let mut script = Vec::new();
         line_into(&mut script, r"printf '%s\000'", words.iter().copied());

@@ -55,7 +55,7 @@ impl Signals {
         })
     }
 
-    /// The number of the signal that arrived.
+    /// Returns the number of the signal that arrived.
     pub(crate) fn next(&self) -> Result<i32> {
         // A signalfd gives whole records that begin with the signal's number.
         let mut record = [0; size_of::<libc::signalfd_siginfo>()];
@@ -67,21 +67,21 @@ impl Signals {
         Ok(i32::from_ne_bytes(number))
     }
 
-    /// Receives what has arrived, and does nothing about it.
+    /// Receives all signals that have arrived, and ignores them.
     pub(crate) fn forget(&self) {
         while self.next().is_ok() {}
     }
 }
 
-/// Sends this process a signal that one of several [`Signals`] has received, for the next one.
+/// Sends this process a signal that one of several [`Signals`] has received, for another of them to receive.
 pub(crate) fn pass_on(signal: i32) {
-    // SAFETY: neither call has preconditions; the signal is blocked in all threads of ours, as somebody
-    // receives it from a descriptor.
+    // SAFETY: neither call has preconditions; the signal is blocked in all threads of ours, because it is
+    // received from a descriptor.
     unsafe { libc::kill(libc::getpid(), signal) };
 }
 
-/// Gives a child that is about to execute a program the usual signals: none blocked, and those
-/// that end a program not ignored, as they are in a shell's background job. Async-signal-safe.
+/// Resets the signals of a child that is about to execute a program: none is blocked, and those that ask a
+/// program to end are not ignored, as they are in a shell's background job. Async-signal-safe.
 pub(crate) fn reset() -> io::Result<()> {
     for signal in ENDING {
         // SAFETY: the default action needs no handler.

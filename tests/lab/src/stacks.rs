@@ -1,4 +1,4 @@
-//! The stacks of processes that do not end, by gdb.
+//! Stacks of processes that hang, read by gdb.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -8,14 +8,14 @@ use anyhow::{Context, Result, bail};
 
 use crate::{packages, process};
 
-/// So many seconds for one process; its threads stand still meanwhile.
+/// Time limit for one process, in seconds; its threads are stopped meanwhile.
 const PATIENCE: &str = "60";
-/// Frames of a thread, processes and lines that are shown at most.
+/// Limits of what is shown: frames of a thread, processes, and lines of a process.
 const FRAMES: &str = "thread apply all backtrace 50";
 const PROCESSES: usize = 8;
 const LINES: usize = 1000;
 
-/// Makes sure that there is a gdb, which the whole package of that name need not have brought.
+/// Makes sure that there is a gdb. One that does not come from Debian's package `gdb` is good enough.
 pub(crate) fn ensure() -> Result<()> {
     let there = Command::new("gdb")
         .arg("--version")
@@ -28,7 +28,7 @@ pub(crate) fn ensure() -> Result<()> {
     }
 }
 
-/// The stacks of all threads of the processes of `group`, as text.
+/// Returns the stacks of all threads of the processes of `group`, as text.
 pub(crate) fn of_group(group: u32) -> String {
     let mut text = String::new();
     let members = match members(group) {
@@ -51,7 +51,7 @@ pub(crate) fn of_group(group: u32) -> String {
     text
 }
 
-/// The processes of `group` and their names.
+/// Returns the processes of `group` and their names.
 fn members(group: u32) -> Result<Vec<(u32, String)>> {
     let mut members = Vec::new();
     for entry in fs::read_dir("/proc")? {
@@ -59,7 +59,7 @@ fn members(group: u32) -> Result<Vec<(u32, String)>> {
         let Ok(process) = entry.file_name().to_string_lossy().parse() else {
             continue;
         };
-        // It may have ended meanwhile.
+        // The process may have ended meanwhile.
         let Ok(stat) = fs::read_to_string(entry.path().join("stat")) else {
             continue;
         };
@@ -73,7 +73,7 @@ fn members(group: u32) -> Result<Vec<(u32, String)>> {
     Ok(members)
 }
 
-/// What `/proc/PID/stat` says.
+/// Parses the name and the process group in `/proc/PID/stat`.
 fn name_and_group(stat: &str) -> Option<(&str, u32)> {
     // The name may have blanks and brackets in it.
     let (before, after) = stat.rsplit_once(") ")?;
@@ -90,7 +90,7 @@ fn of_process(process: u32) -> Result<String> {
         .args(["--kill-after=5", PATIENCE, "gdb", "-nx", "-batch", "-p"])
         .arg(process.to_string())
         .args(["-ex", FRAMES])
-        // Symbols are not to be fetched from the network.
+        // gdb is not to fetch symbols from the network.
         .env("DEBUGINFOD_URLS", "")
         .stdin(Stdio::null())
         .output()

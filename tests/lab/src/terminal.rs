@@ -14,7 +14,7 @@ const LEAVE: u8 = 0x1d;
 /// Ctrl-D, the end of input on a terminal.
 const END_OF_INPUT: u8 = 0x04;
 
-/// The lab's stdin, on its way to a rig. A terminal is raw while this lives.
+/// The lab's stdin as input for a rig. A terminal is raw while this exists.
 #[derive(Debug)]
 pub(crate) struct Keyboard {
     input: File,
@@ -37,8 +37,8 @@ impl Keyboard {
         })
     }
 
-    /// The next bytes for the rig; none if the user wants to leave. The end of a file or pipe
-    /// becomes Ctrl-D.
+    /// Reads the next bytes for the rig; none if the user wants to leave. The end of a file or pipe becomes
+    /// Ctrl-D.
     pub(crate) fn read<'a>(&mut self, buffer: &'a mut [u8]) -> Result<Option<&'a [u8]>> {
         let length = self.input.read(buffer)?;
         if length == 0 {
@@ -91,8 +91,8 @@ fn make_raw(terminal: &File) -> io::Result<libc::termios> {
     Ok(cooked)
 }
 
-/// The terminal at `path`, to read what its other side shows there. Raw, so that nothing of that
-/// comes back to the other side as typed.
+/// Opens the terminal at `path`, to read what its other side shows there. It is made raw, so that nothing of
+/// that is echoed to the other side as if it were typed.
 pub(crate) fn screen(path: &Path) -> io::Result<File> {
     let screen = OpenOptions::new()
         .read(true)
@@ -103,7 +103,7 @@ pub(crate) fn screen(path: &Path) -> io::Result<File> {
     Ok(screen)
 }
 
-/// Rows and columns of the terminal that stdout is, if it is one.
+/// Returns rows and columns of the terminal that stdout is, if it is one.
 pub(crate) fn size() -> Option<(u16, u16)> {
     let mut size = MaybeUninit::<libc::winsize>::uninit();
     // SAFETY: TIOCGWINSZ writes a winsize to the pointer.

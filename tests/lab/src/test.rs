@@ -1,10 +1,10 @@
 //! `cargo lab test`: every test of the workspace, on this machine and in a rig.
 //!
-//! Tests are built once. Those of `tests/tests/rig/` need KVM that can run Linux guests and
-//! run in the rig only; `tests/tests/micro_*.rs` run on any KVM, on this machine and in the rig;
-//! all others, and the examples in the documentation, run on this machine. An emulated rig now and
-//! then fails for reasons of its own, so what failed there runs again in a fresh one. The tests of a
-//! module are one process there, as they share guests.
+//! Tests are built once. Those of `tests/tests/rig/` need KVM that can run Linux guests, and run in the rig
+//! only; `tests/tests/micro_*.rs` run on any KVM, on this machine and in the rig; all others, and the examples
+//! in the documentation, run on this machine. An emulated rig now and then fails for reasons of its own, so a
+//! failure there is run again in a fresh one. The tests of a module are one process there, because they share
+//! guests.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -101,7 +101,7 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Those of a module's tests for one kernel among several.
+    /// Returns the options for a module's tests with one kernel among several.
     pub(crate) fn in_rig(machine: &MachineOptions, retries: Option<u32>, module: &str) -> Self {
         Self {
             rig: None,
@@ -124,12 +124,13 @@ impl Options {
         }
     }
 
-    /// Whether it is about another kernel as a whole: what asks nothing of the guest's kernel is left out.
+    /// Returns whether the run is about another kernel as a whole. Then tests are left out that ask nothing of
+    /// it.
     fn is_of_kernel(&self) -> bool {
         self.kernel.is_some() && self.filter.is_empty() && self.arguments.is_empty()
     }
 
-    /// What is fetched while the tests are built.
+    /// Returns what to fetch while the tests are built.
     fn wanted(&self) -> Wanted {
         Wanted {
             kernels: if self.ci { vec![CI_KERNEL] } else { Vec::new() },
@@ -137,7 +138,7 @@ impl Options {
         }
     }
 
-    /// What it takes, if it is all tests that are run.
+    /// Returns the estimate of the work, if all tests are run.
     fn work(&self) -> Option<Work> {
         let is_whole = self.package.is_empty()
             && self.filter.is_empty()
@@ -160,7 +161,7 @@ impl Options {
         self.rig_only || self.kernel.is_some()
     }
 
-    /// How a job is run in `rig`.
+    /// Returns how a job is run in `rig`.
     fn how(&self, rig: Kind, deadline: Instant) -> How {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let rigs = self.rigs.and_then(|rigs| usize::try_from(rigs).ok());
@@ -174,7 +175,8 @@ impl Options {
         }
     }
 
-    /// How a job is run on this machine. What is shown as it is printed comes from one program.
+    /// Returns how a job is run on this machine. Output is shown as it is printed of one program at a time
+    /// only.
     fn how_here(&self, deadline: Instant) -> How {
         let how = self.how(Kind::Direct, deadline);
         How {
@@ -184,9 +186,9 @@ impl Options {
     }
 }
 
-/// What `--ci` runs beside the tests, each as a step of its own: what holds on every kernel, on the one that differs
-/// most from that of the tests; and the benches that need no guest go through all of their code once, and print the
-/// tables that docs/performance.md shows.
+/// What `--ci` runs besides the tests, each as a step of its own: the tests of every kernel, on the kernel that
+/// differs most from that of the other tests; and the benches that need no guest. These go through all of their
+/// code once, and print the tables that docs/performance.md shows.
 const CI: [&[&str]; 3] = [
     &["matrix", "--kernel", CI_KERNEL],
     &["bench", "events", "--smoke"],
@@ -207,21 +209,22 @@ const LONGEST: [&str; 9] = [
     "slow_client",
 ];
 
-/// Whether a step on this machine is soon over. Those begin last, so that no processor is idle in the end.
+/// Returns whether a step on this machine ends soon. Such steps begin last, so that no processor is idle in the
+/// end.
 fn is_short(step: &Step) -> bool {
     let name = step.program.rsplit_once('-').map_or("", |(name, _)| name);
     step.package.is_some() && step.program != CARGO && !LONGEST.contains(&name)
 }
 
-/// How many test programs run on this machine at a time: what waits, or keeps one processor busy, leaves room
-/// for another.
+/// Number of test programs that run on this machine at a time: a program that waits, or keeps one processor
+/// busy, leaves room for another.
 const PROGRAMS: usize = 2;
 
-/// How long a test on this machine may take, in seconds: one that takes a minute alone, on a busy
-/// machine; and one with two hundred times as many cases.
+/// Time limits of a test on this machine, in seconds: for one that takes a minute alone, on a busy machine; and
+/// for one with two hundred times as many cases.
 const LIMIT: u64 = 300;
 const LONG_LIMIT: u64 = 7200;
-/// How many times as long a long run may take.
+/// Factor for the time limit of a long run.
 const LONG_FACTOR: u64 = 8;
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
@@ -305,8 +308,8 @@ fn build(workspace: &Workspace, options: &Options) -> Result<Vec<Executable>> {
     workspace.build_packages(&options.package)
 }
 
-/// Runs the end-to-end tests among `built` with the guest of `ready`, as part of more; returns the name
-/// of each with that of its step, and what came of them.
+/// Runs the end-to-end tests among `built` with the guest of `ready`, as part of a larger run. Returns the name
+/// of each test with that of its step, and the results.
 pub(crate) fn of_rig(
     ready: &Ready,
     built: &[Executable],
@@ -326,11 +329,11 @@ pub(crate) fn of_rig(
     Ok((tests, total))
 }
 
-/// Everything but the tests that only a rig can run.
+/// Makes the job for this machine: everything but the tests that only a rig can run.
 fn job_here(ready: &Ready, built: &[Executable], options: &Options, seeds: Seeds) -> Result<Job> {
     let mut job = new_job(built, options);
     if options.ci {
-        // They take longest, so they begin first.
+        // These steps take longest, so they begin first.
         let lab = cargo::program_named(built, LAB)?;
         job.programs.push((LAB.to_owned(), lab));
         job.steps.extend(CI.iter().map(|words| Step {
@@ -346,7 +349,7 @@ fn job_here(ready: &Ready, built: &[Executable], options: &Options, seeds: Seeds
         }
     }
     if options.package.is_empty() {
-        // With the features of all that was built, nothing is built anew.
+        // With the features of the whole build, nothing is built again.
         let mut arguments: Vec<OsString> = [
             "test",
             "--quiet",
@@ -375,7 +378,7 @@ fn job_here(ready: &Ready, built: &[Executable], options: &Options, seeds: Seeds
     }
     let kernel = ready.guest.kernel();
     job.environment.push((VMLINUZ.to_owned(), kernel.into()));
-    // A single one would run them one by one, and say so in other words.
+    // With a single thread libtest runs tests one by one, and prints other lines about them.
     if std::env::var_os(THREADS).is_none() {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         job.environment
@@ -390,7 +393,7 @@ fn job_here(ready: &Ready, built: &[Executable], options: &Options, seeds: Seeds
     Ok(job)
 }
 
-/// What tests on this machine are told that start a rig of their own.
+/// Returns the variables for tests on this machine that start a rig of their own.
 fn own_rig(ready: &Ready, built: &[Executable], rig: Kind) -> Result<Vec<(String, OsString)>> {
     let (kernel, initrd) = match rig {
         Kind::Direct => (ready.guest.kernel(), ready.guest.initrd()),
@@ -399,7 +402,7 @@ fn own_rig(ready: &Ready, built: &[Executable], rig: Kind) -> Result<Vec<(String
         Kind::Bochs => return Ok(Vec::new()),
     };
     let told: [(&str, OsString); 4] = [
-        // The one that was built with the tests: this very one may be replaced by that.
+        // The lab that was built with the tests. That build may replace the lab that is running.
         (
             "HVPROBE_TEST_LAB",
             cargo::program_named(built, "lab")?.into(),
@@ -411,8 +414,8 @@ fn own_rig(ready: &Ready, built: &[Executable], rig: Kind) -> Result<Vec<(String
     Ok(told.map(|(name, value)| (name.to_owned(), value)).into())
 }
 
-/// The end-to-end tests, without those that ran on this machine already if it is the rig, and without the programs
-/// that are `left` to the night.
+/// Makes the job of the end-to-end tests, without those that ran on this machine already if it is the rig, and
+/// without the programs that are `left` to the night.
 fn job_in_rig(
     ready: &Ready,
     built: &[Executable],
@@ -459,8 +462,8 @@ fn job_in_rig(
     Ok(job)
 }
 
-/// A step for each group of the tests that `whole` would run of the program at `path`, without what is left to the
-/// night and what asks nothing of the kernel, as the two say.
+/// Makes a step for each group of the tests that `whole` would run of the program at `path`. Leaves out the
+/// tests for the night if `ci`, and those that ask nothing of the kernel if `of_kernel`.
 fn by_group(path: &Path, whole: &Step, (ci, of_kernel): (bool, bool)) -> Result<Vec<Step>> {
     let mut tests = libtest::list(path, &whole.arguments)?;
     if of_kernel {
@@ -480,9 +483,9 @@ fn by_group(path: &Path, whole: &Step, (ci, of_kernel): (bool, bool)) -> Result<
     Ok(groups.into_iter().map(step).collect())
 }
 
-/// libtest's variable for how many tests run at a time.
+/// libtest's variable for the number of tests that run at a time.
 const THREADS: &str = "RUST_TEST_THREADS";
-/// Where tests find the stock kernel's image.
+/// Variable for the path of the guests' kernel image.
 const VMLINUZ: &str = "HVPROBE_TEST_VMLINUZ";
 
 fn new_job(built: &[Executable], options: &Options) -> Job {
@@ -494,24 +497,24 @@ fn new_job(built: &[Executable], options: &Options) -> Job {
     job
 }
 
-/// What every test program is told.
+/// Returns the arguments of every test program.
 fn for_tests(options: &Options) -> impl Iterator<Item = OsString> {
     let filter = options.filter.iter().cloned();
     for_whole_program(options).chain(filter)
 }
 
-/// What a test program is told all of whose tests are meant.
+/// Returns the arguments of a test program that runs all of its tests.
 fn for_whole_program(options: &Options) -> impl Iterator<Item = OsString> {
     std::iter::once(SHOW.into()).chain(options.arguments.iter().cloned())
 }
 
-/// Whether one of `filters` means all tests of the program called `name`.
+/// Returns whether one of `filters` means all tests of the program called `name`.
 fn is_meant(filters: &[OsString], name: &str) -> bool {
     let mut filters = filters.iter().filter_map(|filter| filter.to_str());
     filters.any(|filter| name.contains(filter))
 }
 
-/// Whether `test` is `tests/tests/rig/` or one of `tests/tests/micro_*`.
+/// Returns whether `test` is `tests/tests/rig/` or one of `tests/tests/micro_*`.
 fn is_end_to_end(ready: &Ready, test: &Executable) -> bool {
     test.package == ready.workspace.root.join("tests")
         && (test.name == "rig" || test.name.starts_with("micro_"))
@@ -536,7 +539,7 @@ fn add(job: &mut Job, test: &Executable, options: &Options) {
     });
 }
 
-/// Where the time went.
+/// Times that the parts of a run took.
 #[derive(Debug)]
 struct Took {
     since: Instant,
@@ -553,7 +556,7 @@ impl Default for Took {
 }
 
 impl Took {
-    /// `what` has taken the time since the last call.
+    /// Notes that `what` took the time since the last call.
     fn note(&mut self, what: &str) {
         let seconds = self.since.elapsed().as_secs();
         self.parts.push(format!("{what} took {seconds} s"));
@@ -572,7 +575,7 @@ mod tests {
         assert!(!is_meant(&filters, "micro_pau") && !is_meant(&[], "micro_pause"));
     }
 
-    /// The tests of this very program stand for those of a rig.
+    /// The tests of this program stand in for those of a rig.
     #[test]
     fn each_module_of_a_program_is_a_step() {
         let whole = Step {

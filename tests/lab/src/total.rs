@@ -1,12 +1,13 @@
-//! Running a job until each of its steps is settled, and what came of all.
+//! Runs a job until each of its steps is settled, and adds up the results of all jobs.
 //!
 //! ```text
 //!   due ──► several rigs at a time ──► passed
 //!    │        └── failed, or not ended ──► due
 //!    └──────► one rig that has this machine for itself ──► passed, or failed with no tries left
 //! ```
-//! An emulated machine keeps little more than one processor busy. So all but the steps that look at the time
-//! are divided among several at first; whatever does not pass there is tried again in one that runs alone.
+//! An emulated machine keeps little more than one processor busy. So all steps, except those that compare
+//! times, are divided among several machines at first. A step that does not pass there is tried again in one
+//! that runs alone.
 
 use std::cmp::Reverse;
 use std::collections::VecDeque;
@@ -32,14 +33,14 @@ use crate::signals::{self, Signals};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct How {
     pub(crate) rig: Kind,
-    /// How many rigs at a time.
+    /// Number of rigs at a time.
     pub(crate) rigs: usize,
     pub(crate) deadline: Instant,
-    /// How often what failed is run again.
+    /// How often a failure is run again.
     pub(crate) retries: u32,
-    /// After how long without output a rig stands still.
+    /// Time without output after which a rig counts as hung.
     pub(crate) silence: Option<Duration>,
-    /// Whether all output is shown as it comes.
+    /// Whether all output is shown as it arrives.
     pub(crate) verbose: bool,
 }
 
@@ -51,7 +52,7 @@ pub(crate) struct Total {
     pub(crate) failed: Vec<String>,
     /// Tests that said that they cannot run where they are.
     pub(crate) skipped: Vec<String>,
-    /// Why no more jobs are run, if so.
+    /// Why no more jobs are run, if that is so.
     end: Option<&'static str>,
 }
 
@@ -61,7 +62,7 @@ impl Total {
         self.end.is_some()
     }
 
-    /// Runs a job until its deadline, and what failed of it again in fresh rigs.
+    /// Runs a job until its deadline, and its failures again in fresh rigs.
     pub(crate) fn run(&mut self, mut job: Job, ready: &Ready, how: &How) -> Result<()> {
         if job.steps.is_empty() {
             progress::note(&format!("no tests for rig {}", how.rig.name()));
@@ -94,12 +95,12 @@ impl Total {
         Ok(())
     }
 
-    /// Whether there was no test, or none ended.
+    /// Returns whether there was no test, or none ended.
     pub(crate) fn ran_nothing(&self) -> bool {
         self.counts == Counts::default()
     }
 
-    /// Prints the closing lines; success if all tests passed, at once or later.
+    /// Prints the closing lines. Returns success if all tests passed, at the first try or later.
     pub(crate) fn close(&self) -> ExitCode {
         println!();
         if let Some(end) = self.end {
@@ -120,7 +121,7 @@ impl Total {
     }
 }
 
-/// Why no more is run after a rig that ended so, if that is so.
+/// Returns why nothing more is run after a rig that ended with `finish`; none if more may run.
 fn end(finish: &Finish) -> Option<&'static str> {
     match finish {
         Finish::Complete | Finish::Broken(_) => None,
@@ -129,7 +130,7 @@ fn end(finish: &Finish) -> Option<&'static str> {
     }
 }
 
-/// Starts rigs for what is due of a job.
+/// Starts rigs for the due steps of a job.
 struct Runner<'a> {
     job: &'a Job,
     ready: &'a Ready,
@@ -137,7 +138,7 @@ struct Runner<'a> {
 }
 
 impl Runner<'_> {
-    /// Runs what is due in `book` in one rig, which is one of several if it `has_others`.
+    /// Runs the due steps of `book` in one rig, which is one of several if `has_others`.
     fn start(&self, book: &mut Book, has_others: bool) -> Result<Finish> {
         let mut job = part(self.job, &book.due);
         let left = self.how.deadline.saturating_duration_since(Instant::now());
@@ -157,10 +158,10 @@ impl Runner<'_> {
         Ok(outcome.finish)
     }
 
-    /// Runs what is due, each step once, in several rigs at a time; why no more is to be run, if so. What
-    /// did not pass is still due, and so is what needs a machine for itself.
+    /// Runs the due steps, each once, in several rigs at a time. Returns why nothing more is to be run, if that
+    /// is so. Steps that did not pass are still due, and so are those that need a machine for themselves.
     fn side_by_side(&self, book: &mut Book) -> Result<Option<&'static str>> {
-        // Before the threads start, which inherit the mask.
+        // Before the threads start, which inherit the signal mask.
         let signals = Signals::take()?;
         let due = std::mem::take(&mut book.due);
         let (alone, shared): (Vec<_>, Vec<_>) = due.into_iter().partition(|due| self.is_alone(due));
@@ -176,7 +177,7 @@ impl Runner<'_> {
                 .map(thread::ScopedJoinHandle::join)
                 .collect()
         });
-        // What was passed on to lanes that had ended.
+        // Signals that were passed on to lanes that had ended.
         if is_over.load(Ordering::Relaxed) {
             signals.forget();
         }
@@ -186,7 +187,7 @@ impl Runner<'_> {
             book.take_in(lane);
             over = over.or(end(&finish));
         }
-        // What no lane has come to.
+        // Shares that no lane has taken.
         let shares = shares.into_inner().unwrap_or_else(PoisonError::into_inner);
         book.due.extend(shares.into_iter().flatten());
         book.due.extend(alone);
@@ -200,8 +201,9 @@ impl Runner<'_> {
         group.is_some_and(|group| group.is_alone)
     }
 
-    /// What is due, in shares that lanes take one after another: on this machine one step each, as nothing
-    /// has to be booted for it; of emulated machines as many as there are lanes, which take about as long each.
+    /// Divides the due steps into shares, which lanes take one after another. On this machine a share is one
+    /// step, because nothing has to be booted for it. Of emulated machines there are as many shares as lanes,
+    /// about equally long.
     fn shares(&self, due: Vec<Due>) -> VecDeque<Vec<Due>> {
         if !self.how.rig.is_emulated() {
             return due.into_iter().map(|due| vec![due]).collect();
@@ -223,8 +225,8 @@ impl Runner<'_> {
         shares.into_iter().map(|(_, share)| share).collect()
     }
 
-    /// Runs shares of what is due, each step once; how the last rig ended. Each rig ends with the job's
-    /// deadline, and tries one step at least, so there are no more rigs than steps.
+    /// Runs shares of the due steps, each step once. Returns the results, and how the last rig ended. Each rig
+    /// ends at the job's deadline and tries at least one step, so there are no more rigs than steps.
     fn lane(
         &self,
         mut book: Book,
@@ -249,7 +251,7 @@ impl Runner<'_> {
             if let Finish::Interrupted(signal) = finish
                 && !is_over.swap(true, Ordering::Relaxed)
             {
-                // One of the lanes has taken it from the others.
+                // The other lanes did not get the signal that this one received.
                 signals::pass_on(signal);
             }
             if end(&finish).is_some() || is_over.load(Ordering::Relaxed) {
@@ -262,7 +264,7 @@ impl Runner<'_> {
     }
 }
 
-/// The part of a job that is due, with the programs it needs.
+/// Returns the part of a job that is due, with the programs that it needs.
 fn part(job: &Job, due: &[Due]) -> Job {
     let mut part = job.clone();
     part.steps = due

@@ -11,23 +11,23 @@ use crate::smaps;
 use crate::trace::FirstEntry;
 use crate::vmm::{Guest, Vmm};
 
-/// What the guest's `/init` prints first.
+/// Text that the guest's `/init` prints first.
 const MARKER: &str = "hvprobe-guest: init";
-/// How hvprobe calls the moment it first enters the guest.
+/// hvprobe's name for the moment at which it first enters the guest.
 const FIRST_INSTRUCTION: &str = "first instruction of the guest";
-/// For one boot, on the slowest rig.
+/// Time limit for one boot, on the slowest rig.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// For a program that was asked to end.
+/// Time limit for a program that was asked to end.
 const GRACE: Duration = Duration::from_secs(30);
 
 /// Results of one boot; times count from the start of the VMM's process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Boot {
-    /// Until the guest was entered for the first time, if that could be seen.
+    /// Until the first entry into the guest, if that could be observed.
     pub(crate) first_instruction: Option<Duration>,
     /// Until `/init` printed its first line.
     pub(crate) init: Duration,
-    /// Resident KiB beyond the guest's RAM, at that moment.
+    /// Resident KiB beyond the guest's RAM, when `/init` printed that line.
     pub(crate) overhead: u64,
 }
 
@@ -57,7 +57,7 @@ impl Boot {
         let overhead = smaps::resident_beyond(running.0.id(), guest.memory)?;
 
         let first_instruction = match vmm {
-            // Its self-check runs guests of its own before, so it has to tell itself.
+            // Its self-check enters guests of its own before, so hvprobe has to report the time itself.
             Vmm::Hvprobe | Vmm::HvprobeBzImage => {
                 running.interrupt()?;
                 words
@@ -92,7 +92,7 @@ impl fmt::Display for Boot {
     }
 }
 
-/// A VMM's process, ended on every way out.
+/// A VMM's process, killed on drop.
 struct Running(Child);
 
 impl Running {
@@ -111,14 +111,14 @@ impl Drop for Running {
     }
 }
 
-/// The time in hvprobe's `  12.345 ms  first instruction of the guest`.
+/// Parses the time in hvprobe's ` 12.345 ms first instruction of the guest`.
 fn milliseconds(line: &str) -> Option<Duration> {
     let (before, _) = line.split_once(" ms ")?;
     let number: f64 = before.split_whitespace().next_back()?.parse().ok()?;
     Duration::try_from_secs_f64(number / 1e3).ok()
 }
 
-/// `CLOCK_MONOTONIC`, which traces can be stamped with as well.
+/// Reads `CLOCK_MONOTONIC`, with which traces can be stamped as well.
 fn monotonic() -> Result<Duration> {
     let mut now = libc::timespec {
         tv_sec: 0,

@@ -4,7 +4,7 @@ use std::fs;
 
 use anyhow::{Context, Result};
 
-/// Resident KiB of process `pid` outside the mappings that are large enough to be the guest's RAM
+/// Returns the resident KiB of process `pid` outside the mappings that are large enough to be the guest's RAM
 /// of `ram` MiB.
 pub(crate) fn resident_beyond(pid: u32, ram: u32) -> Result<u64> {
     let path = format!("/proc/{pid}/smaps");

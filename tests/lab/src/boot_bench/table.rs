@@ -24,7 +24,7 @@ const ROWS: [Row; 3] = [
     }),
 ];
 
-/// Medians of all boots; a ratio above 1 means that hvprobe needs less.
+/// Renders the medians of all boots. A ratio above 1 means that hvprobe needs less.
 pub(crate) fn render(boots: &[(Vmm, Boot)]) -> String {
     let mut table = format!("{:<38}{:>10}", "", Vmm::Hvprobe);
     let others = &Vmm::ALL[1..];

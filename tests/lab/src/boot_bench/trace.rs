@@ -1,7 +1,7 @@
-//! The moment a VMM first enters its guest, seen by the kernel: KVM's `kvm_entry` trace event.
+//! The time of a VMM's first entry into its guest, from KVM's trace event `kvm_entry`.
 //!
-//! The event carries a trigger that stops tracing at its first occurrence, so that what follows
-//! is not slowed down.
+//! The event has a trigger that stops tracing at its first occurrence, so that later entries are not slowed
+//! down.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ impl FirstEntry {
     pub(crate) fn new() -> Result<Self> {
         tracefs::mount()?;
         set("tracing_on", "0")?;
-        // The clock that programs measure with, too.
+        // The clock that the boots are measured with, too.
         set("trace_clock", "mono")?;
         set(TRIGGER, "traceoff:1")?;
         let tracer = Self(());
@@ -27,17 +27,17 @@ impl FirstEntry {
         Ok(tracer)
     }
 
-    /// Forgets earlier entries and waits for the next.
+    /// Discards earlier entries and traces the next.
     pub(crate) fn arm(&self) -> Result<()> {
         set("tracing_on", "0")?;
         set("trace", "")?;
-        // A trigger with a count is used up.
+        // A trigger with a count works only that many times.
         set(TRIGGER, "!traceoff:1")?;
         set(TRIGGER, "traceoff:1")?;
         set("tracing_on", "1")
     }
 
-    /// When the first entry since [`Self::arm`] was, on `CLOCK_MONOTONIC`.
+    /// Returns the time of the first entry since [`Self::arm`], on `CLOCK_MONOTONIC`.
     pub(crate) fn seen(&self) -> Result<Option<Duration>> {
         let trace = tracefs::get("trace")?;
         Ok(trace.lines().find_map(time_of_entry))
@@ -46,13 +46,13 @@ impl FirstEntry {
 
 impl Drop for FirstEntry {
     fn drop(&mut self) {
-        // The machine is a rig; nobody else depends on its tracing.
+        // The machine is a rig; nothing else depends on its tracing.
         let _ = set("events/kvm/kvm_entry/enable", "0");
         let _ = set(TRIGGER, "!traceoff:1");
     }
 }
 
-/// The time in a line such as `  qemu-123  [000] .....  12.345678: kvm_entry: vcpu 0, rip 0xfff0`.
+/// Parses the time in a line such as ` qemu-123 [000] ..... 12.345678: kvm_entry: vcpu 0, rip 0xfff0`.
 fn time_of_entry(line: &str) -> Option<Duration> {
     let (before, _) = line.split_once(": kvm_entry:")?;
     let seconds: f64 = before.split_whitespace().next_back()?.parse().ok()?;

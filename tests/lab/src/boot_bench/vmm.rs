@@ -1,10 +1,10 @@
-//! The programs compared, and how each is asked to boot the guest.
+//! The VMMs that are compared, and the command with which each boots the guest.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// The guest that all of them boot, with one vCPU.
+/// The guest that every VMM boots, with one vCPU.
 #[derive(Debug)]
 pub(crate) struct Guest {
     pub(crate) kernel: PathBuf,
@@ -15,18 +15,18 @@ pub(crate) struct Guest {
     pub(crate) memory: u32,
 }
 
-/// One of the programs.
+/// A VMM, with a kernel image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Vmm {
-    /// With the kernel unpacked beforehand.
+    /// hvprobe with the unpacked kernel.
     Hvprobe,
-    /// Unpacking the kernel itself.
+    /// hvprobe with the bzImage, which it unpacks itself.
     HvprobeBzImage,
     Microvm,
     Q35,
 }
 
-/// The same words for all; without a shell command in the initrd, `/init` waits at a shell.
+/// Kernel command line for all VMMs. Without a shell command in the initrd, `/init` waits at a shell.
 const CMDLINE: &str = "console=ttyS0 reboot=t panic=-1 mitigations=off quiet";
 
 impl Vmm {
@@ -37,7 +37,7 @@ impl Vmm {
         Self::Q35,
     ];
 
-    /// The command that boots `guest` with its console on stdin and stdout.
+    /// Returns the command that boots `guest` with its console on stdin and stdout.
     pub(crate) fn command(self, guest: &Guest) -> Command {
         let mut command = match self {
             Self::Hvprobe | Self::HvprobeBzImage => {
@@ -76,7 +76,7 @@ fn qemu(machine: &str) -> Command {
     command.args(["-M", machine, "-accel", "kvm", "-cpu", "host", "-smp", "1"]);
     command.args(["-nodefaults", "-no-user-config", "-nographic"]);
     command.args(["-serial", "stdio", "-no-reboot"]);
-    // QEMU looks for its firmware relative to its own folder, which is another in a rig.
+    // QEMU looks for its firmware relative to its own folder, which is a different one in a rig.
     command.args(["-L", "/usr/share/qemu", "-L", "/usr/share/seabios"]);
     command
 }

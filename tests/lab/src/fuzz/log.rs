@@ -1,20 +1,20 @@
-//! What libFuzzer prints.
+//! Parser of the output of libFuzzer.
 
-/// Lines that tell why a target failed: at most so many.
+/// Maximum number of lines that say why a target failed.
 const WORDS: usize = 4;
 
-/// What a target's log says.
+/// Contents of a target's log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Log {
     pub(super) runs: Option<u64>,
     pub(super) runs_a_second: Option<u64>,
     /// Edges of the program that inputs have reached.
     pub(super) coverage: Option<u64>,
-    /// What libFuzzer or the sanitizer calls the failure.
+    /// Name that libFuzzer or the sanitizer gives the failure.
     pub(super) summary: Option<String>,
     /// The file with the input that failed.
     pub(super) input: Option<String>,
-    /// What the program said of the failure.
+    /// Lines that the program printed about the failure.
     pub(super) words: Vec<String>,
 }
 
@@ -50,7 +50,7 @@ impl Log {
         }
     }
 
-    /// `4096 pulse  cov: 298 ft: 512 corp: 9/81b lim: 43 exec/s: 2048 rss: 51Mb`
+    /// Parses a line such as `4096 pulse cov: 298 ft: 512 corp: 9/81b lim: 43 exec/s: 2048 rss: 51Mb`.
     fn progress(&mut self, rest: &str) {
         let mut words = rest.split_whitespace();
         let Some(runs) = words.next().and_then(|runs| runs.parse().ok()) else {

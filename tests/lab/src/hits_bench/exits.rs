@@ -1,4 +1,4 @@
-//! What KVM and the kernel of the rig count while a loop runs in the guest.
+//! Counts of KVM and of the rig's kernel while a loop runs in the guest.
 
 use std::fs;
 use std::path::Path;
@@ -10,14 +10,14 @@ use hvprobe_lab::measure::tracefs;
 const DEBUGFS: &str = "/sys/kernel/debug";
 const TRIGGER: &str = "events/syscalls/sys_enter_ioctl/trigger";
 const COUNT_BY_REQUEST: &str = "hist:keys=cmd";
-/// The second byte of all of KVM's requests (`KVMIO`).
+/// Type of KVM's ioctl requests (`KVMIO`), which is their second byte.
 const KVM: u64 = 0xae;
 const KVM_RUN: u64 = 0xae80;
 
 /// Totals since the machine was started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
-    /// Exits of all virtual CPUs, those that the kernel handled itself included.
+    /// Exits of all virtual CPUs, including those that the kernel handled itself.
     pub(crate) exits: u64,
     pub(crate) runs: u64,
     /// KVM's ioctls other than `KVM_RUN`.
@@ -25,7 +25,7 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    /// What was counted since `before`.
+    /// Returns what was counted since `before`.
     pub(crate) fn since(self, before: Self) -> Self {
         Self {
             exits: self.exits.saturating_sub(before.exits),
@@ -35,7 +35,7 @@ impl Counts {
     }
 }
 
-/// Counts ioctls while it lives, which costs the programs that make them some time.
+/// Counts ioctls while it exists, which slows down the programs that make them.
 #[derive(Debug)]
 pub(crate) struct Counter(());
 
@@ -65,7 +65,7 @@ impl Counter {
 
 impl Drop for Counter {
     fn drop(&mut self) {
-        // The machine is a rig; nobody else depends on its tracing.
+        // The machine is a rig; nothing else depends on its tracing.
         let _ = tracefs::set(TRIGGER, &format!("!{COUNT_BY_REQUEST}"));
     }
 }

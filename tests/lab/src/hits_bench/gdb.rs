@@ -1,7 +1,7 @@
-//! As much of gdb as a breakpoint with automatic continue takes, over QEMU's gdbstub.
+//! The part of gdb that a breakpoint with automatic continue needs, over QEMU's gdbstub.
 //!
-//! A hit is what gdb makes of one: stopped, breakpoint removed, one step, breakpoint inserted
-//! again, continued ("Debugging with GDB", appendix E, Remote Serial Protocol).
+//! A hit is handled as gdb handles it: stop, remove the breakpoint, make one step, insert the breakpoint again,
+//! continue ("Debugging with GDB", appendix E, Remote Serial Protocol).
 
 use std::io::{BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-/// For one answer; the guest may take this long to reach a breakpoint.
+/// Time limit for one answer; the guest may take this long to reach a breakpoint.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Longer than any packet QEMU sends.
+/// Maximum length of a packet. QEMU sends no longer ones.
 const PACKET: usize = 1 << 16;
 
 /// A connection to a stub whose machine is stopped.
@@ -30,7 +30,7 @@ impl Gdb {
             to: stream,
         };
         gdb.send("qSupported:swbreak+;hwbreak+")?;
-        // Being connected to stops the machine, which the stub tells first, unasked.
+        // The connection stops the machine, which the stub reports first, unasked.
         while stopped(&gdb.receive()?) {}
         let state = gdb.ask("?")?;
         if !stopped(&state) {
@@ -39,9 +39,9 @@ impl Gdb {
         Ok(gdb)
     }
 
-    /// Sets a software breakpoint at `at` and lets the machine run, over and over, until `hits`
-    /// hits; then removes the breakpoint and lets the machine go. `ready` is called when the
-    /// machine runs for the first time. Returns the times from each hit to the next.
+    /// Sets a software breakpoint at `at` and lets the machine run into it `hits` times, then removes the
+    /// breakpoint and detaches. Calls `ready` when the machine runs for the first time. Returns the times from
+    /// each hit to the next.
     pub(crate) fn count(
         mut self,
         at: u64,
@@ -97,7 +97,7 @@ impl Gdb {
             .context("cannot write to QEMU's gdbstub")
     }
 
-    /// The next packet, which is acknowledged.
+    /// Reads the next packet and acknowledges it.
     fn receive(&mut self) -> Result<String> {
         let body = read_packet(&mut self.from)?;
         self.to
@@ -107,7 +107,7 @@ impl Gdb {
     }
 }
 
-/// Whether an answer says that the machine stopped by a signal.
+/// Returns whether an answer says that the machine stopped by a signal.
 fn stopped(answer: &str) -> bool {
     answer.starts_with('T') || answer.starts_with('S')
 }
@@ -117,7 +117,7 @@ fn packet(body: &str) -> String {
     format!("${body}#{sum:02x}")
 }
 
-/// Passes over acknowledgements up to a packet, and reads that.
+/// Skips acknowledgements up to a packet, and reads that.
 fn read_packet(from: &mut impl Read) -> Result<String> {
     let mut next = || -> Result<u8> {
         let mut byte = [0];
@@ -163,7 +163,7 @@ mod tests {
         assert!(read_packet(&mut &b"-"[..]).is_err());
     }
 
-    /// A stub that stops at once whenever it is told to go; returns what it was asked.
+    /// Serves as a stub that stops at once whenever it is asked to go; returns the commands that it got.
     fn stub(mut stream: UnixStream) -> Vec<String> {
         let mut asked = Vec::new();
         stream

@@ -1,4 +1,4 @@
-//! A guest with a shell on its console, and what loops in it cost.
+//! A guest with a shell on its console, and the cost of loops in it.
 
 use std::io::Write;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -8,9 +8,9 @@ use anyhow::{Context, Result, bail, ensure};
 use hvprobe_lab::measure::median;
 use hvprobe_lab::measure::stream::Lines;
 
-/// What the workload writes before what went wrong.
+/// Text before the colon in the workload's error messages.
 const COMPLAINT: &str = "workload";
-/// What the guest's `/init` prints before it starts the shell.
+/// Text that the guest's `/init` prints before it starts the shell.
 const SHELL: &str = "hvprobe-guest: no command given";
 
 /// Ticks of the guest's time stamp counter per call, in batches of a hundredth of the calls.
@@ -19,13 +19,13 @@ pub(crate) struct Ticks {
     pub(crate) calls: u32,
     pub(crate) fastest: f64,
     pub(crate) median: f64,
-    /// Of all batches together.
+    /// Mean over all batches.
     pub(crate) mean: f64,
 }
 
 impl Ticks {
-    /// Those of loops that were the same: the fastest of all batches, the middle of the others. None
-    /// of no loops.
+    /// Combines the results of equal loops: the fastest of all batches, and the median of the other values.
+    /// None if there are no loops.
     pub(crate) fn of_all(loops: impl Iterator<Item = Self>) -> Option<Self> {
         let loops: Vec<Self> = loops.collect();
         let middle = |of: fn(&Self) -> f64| median(loops.iter().map(of).collect());
@@ -38,19 +38,20 @@ impl Ticks {
     }
 }
 
-/// The program that shows a console on its stdout and types its stdin. Ended when dropped.
+/// A program that shows a console on its stdout and types its stdin there. Killed on drop.
 #[derive(Debug)]
 pub(crate) struct Console {
     program: Child,
     input: ChildStdin,
     output: Lines,
     errors: Lines,
-    /// For one answer of the shell.
+    /// Time limit for one answer of the shell.
     patience: Duration,
 }
 
 impl Console {
-    /// Starts `program`, and waits for the guest's shell; for that and for each answer `patience`.
+    /// Starts `program` and waits for the guest's shell. `patience` is the time limit for that and for each
+    /// answer.
     pub(crate) fn open(program: &mut Command, patience: Duration) -> Result<Self> {
         let mut child = program
             .stdin(Stdio::piped())
@@ -71,7 +72,7 @@ impl Console {
         Ok(console)
     }
 
-    /// Whether the console has ended, and the last that it and its program said.
+    /// Describes why nothing came: whether the console has ended, and the last lines of it and of its program.
     fn last_words(&self) -> String {
         let (ended, patience) = (self.output.ended(), self.patience);
         let mut words = match ended {
@@ -90,14 +91,13 @@ impl Console {
         words
     }
 
-    /// Types a line.
     pub(crate) fn type_line(&mut self, line: &str) -> Result<()> {
         writeln!(self.input, "{line}")
             .and_then(|()| self.input.flush())
             .context("cannot type on the guest's console")
     }
 
-    /// The rest of the next line that begins with `key` and a colon.
+    /// Returns the rest of the next line that begins with `key` and a colon.
     pub(crate) fn value(&self, key: &str) -> Result<String> {
         self.output
             .find(self.patience, |line| {
@@ -109,7 +109,7 @@ impl Console {
             })
     }
 
-    /// As [`Self::value`], from the workload, which may also say why there is none.
+    /// Like [`Self::value`], but of the workload, which may report an error instead.
     fn answer(&self, key: &str) -> Result<String> {
         let found = self.output.find(self.patience, |line| {
             let (before, value) = line.split_once(": ")?;
@@ -131,7 +131,7 @@ impl Console {
         self.type_line(&format!("workload tsc-loop {words}; echo \"over: $?\""))?;
         let calls = self.answer("calls")?;
         let ticks = self.answer("ticks")?;
-        // Only now the guest's own probes are gone.
+        // Only now are the guest's own probes gone.
         let over = self.answer("over")?;
         ensure!(over == "0", "the loop ended with status {over}");
         parse_ticks(&calls, &ticks).with_context(|| format!("no ticks in {ticks:?}"))
@@ -140,7 +140,7 @@ impl Console {
 
 impl Drop for Console {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The program may have ended by itself.
         let _ = self.program.kill();
         let _ = self.program.wait();
     }
@@ -160,7 +160,7 @@ fn parse_ticks(calls: &str, ticks: &str) -> Option<Ticks> {
 mod tests {
     use super::*;
 
-    /// A console on which `script` stands for the guest.
+    /// Opens a console on which `script` stands in for the guest.
     fn console(script: &str, patience: Duration) -> Result<Console> {
         Console::open(Command::new("sh").args(["-c", script]), patience)
     }

@@ -1,10 +1,10 @@
-//! `hits-bench`: what one hit costs, by mechanism, beside the guest's own kprobes and gdb.
+//! `hits-bench`: measures the cost of one hit, by mechanism, beside the guest's own kprobes and gdb.
 //!
-//! Runs inside a rig, started by `cargo lab bench hits`. One guest under hvprobe makes the same
-//! system call in a loop: without probes, with its own kprobe and kretprobe events, and with each of
-//! hvprobe's mechanisms on the function behind the call, and with arguments and filters, all in one boot. Another, under QEMU, runs
-//! into a breakpoint of a gdb. What the bare loop costs is taken off everything. In the first guest,
-//! too, a program that does little but system calls runs with and without a probe on its path.
+//! Runs inside a rig, started by `cargo lab bench hits`. One guest under hvprobe makes the same system call in
+//! a loop, all in one boot: without probes, with its own kprobe and kretprobe events, with each of hvprobe's
+//! mechanisms on the function of the call, and with arguments and filters. Another guest, under QEMU, runs into
+//! a gdb breakpoint. The cost of the bare loop is subtracted from that of every loop with probes. In the first
+//! guest a program that does little but system calls also runs with and without a probe on its path.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -29,14 +29,15 @@ use slowdown::Slower;
 use table::{Row, Unit};
 use targets::{Ratio, Runs, Target};
 
-/// The call of the loops, the function entered once by each and by nothing else, and an instruction
-/// in the function it calls that the guest's ftrace has no business with.
+/// The system call of the loops; the function that each call enters once, and nothing else does; and an
+/// instruction in the function that this one calls, which the guest's ftrace does not touch.
 const CALL: &str = "getpgid";
 const FUNCTION: &str = "__x64_sys_getpgid";
 const PAST_FTRACE: &str = "do_getpgid+5";
-/// What the function itself is given: where the registers are that the call was made with.
+/// Fetch argument for the function's own argument, which points to the registers that the call was made with.
 const ITS_ARGUMENT: &str = "regs=%di";
-/// What is recorded of it if nothing else is said, the call's argument, is one of these: four bytes of memory.
+/// Probes that record the default, the call's argument, which is four bytes of memory: name, kind of hit by
+/// which the engine's instructions are counted, and mechanism.
 const USUAL: [(&str, Option<&str>, Mechanism); 2] = [
     (
         "kprobe, emulated, the call's argument",
@@ -45,14 +46,14 @@ const USUAL: [(&str, Option<&str>, Mechanism); 2] = [
     ),
     ("kprobe, optimized, the call's argument", None, OPTIMIZED),
 ];
-/// The work that is slowed down, and the function that is probed meanwhile.
+/// The call that is slowed down, and the function that is probed meanwhile.
 const BUSY_CALL: &str = "copy";
 const BUSY_FUNCTION: &str = "vfs_read";
 
-/// The row of what every hit with an exit takes at least.
+/// Row of the least that any hit with an exit costs.
 const EXIT: &str = "a bare exit (out)";
 const UNPROBED: &str = "the call itself, unprobed";
-/// Those of the guest's own probes, and what the workload is told to set for them.
+/// Rows of the guest's own probes. [`OWN`] has the kind and place that the workload sets for each.
 const OWN_FTRACE: &str = "guest's kprobe, by ftrace";
 const OWN_INT3: &str = "guest's kprobe, by int3";
 const OWN_RETURN: &str = "guest's kretprobe, by ftrace";
@@ -65,14 +66,14 @@ const OWN: [(&str, &str, &str); 5] = [
     (OWN_BOTH, "pr", FUNCTION),
     (OWN_STACK, "s", FUNCTION),
 ];
-/// An instruction that a stock guest's kernel optimizes its kprobe on: the one behind the nop of the entry,
-/// and where there is one the ENDBR64 before that. At [`PAST_FTRACE`] it does not:
-/// there is a call among the five bytes.
+/// Instructions on which a stock guest's kernel optimizes its kprobe: the one after the entry's nop, or after
+/// ENDBR64 and nop where there is an ENDBR64. At [`PAST_FTRACE`] it does not: there is a call among the five
+/// bytes.
 const OPTIMIZABLE: [&str; 2] = ["__x64_sys_read+5", "__x64_sys_read+9"];
 const OWN_OPTIMIZED: &str = "guest's kprobe, optimized (read)";
 const SAME_PLACE: &str = "kprobe, optimized (read)";
-/// What is read and filtered without an exit, beside what the guest's own events do with the same words:
-/// four bytes behind two pointers, a text of 64 characters, and a hit that does not count.
+/// Arguments and filters that need no exit, beside the guest's own events with the same words: four bytes
+/// behind two pointers, a text of 64 characters, and a hit that is filtered out.
 const READER: &str = "text";
 const FETCHES: [Fetch; 3] = [
     Fetch {
@@ -97,10 +98,10 @@ const DEEP_FUNCTION: &str = "datagram_poll";
 const DEEP_ARGUMENT: &str = "file=%di";
 const OWN_DEEP: &str = "guest's kprobe, with a deep stack";
 const DEEP: &str = "kprobe, optimized, with a deep stack";
-/// As many calls as the ring has room for with their stacks: with one processor nobody reads meanwhile, and what is
-/// lost costs next to nothing.
+/// Number of calls whose records with stacks fit into the ring. With one processor nothing reads the ring
+/// meanwhile, and a lost record costs next to nothing.
 const DEEP_CALLS: u32 = 1000;
-/// What a stack of sixteen frames may take, in instructions.
+/// Limit for a hit with a stack of sixteen frames, in instructions.
 const DEEP_TICKS: f64 = 400.0;
 const GDB: &str = "gdb's breakpoint in QEMU";
 
@@ -134,9 +135,9 @@ const RUNS: [Runs; 12] = [
     runs(FETCHES[1].name, 0),
     runs(FETCHES[2].name, 0),
 ];
-/// The engine's instructions for an emulated hit, at most.
+/// Limit for the engine's instructions of an emulated hit.
 const INSTRUCTIONS: f64 = 1000.0;
-/// By how many percent an optimized probe may slow down what it is on the path of.
+/// Limit for the slowdown of a program by an optimized probe on its path, in percent.
 const SLOWER: f64 = 5.0;
 
 const fn ratio(of: &'static str, to: &'static str, at_most: f64) -> Ratio {
@@ -256,12 +257,12 @@ fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Says what goes on; in a slow rig everything takes minutes.
+/// Prints what is being measured; in a slow rig everything takes minutes.
 fn progress(what: &str) {
     eprintln!("hits-bench: {what}");
 }
 
-/// All ways to probe one function, and what they are compared with.
+/// Measures all ways to probe one function, and the loops that they are compared with.
 fn hits(options: &Options, machine: &mut Machine) -> Result<Vec<Row>> {
     let work = Work {
         call: CALL,
@@ -352,7 +353,7 @@ fn hits(options: &Options, machine: &mut Machine) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Which of the [`OPTIMIZABLE`] places is one in the guest's kernel.
+/// Returns the one of the [`OPTIMIZABLE`] places that can be probed in the guest's kernel.
 fn optimizable(machine: &Machine) -> Result<&'static str> {
     let [first, second] = OPTIMIZABLE;
     match machine.try_probe(first) {
@@ -361,7 +362,7 @@ fn optimizable(machine: &Machine) -> Result<&'static str> {
     }
 }
 
-/// The kernel's jump and ours, both at `place`.
+/// Measures the kernel's jump and ours, both at `place`.
 fn jumps(
     options: &Options,
     machine: &mut Machine,
@@ -380,7 +381,7 @@ fn jumps(
         ours.push(machine.probed(&work, &OPTIMIZED)?.ticks);
         match machine.bare(&work, Some(&own)) {
             Ok(own) => theirs.push(own.ticks),
-            // That is up to the guest's kernel.
+            // Whether it optimizes is up to the guest's kernel.
             Err(error) => progress(&format!("without {OWN_OPTIMIZED}: {error:#}")),
         }
     }
@@ -444,7 +445,7 @@ fn meaning(unit: Unit) -> String {
     }
 }
 
-/// What as many calls of nothing take.
+/// Returns the result of as many calls that cost nothing.
 fn nothing(measured: &Loop) -> Loop {
     let mut nothing = *measured;
     (nothing.ticks.fastest, nothing.ticks.median) = (0.0, 0.0);
@@ -452,7 +453,7 @@ fn nothing(measured: &Loop) -> Loop {
     nothing
 }
 
-/// What `measured` took more than `base`, per call.
+/// Returns the cost of `measured` beyond that of `base`, per call.
 fn difference(name: &str, measured: &Loop, base: &Loop) -> Row {
     let per_call = |of: fn(&Loop) -> u64| {
         let more = of(measured).saturating_sub(of(base));
@@ -490,13 +491,13 @@ fn gdb(options: &Options, per_microsecond: f64) -> Result<(Row, Accelerator)> {
     Ok((row, accelerator))
 }
 
-/// Reads `KIND=NUMBER`.
+/// Parses `KIND=NUMBER`.
 fn counted(text: &str) -> Result<(String, u32)> {
     let (kind, number) = text.split_once('=').context("no `=`")?;
     Ok((kind.to_owned(), number.parse()?))
 }
 
-/// The shortest mean time in batches of at least a hundredth.
+/// Returns the shortest mean time of batches, each of which is at least a hundredth of `times`.
 fn fastest_batch(times: &[Duration]) -> Duration {
     let mean = |batch: &[Duration]| {
         let number = u32::try_from(batch.len()).unwrap_or(u32::MAX);
@@ -509,7 +510,7 @@ fn fastest_batch(times: &[Duration]) -> Duration {
         .unwrap_or_default()
 }
 
-/// The rate of the rig's time stamp counter, which its guests have, too.
+/// Measures the rate of the rig's time stamp counter, which is also that of its guests.
 fn ticks_per_microsecond() -> f64 {
     // SAFETY: every x86-64 processor has the instruction.
     let now = || unsafe { std::arch::x86_64::_rdtsc() };

@@ -1,4 +1,4 @@
-//! hvprobe's side: one machine, in which one mechanism after the other is measured.
+//! hvprobe's side: one machine, in which the mechanisms are measured one after another.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -14,34 +14,34 @@ use crate::guest::{Console, Ticks};
 
 const MACHINE: &str = "hits";
 const CMDLINE: &str = "console=ttyS0 quiet reboot=k panic=-1 pci=off mitigations=off";
-/// For the server to be there, and for a probe to be possible.
+/// Time limit for the server to listen, and for a jump to become possible.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What is said of a jump that is not possible just now.
+/// Text in the error for a jump that is not possible just now.
 const CHANGES: &str = "changing its own kprobes";
 
-/// A probe that does more than to record registers, and the guest's own event with the same words.
+/// A probe that does more than record registers, and the guest's own event with the same words.
 #[derive(Debug)]
 pub(crate) struct Fetch {
     pub(crate) name: &'static str,
     pub(crate) own: &'static str,
-    /// What stands behind the function.
+    /// Words after the function in the definition.
     pub(crate) words: &'static str,
 }
 
-/// What a program in the guest does over and over.
+/// Work that a program in the guest repeats.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Work {
-    /// As `workload help` names it.
+    /// Name of the call in `workload help`.
     pub(crate) call: &'static str,
     pub(crate) calls: u32,
     /// The function that is probed.
     pub(crate) function: &'static str,
-    /// What is recorded, as it stands behind the function; what is usual there if that is nothing.
+    /// Arguments to record, as they stand after the function in the definition; if empty, the default ones.
     pub(crate) recorded: &'static str,
 }
 
-/// A mechanism: its name in the table, what its instructions are counted as, if they are, and what
-/// `hvprobe probe add` is given for it. `{}` stands for the function and what is recorded there.
+/// A mechanism: its name in the table, the kind of hit by which its instructions are counted, if they are, and
+/// the arguments of `hvprobe probe add`. `{}` stands for the function and the arguments to record.
 #[derive(Debug)]
 pub(crate) struct Mechanism {
     pub(crate) name: &'static str,
@@ -99,7 +99,7 @@ pub(crate) const MECHANISMS: [Mechanism; 12] = [
         counted_as: None,
         add: &["--mechanism", "emulated", "p {}", "r {}"],
     },
-    // Its instances grow, which the code that others return to cannot do.
+    // The number of its instances grows, which the stubs that other calls return to do not allow.
     Mechanism {
         name: "return probe, exit at the return",
         counted_as: Some("returned"),
@@ -119,24 +119,24 @@ pub(crate) const MECHANISMS: [Mechanism; 12] = [
     },
 ];
 
-/// What a loop took, and what was counted if counting had begun.
+/// Ticks of a loop, and its counts if counting was on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Loop {
     pub(crate) ticks: Ticks,
     pub(crate) counts: Counts,
 }
 
-/// A machine of a server of its own, with a shell on its console.
+/// A machine in a server of its own, with a shell on its console.
 #[derive(Debug)]
 pub(crate) struct Machine {
     console: Console,
     server: Server,
-    /// While not only time is taken.
+    /// Present while exits and ioctls are counted.
     counter: Option<Counter>,
 }
 
 impl Machine {
-    /// Boots the guest of folder `guest`, whose shell answers within `patience`.
+    /// Boots the guest in the folder `guest`; its shell has to answer within `patience`.
     pub(crate) fn boot(guest: &Path, patience: Duration) -> Result<Self> {
         let server = Server::start()?;
         let (kernel, initrd) = (guest.join("kernel"), guest.join("initrd.cpio"));
@@ -162,20 +162,20 @@ impl Machine {
         })
     }
 
-    /// Counts from now on, which takes time, or no more. To be begun only once, because an emulated
-    /// rig's kernel does not stand it when its text is patched often.
+    /// Turns counting, which takes time, on or off. May be turned on only once, because the kernel of an
+    /// emulated rig does not survive frequent patching of its text.
     pub(crate) fn count(&mut self, on: bool) -> Result<()> {
         self.counter = on.then(Counter::start).transpose()?;
         Ok(())
     }
 
-    /// A loop that only leaves the guest, and comes back at once, `calls` times.
+    /// Measures a loop that only leaves the guest and comes back at once, `calls` times.
     pub(crate) fn exit(&mut self, calls: u32) -> Result<Loop> {
         self.measure(&format!("out {calls}"))
     }
 
-    /// The loop without probes of ours; with the guest's own if `own` names some (see
-    /// `workload help`).
+    /// Measures the loop without probes of ours; with the guest's own if `own` names some (see `workload
+    /// help`).
     pub(crate) fn bare(&mut self, work: &Work, own: Option<&str>) -> Result<Loop> {
         let Work { call, calls, .. } = work;
         self.measure(&match own {
@@ -184,7 +184,7 @@ impl Machine {
         })
     }
 
-    /// Whether there can be a probe at `place`, and why not.
+    /// Checks that a probe can be added at `place`; the error says why not.
     pub(crate) fn try_probe(&self, place: &str) -> Result<()> {
         let definition = format!("p {place}");
         let add = ["probe", "add", "--vm", MACHINE, "--disabled", &definition];
@@ -193,7 +193,7 @@ impl Machine {
             .ask(["probe", "remove", "--vm", MACHINE, "--all"])
     }
 
-    /// The loop with probes of ours on its function.
+    /// Measures the loop with probes of ours on its function.
     pub(crate) fn probed(&mut self, work: &Work, mechanism: &Mechanism) -> Result<Loop> {
         let definition = format!("{} {}", work.function, work.recorded);
         let words = mechanism.add.iter();
@@ -204,12 +204,12 @@ impl Machine {
         self.with_probes(work, &words)
     }
 
-    /// The loop with the probes that `hvprobe probe add` makes of `words`.
+    /// Measures the loop with the probes that `hvprobe probe add` makes of `words`.
     fn with_probes(&mut self, work: &Work, words: &[&str]) -> Result<Loop> {
         let mut add = vec!["probe", "add", "--vm", MACHINE];
         add.extend(words);
-        // The guest's kernel works on for a while when its own probes are gone, which is seen from here
-        // only by asking again.
+        // After the removal of its own probes the guest's kernel works on for a while. From here its end can be
+        // seen only by asking again.
         let deadline = Instant::now() + PATIENCE;
         while let Err(error) = self.server.ask(&add) {
             if !error.to_string().contains(CHANGES) || Instant::now() >= deadline {
@@ -223,7 +223,7 @@ impl Machine {
         measured
     }
 
-    /// The loop with a probe of ours on its function, with these words behind it.
+    /// Measures the loop with an optimized probe of ours on its function, with `words` after the function.
     pub(crate) fn fetched(&mut self, work: &Work, words: &str) -> Result<Loop> {
         let definition = format!("p {} {words}", work.function);
         self.with_probes(work, &["--mechanism", "optimized", &definition])
@@ -241,7 +241,7 @@ impl Machine {
     }
 }
 
-/// `hvprobe serve`, ended when dropped.
+/// `hvprobe serve`, killed on drop.
 #[derive(Debug)]
 struct Server {
     program: Child,
@@ -275,7 +275,7 @@ impl Server {
         Ok(server)
     }
 
-    /// An `hvprobe` that will speak to this server.
+    /// Returns a command of `hvprobe` as a client of this server.
     fn command(&self) -> Command {
         let mut command = Command::new("hvprobe");
         command.env("HVPROBE_SOCKET", &self.socket);
@@ -291,7 +291,7 @@ impl Server {
         Ok(())
     }
 
-    /// How the machine stands, or how it has ended, and what the server said last.
+    /// Describes the state of the machine, or how it ended, and the server's last lines.
     fn standing(&self) -> String {
         let list = self.command().args(["vm", "list"]).output();
         let list = list.map_or_else(
@@ -305,7 +305,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Its machine has nothing to lose.
+        // The server's machine has nothing to lose.
         let _ = self.program.kill();
         let _ = self.program.wait();
     }

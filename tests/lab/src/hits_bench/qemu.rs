@@ -1,8 +1,7 @@
-//! The gdb-style breakpoint: QEMU boots the guest, its gdbstub reports every hit to a client.
+//! A breakpoint as gdb sets it: QEMU boots the guest, and its gdbstub reports every hit to a client.
 //!
-//! With KVM the stub plants an int3, which only helps where KVM hands int3s over; elsewhere QEMU
-//! has to emulate the guest. While the machine is stopped its time stamp counter stands still, so
-//! the time is taken outside.
+//! With KVM the stub plants an int3, which only works where KVM hands int3s over; elsewhere QEMU has to emulate
+//! the guest. The time stamp counter of a stopped machine stands still, so the time is measured outside.
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -22,7 +21,8 @@ pub(crate) enum Accelerator {
 }
 
 impl Accelerator {
-    /// KVM if `doctor`'s report, one JSON object per line, says that KVM hands int3s over.
+    /// Returns KVM if `doctor`'s report, one JSON object per line, says that KVM hands int3s over, and TCG
+    /// otherwise.
     pub(crate) fn for_breakpoints(doctor: &str) -> Self {
         if doctor.contains("\"debug-exit\"") {
             Self::Kvm
@@ -39,12 +39,13 @@ impl Accelerator {
     }
 }
 
-/// The same words as hvprobe's guest gets; `nokaslr` because symbols are looked up in the guest
-/// before its shell can be typed at.
+/// Command line of the guest, like that of hvprobe's guest. `nokaslr` keeps symbols at the addresses they are
+/// linked at.
 const CMDLINE: &str = "console=ttyS0 quiet reboot=k panic=-1 mitigations=off nokaslr";
 
-/// Boots the guest of folder `guest`, sets a breakpoint on `function` and lets the guest run into
-/// it `hits` times; `patience` is for each answer of its shell. Returns the times from each hit to the next.
+/// Boots the guest in the folder `guest`, sets a breakpoint on `function` and lets the guest run into it `hits`
+/// times. `patience` is the time limit for each answer of the guest's shell. Returns the times from each hit to
+/// the next.
 pub(crate) fn breakpoint(
     accelerator: Accelerator,
     guest: &Path,
@@ -79,7 +80,7 @@ fn command(accelerator: Accelerator, guest: &Path, socket: &Path) -> Command {
     command.args(["-m", "256", "-append", CMDLINE]);
     command.args(["-nodefaults", "-no-user-config", "-nographic"]);
     command.args(["-serial", "stdio", "-no-reboot"]);
-    // QEMU looks for its files relative to its own folder, which is another in a rig.
+    // QEMU looks for its files relative to its own folder, which is a different one in a rig.
     command.env("QEMU_MODULE_DIR", "/usr/lib/x86_64-linux-gnu/qemu");
     command.args(["-L", "/usr/share/qemu", "-L", "/usr/share/seabios"]);
     command

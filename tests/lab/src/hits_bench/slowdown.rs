@@ -1,7 +1,7 @@
-//! How much slower one probe on its path makes a program that does little but system calls.
+//! Slowdown of a program that does little but system calls, by one probe on its path.
 //!
-//! Every way to probe is measured in each of many rounds, in turn, so that a machine whose speed
-//! changes in the meantime changes all of them; what counts is the difference within a round.
+//! Every way to probe is measured in each of many rounds, in turn, so that a change of the machine's speed
+//! affects all of them. Only the difference within a round counts.
 
 use std::fmt::Write;
 
@@ -13,8 +13,8 @@ use crate::guest::Ticks;
 use crate::ours::{EMULATED, Machine, OPTIMIZED, Work};
 use crate::table::{Unit, number};
 
-/// The ways to probe, the first of which the others are compared with. The second shows what the
-/// measurement itself is worth.
+/// The ways to probe. The others are compared with the first; the second shows the error of the measurement
+/// itself.
 const WAYS: [&str; 5] = [
     "no probe",
     "no probe, once more",
@@ -23,30 +23,31 @@ const WAYS: [&str; 5] = [
     EMULATED.name,
 ];
 
-/// One way to probe: by how many percent of the unprobed program it is slower.
+/// Slowdown by one way to probe, in percent of the unprobed program.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Slower {
     pub(crate) name: &'static str,
-    /// Ticks of a turn, the middle of all rounds.
+    /// Ticks per call in the middle batch of a round: the median of all rounds.
     pub(crate) ticks: f64,
-    /// Of the fastest batch of a round, with nothing but the program in it: the middle of all rounds.
+    /// Slowdown of the fastest batch of a round, in which nothing but the program ran: the median of all
+    /// rounds.
     pub(crate) fastest: f64,
-    /// Of the middle batch of a round, the host's own interrupts included: the middle of all rounds.
+    /// Slowdown of the middle batch of a round, the host's own interrupts included: the median of all rounds.
     pub(crate) percent: f64,
-    /// A quarter of the rounds is below the first, a quarter above the second.
+    /// Quartiles of the rounds: a quarter of them is below the first, a quarter above the second.
     pub(crate) spread: (f64, f64),
-    /// Of all the time of a round, whatever else went on: the middle of all rounds.
+    /// Slowdown of a round as a whole, whatever else ran: the median of all rounds.
     pub(crate) overall: f64,
 }
 
-/// Measures all ways, `rounds` times; none of them if that is not at all.
+/// Measures all ways `rounds` times. Returns nothing for zero rounds.
 pub(crate) fn measure(machine: &mut Machine, work: &Work, rounds: u32) -> Result<Vec<Slower>> {
     let own = format!("p {}", work.function);
     let mut measured: Vec<[Ticks; WAYS.len()]> = Vec::new();
     for round in 0..rounds as usize {
         let mut all = [None; WAYS.len()];
         for n in 0..WAYS.len() {
-            // Each way comes after each other one.
+            // Every round begins with another way.
             let way = (round + n) % WAYS.len();
             let took = match way {
                 0 | 1 => machine.bare(work, None),
@@ -84,7 +85,7 @@ fn compare(measured: &[[Ticks; WAYS.len()]]) -> Vec<Slower> {
     (0..).zip(WAYS).filter_map(slower).collect()
 }
 
-/// The values with a quarter of all below, and above; none of no values.
+/// Returns the lower and the upper quartile; none if there are no values.
 fn quartiles(mut values: Vec<f64>) -> Option<(f64, f64)> {
     values.sort_by(f64::total_cmp);
     let last = values.len().checked_sub(1)?;

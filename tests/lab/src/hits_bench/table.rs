@@ -2,17 +2,17 @@
 
 use std::fmt::Write;
 
-/// What a tick of the guests' time stamp counter is in this rig.
+/// Meaning of a tick of the guests' time stamp counter in this rig.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Unit {
-    /// Time: so many are a microsecond.
+    /// Time, at this number of ticks per microsecond.
     Time { per_microsecond: f64 },
     /// An instruction of the whole machine: the guest's, KVM's or hvprobe's.
     Instruction,
 }
 
 impl Unit {
-    /// Microseconds, where ticks are time.
+    /// Converts ticks to microseconds, where ticks are time.
     pub(crate) fn microseconds(self, ticks: f64) -> Option<f64> {
         match self {
             Self::Time { per_microsecond } => Some(ticks / per_microsecond),
@@ -21,7 +21,7 @@ impl Unit {
     }
 }
 
-/// What one hit adds to a call.
+/// Cost that one hit adds to a call.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Row {
     pub(crate) name: String,
@@ -31,11 +31,11 @@ pub(crate) struct Row {
     pub(crate) fastest: f64,
     /// Exits, `KVM_RUN`s, other ioctls; none where they were not counted.
     pub(crate) exits: Option<[f64; 3]>,
-    /// Of the engine, in user space; none where they were not counted.
+    /// Instructions of the engine, in user space; none where they were not counted.
     pub(crate) instructions: Option<u32>,
 }
 
-/// All rows; `kprobe` and `reference` name those that the two columns of ratios divide by.
+/// Renders all rows. The two columns of ratios divide by the rows called `kprobe` and `reference`.
 pub(crate) fn render(rows: &[Row], unit: Unit, kprobe: &str, reference: &str) -> String {
     let mut table = format!(
         "{:<40}{:>10}{:>10}{:>10}{:>8}{:>8}{:>8}{:>8}{:>11}{:>11}\n",
@@ -62,19 +62,19 @@ pub(crate) fn render(rows: &[Row], unit: Unit, kprobe: &str, reference: &str) ->
     table
 }
 
-/// The row called `name`.
+/// Finds the row called `name`.
 pub(crate) fn named<'r>(rows: &'r [Row], name: &str) -> Option<&'r Row> {
     rows.iter().find(|row| row.name == name)
 }
 
-/// How many times the cost of the row `to` that of the row `of` is. None if one of them has not come
-/// out above nothing: the rest of the machine took more than the hits, and a ratio would be made up.
+/// Returns the cost of the row `of` divided by that of the row `to`. None if one of the costs is not above
+/// zero: then the rest of the machine took more than the hits, and a ratio would mean nothing.
 pub(crate) fn ratio(rows: &[Row], of: &str, to: &str) -> Option<f64> {
     let cost = |name| Some(named(rows, name)?.fastest).filter(|cost| *cost > 0.0);
     Some(cost(of)? / cost(to)?)
 }
 
-/// A number with so many `places`, or a dash.
+/// Formats a number with `places` decimals, or a dash for none.
 pub(crate) fn number(value: Option<f64>, places: usize) -> String {
     value.map_or_else(|| "-".to_owned(), |value| format!("{value:.places$}"))
 }

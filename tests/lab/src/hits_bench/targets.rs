@@ -1,10 +1,10 @@
-//! What the costs are meant to be, beside what they are.
+//! Targets for the costs, beside the measured values.
 
 use std::fmt::Write;
 
 use crate::table::{Row, named, number, ratio};
 
-/// Something that should be no more than so much.
+/// An upper limit, and the value measured for it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Target {
     pub(crate) what: String,
@@ -13,7 +13,7 @@ pub(crate) struct Target {
     pub(crate) measured: Option<f64>,
 }
 
-/// How many times the cost of one row that of another may be.
+/// Limit for the cost of one row as a multiple of that of another.
 #[derive(Debug)]
 pub(crate) struct Ratio {
     pub(crate) of: &'static str,
@@ -21,14 +21,14 @@ pub(crate) struct Ratio {
     pub(crate) at_most: f64,
 }
 
-/// How often a hit of a row's may enter the guest anew (`KVM_RUN`).
+/// Limit for the entries into the guest (`KVM_RUN`) per hit of a row.
 #[derive(Debug)]
 pub(crate) struct Runs {
     pub(crate) of: &'static str,
     pub(crate) at_most: u32,
 }
 
-/// Of exits that have nothing to do with hits, one in so many hits is let pass.
+/// Tolerance for exits that have nothing to do with hits, per hit.
 const STRAY: f64 = 0.1;
 
 impl Ratio {
@@ -44,7 +44,8 @@ impl Ratio {
 impl Runs {
     pub(crate) fn target(&self, rows: &[Row]) -> Target {
         let exits = named(rows, self.of).and_then(|row| row.exits);
-        // With fewer than it takes, what was subtracted for the call alone was something else.
+        // A hit takes at least this many. With fewer, the loop that was subtracted for the bare call did other
+        // work.
         let least = f64::from(self.at_most) - STRAY;
         Target {
             what: format!("{}: KVM_RUNs", self.of),
@@ -54,7 +55,7 @@ impl Runs {
     }
 }
 
-/// The other ioctls of the row that makes most of them.
+/// Returns the target for the other ioctls, with the value of the row that makes most of them.
 pub(crate) fn ioctls(rows: &[Row]) -> Target {
     let ioctls = rows.iter().filter_map(|row| row.exits);
     Target {

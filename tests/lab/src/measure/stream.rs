@@ -7,14 +7,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// So many lines are remembered.
+/// Number of lines that are remembered.
 const TAIL: usize = 40;
 
-/// Lines as they come, without white space around them.
+/// Lines as they arrive, without white space around them.
 #[derive(Debug)]
 pub struct Lines {
     lines: Receiver<String>,
-    /// The newest, whether or not they were looked at.
+    /// The newest lines, whether or not they were taken.
     tail: Arc<Mutex<VecDeque<String>>>,
 }
 
@@ -39,7 +39,7 @@ impl Lines {
                     tail.pop_front();
                 }
                 drop(tail);
-                // Whether anybody still listens does not matter: the stream is to be drained.
+                // The receiver may be gone; the stream has to be drained all the same.
                 let _ = sender.send(text);
                 line.clear();
             }
@@ -47,21 +47,21 @@ impl Lines {
         Self { lines, tail }
     }
 
-    /// The newest lines of all that came.
+    /// Returns the newest of all lines that have arrived.
     #[must_use]
     pub fn tail(&self) -> Vec<String> {
         let tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
         tail.iter().cloned().collect()
     }
 
-    /// Whether the stream has ended and all of it was looked at.
+    /// Returns whether the stream has ended and all of its lines were taken.
     #[must_use]
     pub fn ended(&self) -> bool {
         self.lines.try_recv() == Err(TryRecvError::Disconnected)
     }
 
-    /// The next line that `wanted` makes something of; none if the stream ends or `limit` is over
-    /// before.
+    /// Takes lines up to the first for which `wanted` returns a result; none if the stream ends or `limit`
+    /// passes before.
     pub fn find<T>(&self, limit: Duration, wanted: impl Fn(&str) -> Option<T>) -> Option<T> {
         let deadline = Instant::now() + limit;
         loop {
@@ -73,18 +73,18 @@ impl Lines {
         }
     }
 
-    /// What has been read and not been looked at.
+    /// Takes the lines that have arrived.
     pub fn rest(&self) -> impl Iterator<Item = String> {
         self.lines.try_iter()
     }
 
-    /// The next line with `text` in it; none as for [`Lines::find`].
+    /// Takes lines up to the first that contains `text`; none as for [`Lines::find`].
     #[must_use]
     pub fn wait_for(&self, text: &str, limit: Duration) -> Option<String> {
         self.find(limit, |line| line.contains(text).then(|| line.to_owned()))
     }
 
-    /// The last line that has come and was not taken.
+    /// Takes the lines that have arrived and returns the last.
     #[must_use]
     pub fn last(&self) -> Option<String> {
         self.lines.try_iter().last()

@@ -9,10 +9,10 @@ use anyhow::{Context, Result, bail};
 
 const TRACEFS: &str = "/sys/kernel/tracing";
 
-/// Mounts tracefs if need be.
+/// Mounts tracefs unless it is mounted.
 ///
 /// # Errors
-/// When that is not possible here.
+/// When it cannot be mounted here.
 pub fn mount() -> Result<()> {
     if Path::new(TRACEFS).join("trace").exists() {
         return Ok(());

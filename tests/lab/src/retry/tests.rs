@@ -18,7 +18,7 @@ fn passed(passed: u64) -> Ran {
     }
 }
 
-/// A program of three tests of which these failed.
+/// Returns the result of a program of three tests, of which these failed.
 fn failed(tests: &[&str]) -> Ran {
     let failed = u64::try_from(tests.len()).unwrap();
     Ran::Ended {
@@ -60,7 +60,7 @@ fn broken(reason: &str) -> Finish {
     Finish::Broken(reason.to_owned())
 }
 
-/// What is due, then the closing lines.
+/// Checks what is due, then the closing lines.
 fn check(book: &Book, expect: Expect) {
     let mut text = String::new();
     for due in &book.due {

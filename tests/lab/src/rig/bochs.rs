@@ -1,10 +1,10 @@
-//! Bochs with VMX: the slow rig, whose guests' int3s exit as on real hardware.
+//! Bochs with VMX: the slow rig, in which guests' int3s exit as on real hardware.
 //!
-//! Bochs has no way to load a kernel, so the rig boots from a CD with GRUB on it. It starts in its
-//! debugger, which reads a file and then its stdin: that is at its end, so that the debugger ends
-//! Bochs if it comes up again, and an idle machine does not look at it for a millisecond each time.
-//! What the screen shows goes to a pseudo-terminal that Bochs makes and names on its stderr;
-//! somebody has to read there, or Bochs waits for ever once it is full.
+//! Bochs has no way to load a kernel, so the rig boots from a CD with GRUB on it. Bochs starts in its debugger,
+//! which reads a file and then its stdin. Its stdin is at its end, so that the debugger ends Bochs if it comes
+//! up again, and an idle machine does not poll stdin for a millisecond each time. The screen's contents go to a
+//! pseudo-terminal that Bochs makes and names on its stderr; the lab has to read it, or Bochs waits for ever
+//! once it is full.
 
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
@@ -70,17 +70,17 @@ impl Emulator for Bochs {
     }
 }
 
-/// How long Bochs may take to make its screen.
+/// Time limit for Bochs to make its screen.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Keeps what Bochs says on `words` in a file, until it ends. Returns its screen, or none if it said
-/// nothing of one.
+/// Copies what Bochs prints on `words` into a file, in a thread, until it ends. Returns Bochs' screen, or none
+/// if it did not name one in time.
 fn screen(words: ChildStderr, mut file: File) -> Option<File> {
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {
         for line in BufReader::new(words).lines().map_while(Result::ok) {
             if let Some(path) = screen_named(&line) {
-                // Nobody waits any more if it took too long.
+                // The receiver is gone if this took too long.
                 let _ = sender.send(terminal::screen(Path::new(path)));
             }
             let _ = writeln!(file, "{line}");
@@ -89,15 +89,15 @@ fn screen(words: ChildStderr, mut file: File) -> Option<File> {
     receiver.recv_timeout(PATIENCE).ok()?.ok()
 }
 
-/// The path in `Bochs connected to screen "PATH"`.
+/// Returns the path in `Bochs connected to screen "PATH"`.
 fn screen_named(line: &str) -> Option<&str> {
     line.strip_prefix("Bochs connected to screen \"")?
         .strip_suffix('"')
 }
 
-/// The kernel takes the processor's frequency from its model, and so believes that a second is as long
-/// as 70 of the timers'. One that it sets for a moment comes so early that it is set again a hundred
-/// times; one that ticks only ticks too often.
+/// Options for the kernel's timer ticks. The kernel takes the processor's frequency from the processor's model,
+/// and so takes 70 seconds of the timers for one. A one-shot timer then expires so early that it is set again a
+/// hundred times; a periodic one only ticks too often.
 const TICKS: &str = "highres=off nohz=off";
 
 fn configuration(plan: &Plan<'_>) -> String {
@@ -153,8 +153,8 @@ fn make_cd(plan: &Plan<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A pipe by name, through which Bochs' serial "file" arrives without delay. It is opened for
-/// both directions, so that opening waits for nobody and the pipe does not end.
+/// Creates a named pipe, through which Bochs' serial "file" arrives without delay. It is opened for both
+/// directions, so that opening does not block and the pipe does not end.
 fn make_fifo(path: &Path) -> Result<File> {
     let name = CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: the pointer is to a string that ends with NUL.

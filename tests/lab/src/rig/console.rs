@@ -1,4 +1,4 @@
-//! Follows a rig's console: keeps the log, tells the listener, knows when the job is over.
+//! Follows a rig's console: writes the log, calls the listener, and notices when the job is over.
 
 use std::fs::File;
 use std::io::Write;
@@ -19,7 +19,7 @@ pub(super) struct Console<'a> {
     booting: Waiting,
     /// The exit status of each step that ended.
     pub(super) statuses: Vec<Option<u8>>,
-    /// The step that begins next; one that begins again means that the machine restarted.
+    /// The step that begins next; the begin of any other step means that the machine restarted.
     next: usize,
     /// How the job ended, once it has.
     pub(super) finish: Option<Finish>,

@@ -25,14 +25,14 @@ use crate::setup::Ready;
 use crate::signals::Signals;
 use crate::stacks;
 
-/// The status of a program that was ended for tests that did not end, as libtest's when tests fail.
+/// Status of a program that was ended because tests did not end: libtest's status when tests fail.
 const TESTS_FAILED: u8 = 101;
 
 pub(super) fn run(ready: &Ready, job: &Job, listener: &mut dyn Listener) -> Result<Outcome> {
     run_with(ready.guest.root(), job, listener)
 }
 
-/// As [`run`], with the folder that programs are to take for the lab's cache.
+/// Like [`run`], with the folder that programs take for the lab's cache.
 fn run_with(cache: &Path, job: &Job, listener: &mut dyn Listener) -> Result<Outcome> {
     let limits = Limits {
         deadline: Instant::now() + job.timeout,
@@ -72,11 +72,11 @@ fn run_with(cache: &Path, job: &Job, listener: &mut dyn Listener) -> Result<Outc
     })
 }
 
-/// What came of a step.
+/// Result of a step.
 enum Came {
     /// It ended with this status.
     Ended(u8),
-    /// It was ended because a test did not end, before anything was heard of these.
+    /// It was ended because a test did not end. The `unheard` tests have no result.
     Overdue { unheard: Vec<String> },
     /// The rest of the job cannot be run.
     Broke(Finish),
@@ -97,14 +97,14 @@ fn once(
         JobStdio::Plain | JobStdio::Terminal => Apart::Group,
     };
     let mut group = Group::start(&mut command, apart)?;
-    // Its copies of the pipe's writing side go now, so that the pipe can end.
+    // The command's copies of the pipe's write end are closed now, so that the pipe can end.
     drop(command);
     let mut streams = Streams {
         output,
         discard: None,
         keyboard: None,
     };
-    // cargo, which runs the examples of documentation, builds them first and lists no tests.
+    // cargo, which runs the examples of the documentation, builds them first and lists no tests.
     let tests = program(job, step).filter(|_| step.program != CARGO && step.is_tests());
     let mut words = Words {
         listener,
@@ -136,13 +136,13 @@ fn once(
     Ok(Came::Broke(finish))
 }
 
-/// The file of the step's program, if it is no applet of busybox.
+/// Returns the path of the step's program, if it is not an applet of busybox.
 fn program(job: &Job, step: &Step) -> Option<PathBuf> {
     let mut programs = job.programs.iter();
     programs.find_map(|(name, path)| (*name == step.program).then(|| path.clone()))
 }
 
-/// The step as a command, and the reading side of its output if that is captured.
+/// Returns the step as a command, and the read end of its output if that is captured.
 fn command(cache: &Path, job: &Job, step: &Step) -> Result<(Command, Option<File>)> {
     let mut command = match program(job, step) {
         Some(path) => Command::new(path),
@@ -176,7 +176,7 @@ fn command(cache: &Path, job: &Job, step: &Step) -> Result<(Command, Option<File
     Ok((command, Some(File::from(OwnedFd::from(reader)))))
 }
 
-/// The lab's `PATH`, with the folders of the job's programs first.
+/// Returns the lab's `PATH`, with the folders of the job's programs first.
 fn path_with_programs(job: &Job) -> OsString {
     let mut folders: Vec<PathBuf> = Vec::new();
     for (_, path) in &job.programs {
@@ -191,7 +191,7 @@ fn path_with_programs(job: &Job) -> OsString {
     env::join_paths(folders).unwrap_or(inherited)
 }
 
-/// The exit status as a shell has it in `$?`.
+/// Returns the exit status as a shell has it in `$?`.
 fn shell_status(status: ExitStatus) -> u8 {
     let number = match (status.code(), status.signal()) {
         (Some(code), _) => code,
@@ -201,7 +201,7 @@ fn shell_status(status: ExitStatus) -> u8 {
     u8::try_from(number).unwrap_or(255)
 }
 
-/// Gives all output to the listener, and watches tests that may not take for ever.
+/// Passes all output to the listener, and watches for tests that are late.
 struct Words<'a> {
     listener: &'a mut dyn Listener,
     watch: Option<Watch>,
@@ -222,15 +222,15 @@ impl Audience for Words<'_> {
 }
 
 impl Words<'_> {
-    /// Says of a program that was ended what it would have said of its late tests; what else it was to
-    /// run is found out from its file.
+    /// Prints the results of late tests for a program that was ended. Lists the program's tests, to find those
+    /// that have no result.
     fn overdue(self, step: &Step, tests: Option<&Path>, stacks: &str) -> Result<Came> {
         let Some(watch) = self.watch else {
             return Ok(Came::Ended(TESTS_FAILED));
         };
         let late = watch.late(Instant::now());
         let shown = if late.is_empty() {
-            // Without a test's name what is left cannot be told from what hangs.
+            // Without a test's name the remaining tests cannot be distinguished from the one that hangs.
             vec!["(the program as a whole)".to_owned()]
         } else {
             late.clone()
@@ -258,7 +258,7 @@ mod tests {
     use crate::report::Report;
     use crate::retry::Ran;
 
-    /// Stands for a test program that hangs in one of its tests.
+    /// Script that stands in for a test program that hangs in one of its tests.
     const HANGS: &str = r#"#!/bin/sh
 case "$*" in
 *--list*)
@@ -319,7 +319,7 @@ esac
         let mut lines = stacks.lines();
         let first = lines.next().unwrap_or_default();
         assert_eq!(first, format!("process {} (sleep):", group.id()));
-        // Where there is no gdb, or it may not look, that is said.
+        // If there is no gdb, or it may not attach, the text says so.
         let second = lines.next().unwrap_or_default();
         assert!(
             second.starts_with('#')

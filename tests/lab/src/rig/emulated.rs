@@ -1,9 +1,8 @@
-//! What both emulated rigs have in common: pack, boot, listen, end.
+//! Common part of the emulated rigs: pack, boot, listen, end.
 //!
-//! A run owns a work folder under the target folder and two logs beside it, of the rig's two serial
-//! ports: one has the steps' output and the marks, the other what the rig's kernel says. The folder
-//! goes with the run; the logs stay if anything failed. The emulator is ended as soon as the last
-//! mark is read.
+//! A run owns a work folder under the target folder and two logs beside it, of the rig's two serial ports: one
+//! has the output of the steps and the marks, the other the messages of the rig's kernel. The folder is removed
+//! with the run; the logs stay if anything failed. The emulator is ended as soon as the last mark is read.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -31,10 +30,10 @@ pub(super) trait Emulator {
     /// In MiB.
     fn default_memory(&self) -> u32;
 
-    /// KVM's modules with their parameters. What they depend on is loaded before them.
+    /// Returns KVM's modules with their parameters. Their dependencies are loaded before them.
     fn modules(&self) -> &'static [&'static str];
 
-    /// The modules of its network card, if it has one, likewise.
+    /// Returns the modules of its network card with their parameters, if it has a card.
     fn network(&self) -> Option<&'static [&'static str]> {
         None
     }
@@ -43,23 +42,23 @@ pub(super) trait Emulator {
     fn start(&self, plan: &Plan<'_>) -> Result<(Group, Streams)>;
 }
 
-/// What an emulator is to boot.
+/// Machine that an emulator boots.
 pub(super) struct Plan<'a> {
     pub(super) kernel: &'a Path,
     pub(super) initrd: &'a Path,
     pub(super) cpus: u32,
     /// In MiB.
     pub(super) memory: u32,
-    /// The TCP port that is brought to this machine.
+    /// TCP port of the machine that the same port of this one leads to.
     pub(super) forward: Option<u16>,
-    /// For the emulator's own files.
+    /// Folder for the emulator's own files.
     pub(super) folder: &'a Path,
     /// Whether the serial port has an input.
     pub(super) input: bool,
 }
 
 impl Plan<'_> {
-    /// The file that receives what the emulator itself complains about.
+    /// Creates the file for the error messages of the emulator itself.
     pub(super) fn complaints(&self) -> Result<File> {
         Ok(File::create(self.folder.join(COMPLAINTS))?)
     }
@@ -67,15 +66,15 @@ impl Plan<'_> {
 
 const COMPLAINTS: &str = "stderr";
 
-/// The file in the plan's folder that gets the second serial port's output: the kernel's messages.
+/// File in the plan's folder with the output of the second serial port: the kernel's messages.
 pub(super) const MESSAGES: &str = "messages";
 
-/// The console is the second serial port: messages of the kernel cannot land in a step's output or
-/// inside a mark. Its rate matters to Bochs, which takes as long as a real line would. Warnings are
-/// printed, and no less.
+/// The console is the second serial port, so that messages of the kernel cannot land in a step's output or
+/// inside a mark. Its rate matters to Bochs, which takes as long as a real line would. Warnings and more severe
+/// messages are printed.
 pub(super) const CMDLINE: &str = "console=ttyS1,115200 panic=-1 mitigations=off loglevel=5";
 
-/// How many lines of a broken rig's kernel are shown.
+/// Number of lines shown of the messages of a broken rig's kernel.
 const TAIL: usize = 20;
 
 pub(super) fn run(
@@ -89,7 +88,7 @@ pub(super) fn run(
         silence: job.silence,
     };
     let kind = emulator.kind().name();
-    // Before the spinner's thread starts, which inherits the mask.
+    // Before the spinner's thread starts, which inherits the signal mask.
     let signals = Signals::take()?;
 
     let labs = ready.workspace.target.join("lab");
@@ -134,7 +133,7 @@ pub(super) fn run(
     }
     let end = process::watch(&mut group, &mut streams, limits, &signals, &mut console);
     booting.finish();
-    // The terminal is usable again and the emulator is gone before anything is said about it.
+    // Restores the terminal and ends the emulator before anything is printed about it.
     drop(streams);
     drop(group);
 
@@ -155,7 +154,7 @@ pub(super) fn run(
     }
     let statuses = std::mem::take(&mut console.statuses);
     let good = finish == Finish::Complete && statuses.iter().all(|status| *status == Some(0));
-    // Somebody may have cleaned up meanwhile, which is no failure of the job.
+    // The files may have been removed meanwhile, which is no failure of the job.
     if good && !job.keep {
         let _ = fs::remove_file(&log_path);
     } else {
@@ -171,7 +170,7 @@ pub(super) fn run(
     })
 }
 
-/// Distinguishes this run's marks from those of any other.
+/// Returns a string that distinguishes this run's marks from those of any other.
 fn nonce() -> String {
     let time = SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
@@ -179,13 +178,13 @@ fn nonce() -> String {
     format!("{:x}-{time:x}", std::process::id())
 }
 
-/// A log as far as it can be read.
+/// Reads a log, or as much of it as is possible.
 fn read(log: &Path) -> String {
     String::from_utf8_lossy(&fs::read(log).unwrap_or_default()).into_owned()
 }
 
-/// Why the emulator ended: a kernel panic if the kernel spoke of one, else the emulator's last
-/// words.
+/// Returns why the emulator ended: the panic if the kernel printed one, or else the emulator's last error
+/// message.
 fn post_mortem(default: &str, messages: &str, complaints: &str) -> String {
     if let Some(line) = messages.lines().rfind(|line| line.contains("Kernel panic")) {
         return format!("the rig's kernel panicked: {}", line.trim());

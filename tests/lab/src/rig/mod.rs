@@ -1,4 +1,4 @@
-//! The machines hvprobe runs on: two emulated ones, and this one.
+//! The machines that hvprobe runs on: two emulated ones, and this one.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -27,7 +27,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// The Debian packages it needs; every kind needs busybox for the guest image.
+    /// Returns the Debian packages that it needs; every kind needs busybox for the guest image.
     pub(crate) fn packages(self) -> &'static [&'static str] {
         match self {
             Self::Tcg => &["busybox-static", "qemu-system-x86"],
@@ -55,11 +55,11 @@ impl Kind {
         }
     }
 
-    /// How long a rig that runs tests may print nothing before it counts as standing still. On this
-    /// machine itself nothing but a program of ours can stand still, which the time limit ends.
+    /// Returns how long a rig that runs tests may print nothing before it counts as hung. On this machine
+    /// itself only a program of ours can hang, which the time limit ends.
     pub(crate) fn silence(self) -> Option<Duration> {
         match self {
-            // A test that waits for its guest gives up after 80 s, and tells more than this would.
+            // A test that waits for its guest gives up after 80 s, and its error says more than this limit's.
             Self::Tcg => Some(Duration::from_secs(120)),
             // The same work takes ten times as long.
             Self::Bochs => Some(Duration::from_secs(1800)),
@@ -70,7 +70,7 @@ impl Kind {
     /// The time limit for all tests or a benchmark, in seconds.
     pub(crate) fn time_limit(self) -> u64 {
         match self {
-            // Half of it for fresh machines and what runs again there.
+            // Half of it is for fresh machines and what runs again there.
             Self::Tcg => 2700,
             Self::Direct => 1800,
             Self::Bochs => 7200,
@@ -82,15 +82,15 @@ impl Kind {
         self != Self::Direct
     }
 
-    /// Whether a tick of the time stamp counter is an instruction of the processor, and no time: Bochs
-    /// makes the time of its machine from the instructions it has carried out.
+    /// Returns whether a tick of the time stamp counter is an instruction of the processor, not time: Bochs
+    /// derives the time of its machine from the instructions that it has executed.
     pub(crate) fn ticks_are_instructions(self) -> bool {
         self == Self::Bochs
     }
 
-    /// How often what failed is run again by default. About one guest in a hundred dies or hangs of
-    /// its emulated processor, one in fifty where many virtual CPUs share the machine's, and the whole
-    /// machine now and then: up to six times in one run of all tests.
+    /// Returns how often a failure is run again by default. About one guest in a hundred dies or hangs because
+    /// of its emulated processor, one in fifty where many virtual CPUs share the machine's processors; the
+    /// whole machine does now and then, up to six times in one run of all tests.
     pub(crate) fn retries(self) -> u32 {
         match self {
             Self::Tcg | Self::Bochs => 4,
@@ -98,11 +98,11 @@ impl Kind {
         }
     }
 
-    /// How many of them run at a time, on a machine with enough processors.
+    /// Returns how many of them run at a time, on a machine with enough processors.
     pub(crate) fn at_a_time(self) -> usize {
         match self {
             Self::Tcg => 2,
-            // Its time is that of its instructions, and this machine is one.
+            // Bochs' time is that of its instructions, and this machine is only one.
             Self::Bochs | Self::Direct => 1,
         }
     }
@@ -122,11 +122,11 @@ impl Kind {
     }
 }
 
-/// Hears of the steps as they run.
+/// Receives events of the steps as they run.
 pub(crate) trait Listener {
     /// Step number `step` starts.
     fn begin(&mut self, _step: usize) {}
-    /// The running step printed this.
+    /// The running step printed these bytes.
     fn output(&mut self, bytes: &[u8]) -> Result<()>;
     /// The step ended. A program ended by signal N has status 128 + N.
     fn end(&mut self, _step: usize, _status: u8) {}
@@ -135,14 +135,14 @@ pub(crate) trait Listener {
 /// How a job ended.
 #[derive(Debug)]
 pub(crate) struct Outcome {
-    /// The exit status of each step; none if it did not come to its end.
+    /// Exit status of each step; none if it did not end.
     pub(crate) statuses: Vec<Option<u8>>,
     pub(crate) finish: Finish,
     /// The serial log, if it was kept.
     pub(crate) log: Option<PathBuf>,
 }
 
-/// Whether a job came to its end.
+/// Whether a job ran to its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Finish {
     /// All steps ran.
@@ -155,7 +155,7 @@ pub(crate) enum Finish {
     Broken(String),
 }
 
-/// Why a rig, or a program on this machine, was ended that printed nothing for too long.
+/// Returns the reason for ending a rig, or a program on this machine, that printed nothing for too long.
 fn stood_still(who: &str, silence: Option<Duration>) -> String {
     let seconds = silence.unwrap_or_default().as_secs();
     format!("{who} stood still: nothing printed for {seconds} s")

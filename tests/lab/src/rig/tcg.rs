@@ -11,10 +11,11 @@ use super::Kind;
 use super::emulated::{CMDLINE, Emulator, MESSAGES, Plan};
 use crate::process::{Apart, Group, Streams};
 
-/// Its processor. What needs XSAVE goes with it, or kernels since 7.0 use AVX that is not there. Behind a
-/// `cmpxchg16b`, QEMU before 8.0 leaves bits of RAX in the flags, of which an
-/// interrupt there makes the kernel's (VM, DF, AC …); kernels do not use it on a processor without it. A string
-/// instruction is emulated step by step: without `erms` kernels copy and clear in steps of eight bytes, not one.
+/// CPU model. Features that need XSAVE are off with it, because kernels since 7.0 would use AVX that is not
+/// there. After a `cmpxchg16b`, QEMU before 8.0 leaves bits of RAX in the flags, and an interrupt there makes
+/// them the kernel's flags (VM, DF, AC ...); kernels do not use the instruction on a processor without it.
+/// String instructions are emulated step by step: without `erms` kernels copy and clear in steps of eight
+/// bytes, not one.
 const PROCESSOR: &str = "max,+svm,-xsave,-avx,-avx2,-f16c,-fma,-vaes,-vpclmulqdq,-cx16,-erms,-fsrm";
 
 pub(super) struct Tcg;
@@ -33,7 +34,7 @@ impl Emulator for Tcg {
     }
 
     fn modules(&self) -> &'static [&'static str] {
-        // With nested paging, guests and rigs die or stand still several times as often (docs/hosts.md).
+        // With nested paging, guests and rigs die or hang several times as often (docs/hosts.md).
         &["kvm-amd.ko npt=0"]
     }
 
@@ -69,7 +70,7 @@ impl Emulator for Tcg {
             .stdout(Stdio::piped())
             .stderr(plan.complaints()?);
         if let Some(port) = plan.forward {
-            // Nothing leads out of it, and no firmware boots from it.
+            // The network leads nowhere else, and no firmware boots from the card.
             let forward = format!("hostfwd=tcp:127.0.0.1:{port}-:{port}");
             command
                 .arg("-netdev")

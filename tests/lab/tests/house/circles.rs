@@ -1,11 +1,11 @@
-//! Circles among things that need one another.
+//! Circles among files or folders that need one another.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What needs what, and which names of it.
+/// For each file or folder the others that it needs, and the names that it uses of them.
 pub(crate) type Needs = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
 
-/// The same, among the files and folders right below a crate's `src`.
+/// Merges the needs of files into those of the files and folders right below a crate's `src`.
 pub(crate) fn of_folders(files: &Needs) -> Needs {
     let folder = |file: &str| file.split('/').next().unwrap_or(file).to_owned();
     let mut folders = Needs::new();
@@ -21,7 +21,7 @@ pub(crate) fn of_folders(files: &Needs) -> Needs {
     folders
 }
 
-/// One line for each circle among `needs`, which are of the crate in `room`.
+/// Returns one line for each circle among `needs`, which are of the crate in `room`.
 pub(crate) fn told(room: &str, needs: &Needs) -> Vec<String> {
     let mut told = Vec::new();
     let mut done = BTreeSet::new();
@@ -56,7 +56,7 @@ pub(crate) fn told(room: &str, needs: &Needs) -> Vec<String> {
     told
 }
 
-/// All that `start` needs, itself only if it does.
+/// Returns all that `start` needs, directly or through others; itself only if it is in a circle.
 fn reached(start: &str, needs: &Needs) -> BTreeSet<String> {
     let mut seen = BTreeSet::new();
     let mut left = vec![start.to_owned()];

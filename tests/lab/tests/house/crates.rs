@@ -5,7 +5,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// Which crates of the workspace each may name, in its code; and why not the others.
+/// For each crate the crates of the workspace that its code may name, and why it may not name others.
 pub(crate) const ARROWS: [(&str, &[&str], &str); 11] = [
     ("arch", &[], "x86-64 is pure"),
     ("spec", &["arch"], "what a user asks for knows no kernel"),
@@ -48,7 +48,7 @@ pub(crate) const ARROWS: [(&str, &[&str], &str); 11] = [
     ),
 ];
 
-/// What depends on what it must not.
+/// Returns a line for each dependency that is not allowed, and for each crate that is missing.
 pub(crate) fn wrong_arrows() -> Vec<String> {
     let metadata = Command::new(env!("CARGO"))
         .args(["metadata", "--no-deps", "--offline", "--format-version=1"])
@@ -68,7 +68,7 @@ pub(crate) fn wrong_arrows() -> Vec<String> {
             continue;
         };
         let needed = package["dependencies"].as_array().expect("dependencies");
-        // What only tests or builds with it may be anything.
+        // Dependencies of tests and build scripts are not restricted.
         let needed = needed.iter().filter(|needed| needed["kind"].is_null());
         for other in needed.filter_map(|needed| short(&needed["name"])) {
             if !allowed.contains(&other.as_str()) {

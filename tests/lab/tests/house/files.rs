@@ -10,7 +10,7 @@ use syn::{Attribute, File, Item, ItemMod, ItemUse};
 use super::circles::Needs;
 use super::names::{Module, Tree};
 
-/// Which files below `src` need which others.
+/// Returns which other files each file below `src` needs.
 pub(crate) fn needs(src: &Path) -> Needs {
     let tree = read(src);
     let mut needs = Needs::new();
@@ -71,7 +71,7 @@ fn add(src: &Path, file: &Path, path: Vec<String>, tree: &mut Tree) {
     }
 }
 
-/// Where the module `path` is: `a/b.rs` or `a/b/mod.rs`.
+/// Returns the file of the module `path`: `a/b.rs` or `a/b/mod.rs`.
 fn place(src: &Path, path: &[String]) -> PathBuf {
     let folder: PathBuf = src.join(path.iter().collect::<PathBuf>());
     let file = folder.with_extension("rs");
@@ -82,7 +82,7 @@ fn place(src: &Path, path: &[String]) -> PathBuf {
     }
 }
 
-/// Whether something is there for tests only.
+/// Returns whether an item is for tests only.
 pub(crate) fn is_test(attrs: &[Attribute]) -> bool {
     attrs.iter().any(|attr| {
         let list = attr.meta.require_list().ok();
@@ -90,7 +90,7 @@ pub(crate) fn is_test(attrs: &[Attribute]) -> bool {
     })
 }
 
-/// What a module names of its own crate.
+/// Collects the names of its own crate that a module uses.
 struct Found<'t> {
     tree: &'t Tree,
     path: &'t [String],
@@ -120,7 +120,7 @@ impl<'ast> Visit<'ast> for Found<'_> {
     }
 
     fn visit_item_use(&mut self, item: &'ast ItemUse) {
-        // What is handed on is not needed here.
+        // A name that is only handed on is not needed here.
         if !is_test(&item.attrs) && !super::names::is_handed_on(item) {
             for segments in super::names::leaves(&item.tree) {
                 self.note(&segments);
@@ -135,7 +135,7 @@ impl<'ast> Visit<'ast> for Found<'_> {
             .map(|it| it.ident.to_string())
             .collect();
         match &segments[..] {
-            // What is handed on here, and used as well.
+            // A name that is handed on here, and used as well.
             [name] => {
                 if let Some(path) = self.tree.handed_on(self.path, name) {
                     self.note(&path);

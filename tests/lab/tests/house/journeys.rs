@@ -2,15 +2,15 @@
 
 use std::fs;
 
-/// The headings under which files are listed, as table rows: number, crate, file, what it does.
+/// Headings of the tables that list files; a row has number, crate, file, and what the file does.
 const JOURNEYS: [&str; 2] = [
     "### A hit, file by file",
     "### A registration, file by file",
 ];
-/// A journey has at least so many files.
+/// Minimum number of files of a journey.
 const FEWEST: usize = 4;
 
-/// What is listed and is not there.
+/// Returns a line for each listed file that does not exist, and for each list that is missing or too short.
 pub(crate) fn wrong_steps() -> Vec<String> {
     let page = super::root().join("docs/architecture.md");
     let page = fs::read_to_string(page).expect("docs/architecture.md");

@@ -2,15 +2,14 @@
 //!
 //! Rules, each named by what fails:
 //! - a crate depends only on those that [`crates::ARROWS`] allows it;
-//! - no file of a crate needs, by way of others, one that needs it;
+//! - no file of a crate needs, through others, a file that needs it;
 //! - no folder of a crate does either, so that a crate can be read from one end to the other;
-//! - tasks of the server are begun with `panics::spawn`, so that no stream of one that panics ends as if
-//!   that had been all;
+//! - tasks of the server are begun with `panics::spawn`, so that the stream of a task that panics does not end
+//!   as if it were complete;
 //! - the journeys in `docs/architecture.md` name files that exist, in the crates they are said to be in.
 //!
-//! A file needs another if it names something that is defined there. Doors (`mod.rs`, `lib.rs`) that
-//! only hand names on are walked through to the file that defines the name. Tests do not count: they
-//! may look at everything.
+//! A file needs another if it names something that is defined there. Doors (`mod.rs`, `lib.rs`), which only
+//! hand names on, are followed to the file that defines the name. Tests do not count: they may name everything.
 
 mod circles;
 mod crates;
@@ -26,7 +25,7 @@ fn root() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 
-/// The crates whose inside is looked at, by their folders. What only tests is not.
+/// Folders of the crates whose files are checked. Crates that only test are not.
 const ROOMS: [&str; 11] = [
     "arch",
     "introspect/spec",

@@ -1,4 +1,4 @@
-//! Where a name is defined, whichever doors hand it on.
+//! Finds the file that defines a name, through the doors that hand it on.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,10 @@ pub(crate) struct Tree {
 
 /// One module that has a file of its own.
 pub(crate) struct Module {
-    /// The file, from `src` on.
+    /// Path of the file, from `src` on.
     pub(crate) file: String,
     pub(crate) syntax: File,
-    /// What it hands on: paths as written, by the name they have here.
+    /// Names that it hands on, each with its path as written.
     handed_on: BTreeMap<String, Vec<String>>,
 }
 
@@ -40,12 +40,12 @@ impl Module {
     }
 }
 
-/// Whether others may take these names from here.
+/// Returns whether a `use` makes its names available to other modules.
 pub(crate) fn is_handed_on(item: &ItemUse) -> bool {
     !matches!(item.vis, Visibility::Inherited)
 }
 
-/// The paths that a `use` names, without what they are called here.
+/// Returns the paths that a `use` names, without the names that they get here.
 pub(crate) fn leaves(tree: &UseTree) -> Vec<Vec<String>> {
     let below = |name: String, tree: &UseTree| {
         let mut found = leaves(tree);
@@ -65,12 +65,12 @@ pub(crate) fn leaves(tree: &UseTree) -> Vec<Vec<String>> {
     }
 }
 
-/// More doors than any name goes through.
+/// Maximum number of doors on the path of a name; names go through fewer.
 const DOORS: usize = 8;
 
 impl Tree {
-    /// The file that defines what `segments` name in the module `from`, with the name; `None` for what
-    /// is not of this crate.
+    /// Returns the file that defines what `segments` name in the module `from`, with the name; `None` for names
+    /// that are not of this crate.
     pub(crate) fn defines(&self, from: &[String], segments: &[String]) -> Option<(String, String)> {
         let mut absolute = self.absolute(from, segments)?;
         for _ in 0..DOORS {
@@ -93,19 +93,19 @@ impl Tree {
         None
     }
 
-    /// The path of what the module `from` hands on as `name`.
+    /// Returns the path of what the module `from` hands on as `name`.
     pub(crate) fn handed_on(&self, from: &[String], name: &str) -> Option<Vec<String>> {
         self.modules.get(from)?.handed_on.get(name).cloned()
     }
 
-    /// The longest module that `path` begins with, and what follows.
+    /// Splits `path` into the longest module that it begins with, and the rest.
     fn split<'p>(&self, path: &'p [String]) -> (&'p [String], &'p [String]) {
         let fits = |len: &usize| self.modules.contains_key(&path[..*len]);
         let len = (0..=path.len()).rev().find(fits).unwrap_or(0);
         path.split_at(len)
     }
 
-    /// The path from the crate's root on.
+    /// Returns the path of `segments`, as written in the module `from`, from the crate's root on.
     fn absolute(&self, from: &[String], segments: &[String]) -> Option<Vec<String>> {
         let (first, rest) = segments.split_first()?;
         let mut path = match first.as_str() {

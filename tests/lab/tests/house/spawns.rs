@@ -1,4 +1,4 @@
-//! Tasks of the server: begun where somebody learns of their panics.
+//! Tasks of the server: each is begun where its panics are reported.
 
 use std::collections::BTreeSet;
 
@@ -8,19 +8,19 @@ use syn::{ExprMethodCall, ItemMod, ItemUse, Macro};
 use super::files::{is_test, read};
 use super::names::leaves;
 
-/// Who begins tasks or threads without `panics::spawn`.
+/// Files that may begin tasks or threads without `panics::spawn`.
 const MAY: [&str; 4] = [
-    // It is `panics::spawn`.
+    // Defines `panics::spawn`.
     "panics.rs",
     // Waits for its task, and answers with the panic.
     "requests.rs",
-    // Answers no client: what is let go of is called on a lane, which tells of panics.
+    // Answers no client; what it releases is released on a lane, which reports panics.
     "sessions/keeper.rs",
-    // Threads, each of whose calls tells of panics.
+    // Threads, each of whose calls reports panics.
     "threads.rs",
 ];
 
-/// What begins tasks and must not, or might and does not.
+/// Returns a line for each file that begins tasks and must not, or that may and does not.
 pub(crate) fn wrong() -> Vec<String> {
     let mut begin = BTreeSet::new();
     for module in read(&super::root().join("vmm/server/src")).modules.values() {
@@ -41,7 +41,7 @@ pub(crate) fn wrong() -> Vec<String> {
     must_not.chain(does_not).collect()
 }
 
-/// Whether a file begins tasks otherwise than with `panics::spawn`.
+/// Returns whether a file begins tasks other than with `panics::spawn`.
 fn begins(file: &syn::File) -> bool {
     let mut found = Found(false);
     found.visit_file(file);
@@ -81,7 +81,7 @@ impl<'ast> Visit<'ast> for Found {
     }
 
     fn visit_macro(&mut self, called: &'ast Macro) {
-        // What is in there is no syntax yet.
+        // The tokens of a macro are not parsed into syntax.
         self.0 |= called.tokens.to_string().contains("tokio :: spawn");
     }
 }
