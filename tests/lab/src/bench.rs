@@ -321,7 +321,7 @@ fn bench(
     let mut job = Job::new(&built, options.timeout(rig));
     options.machine.apply(&mut job);
     if options.what == What::Hits {
-        // Nothing in it happens at the same time, and an emulated machine survives longer with one CPU.
+        // Nothing in this bench happens at the same time, and an emulated machine survives longer with one CPU.
         job.cpus.get_or_insert(1);
     }
     job.captured = true;

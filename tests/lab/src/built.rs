@@ -34,7 +34,7 @@ pub(crate) const BUILT: [Built; 1] = [Built {
     config: include_str!("../kernels/6.1-stripped.config"),
 }];
 
-/// Packages that a build needs.
+/// Debian packages that building a kernel needs.
 const TOOLS: [&str; 9] = [
     "bc",
     "bison",
@@ -57,7 +57,7 @@ impl Built {
         }
         packages::ensure(&TOOLS)?;
         fs::create_dir_all(cache.kernels())?;
-        // apt's own download user has to be able to read it, so it is not a private temporary folder.
+        // apt's own download user has to be able to read the folder, so it is not a private temporary one.
         let work = tempfile::Builder::new()
             .prefix(".build-")
             .tempdir_in(cache.kernels())?;
@@ -99,7 +99,7 @@ impl Built {
         Ok(source)
     }
 
-    /// Builds in `source` and returns the image there.
+    /// Builds the kernel in `source` and returns the path of its image there.
     fn make(&self, source: &Path, work: &Path) -> Result<PathBuf> {
         let log = work.join("log");
         let make = |target: &str| {

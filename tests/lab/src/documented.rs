@@ -35,9 +35,9 @@ pub fn page(name: &str) -> io::Result<String> {
 /// A command in a document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shown {
-    /// Number of its line, from one.
+    /// Line number, from one.
     pub line: usize,
-    /// Its words, the program's name first.
+    /// Words, the program's name first.
     pub words: Vec<String>,
     /// Whether the command stands alone, to be typed as it is. A command in a sentence may leave words out or
     /// have words in capitals in their place.

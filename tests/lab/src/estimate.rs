@@ -1,7 +1,7 @@
 //! Estimates how long a command will take on this machine, before it begins.
 //!
-//! Machines differ in speed by several times. So the lab times a short piece of work, and scales with that the
-//! time that the command takes on a machine of known speed.
+//! Machines differ in speed by several times. So the lab times a short piece of work, and scales the time that
+//! the command takes on a machine of known speed accordingly.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use crate::progress;
 /// Time of a command on a machine with [`PROCESSORS`] processors that does the [piece](piece) in [`PIECE`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Work {
-    /// Time to build what it needs where nothing is built, downloads included.
+    /// Time to build what the command needs where nothing is built, downloads included.
     pub(crate) build: Duration,
     /// Everything else.
     pub(crate) rest: Duration,

@@ -74,7 +74,7 @@ impl Place {
 struct Running {
     target: String,
     child: Child,
-    /// Number of inputs in its corpus when it was started.
+    /// Number of inputs in the target's corpus when it was started.
     before: usize,
     limit: Instant,
 }
@@ -84,7 +84,7 @@ struct Row {
     target: String,
     log: Log,
     new: usize,
-    /// How it ended, if it failed.
+    /// How the target ended, if it failed.
     failed: Option<String>,
 }
 
@@ -159,7 +159,7 @@ fn report(place: &Place, rows: &[Row]) -> ExitCode {
     }
 }
 
-/// The names of all targets.
+/// Lists the names of all targets, sorted.
 fn targets(root: &Path) -> Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in fs::read_dir(root.join("fuzz/fuzz_targets"))? {

@@ -60,9 +60,9 @@ pub(crate) fn left_in_rig(skipped: &[String]) -> Vec<&'static str> {
     OF_SERVERS.into_iter().filter(ran).collect()
 }
 
-/// Beginnings of the names of test programs, and of modules of the one for guests, that need nothing of the
-/// guest's kernel that others do not need: their kernel is synthetic, or they are about the clients that ask
-/// for probes.
+/// Beginnings of the names of test programs, and of modules of the program for guests, that need nothing of a
+/// guest's kernel beyond what other tests need: their kernel is synthetic, or they are about the clients that
+/// ask for probes.
 const OF_NO_KERNEL: [&str; 4] = ["api::", "cli::", "cli_vm::", "micro_"];
 
 /// Returns whether a program or test of this name may have another result with another kernel in the guests.

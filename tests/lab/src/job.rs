@@ -28,7 +28,7 @@ pub(crate) enum Stdio {
 }
 
 impl Stdio {
-    /// Returns what suits a program whose output goes to the lab's stdout.
+    /// Returns the streams that suit a program whose output goes to the lab's stdout.
     pub(crate) fn of_stdout() -> Self {
         if stdout().is_terminal() {
             Self::Terminal
@@ -51,7 +51,7 @@ pub(crate) struct Step {
 }
 
 impl Step {
-    /// Returns the step's name in what the lab prints.
+    /// Returns the name that the lab prints for the step.
     pub(crate) fn name(&self) -> String {
         match &self.group {
             Some(group) if !group.name.is_empty() => format!("{}: {}", self.program, group.name),
@@ -78,10 +78,10 @@ impl Step {
 /// Tests of one program that run in one process, one after another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Group {
-    /// Common beginning of their names.
+    /// Common beginning of the tests' names.
     pub(crate) name: String,
     pub(crate) tests: Vec<String>,
-    /// Whether they need the machine for themselves.
+    /// Whether the tests need the machine for themselves.
     pub(crate) is_alone: bool,
 }
 
@@ -92,7 +92,7 @@ pub(crate) struct Job {
     pub(crate) programs: Vec<(String, PathBuf)>,
     /// Other files, by their name in the rig, without the leading slash.
     pub(crate) files: Vec<(String, PathBuf)>,
-    /// Run one after another, whatever their exit statuses.
+    /// Steps, which run one after another, whatever their exit statuses.
     pub(crate) steps: Vec<Step>,
     pub(crate) environment: Vec<(String, OsString)>,
     pub(crate) stdio: Stdio,
@@ -109,7 +109,8 @@ pub(crate) struct Job {
     pub(crate) timeout: Duration,
     /// Maximum time without output; after it the rig counts as hung.
     pub(crate) silence: Option<Duration>,
-    /// Time limit of a test on this machine. A test that exceeds it has failed, and its stacks are shown.
+    /// Time limit of a test on this machine. A test that exceeds the limit has failed, and its stacks are
+    /// shown.
     pub(crate) test_limit: Option<Duration>,
     /// Whether to keep log and images even if all goes well.
     pub(crate) keep: bool,

@@ -81,7 +81,7 @@ impl Choice {
         bail!("neither a file nor one of {}", names.join(", "))
     }
 
-    /// Returns the name of the folder for what is made for its guests, a different one for each choice.
+    /// Returns the name of the folder for guests with this kernel, a different one for each choice.
     pub(crate) fn folder_name(&self) -> String {
         match self {
             Self::Named(named) => named.name.to_owned(),
@@ -222,12 +222,12 @@ fn unpack_xz(packed: &[u8]) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Downloads and unpacks the current package, and those that it is split into, unless they are there.
+/// Downloads and unpacks the packages of the current kernel, unless they are there.
 fn fetch(cache: &Cache, archives: &Archives, metapackage: &str) -> Result<PathBuf> {
     let looking = format!("looking up {metapackage} in {archives}");
     let packages = progress::step(&looking, || archives.kernel(metapackage))?;
     fs::create_dir_all(cache.kernels())?;
-    // apt's own download user has to be able to read it, so it is not a private temporary folder.
+    // apt's own download user has to be able to read the folder, so it is not a private temporary one.
     let work = tempfile::Builder::new()
         .prefix(".fetch-")
         .tempdir_in(cache.kernels())?;

@@ -1,8 +1,8 @@
 //! Kernel modules that a rig loads.
 //!
-//! Invariant: each module comes after all that it depends on. Its file lists these (`.modinfo`, as written for
-//! `MODULE_INFO(depends, ...)` by the kernel's scripts/mod/modpost.c). The file is read, because dependencies
-//! change within the updates of one kernel.
+//! Invariant: each module comes after all modules that it depends on. A module's file lists these (`.modinfo`,
+//! as written for `MODULE_INFO(depends, ...)` by the kernel's scripts/mod/modpost.c). The file is read, because
+//! dependencies change within the updates of one kernel.
 
 use anyhow::{Context, Result};
 use object::{File, Object as _, ObjectSection as _};

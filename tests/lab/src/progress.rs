@@ -13,7 +13,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 /// Maximum time without a line while the lab waits for something.
 pub(crate) const EVERY: Duration = Duration::from_secs(5);
 
-/// Does one step of work and shows its name meanwhile; on a terminal, prints how long the step took.
+/// Does one step of work and shows its name meanwhile; on a terminal, prints how long a successful step took.
 pub(crate) fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let started = Instant::now();
     let waiting = Waiting::start(name);

@@ -14,9 +14,9 @@ use crate::rig::Listener;
 #[derive(Debug)]
 struct Title {
     name: String,
-    /// Whether it prints what libtest prints.
+    /// Whether the step prints what libtest prints.
     is_tests: bool,
-    /// Whether it is a group of tests.
+    /// Whether the step is a group of tests.
     is_group: bool,
 }
 
@@ -123,7 +123,7 @@ impl Report {
         }
     }
 
-    /// Names the tests of a group that took longest. The tests ran one after another.
+    /// Names the tests of a group that took longest, three at most. The tests ran one after another.
     fn slowest(&self, step: usize, ended: &[(String, Instant)]) -> String {
         let is_group = self.titles.get(step).is_some_and(|title| title.is_group);
         let Some(begun) = self.begun.filter(|_| is_group && ended.len() > 1) else {
@@ -177,7 +177,7 @@ impl Listener for Report {
         let mut taken = self.parser.take();
         let is_tests = self.titles.get(step).is_none_or(|title| title.is_tests);
         if !is_tests {
-            // It counts as one, whatever results it prints. Its status shows a failure.
+            // The step counts as one, whatever results it prints. Its status shows a failure.
             taken.counts = Counts {
                 passed: u64::from(status == 0),
                 ..Counts::default()
@@ -204,7 +204,7 @@ impl Listener for Report {
                 .retain(|line| libtest::tells_of_skipping(line) && !self.quiet);
         }
         said.push_str(&self.shown(&taken.lines));
-        // In one call, because others may print, too.
+        // A single call, because others may print at the same time.
         print!("{said}");
         self.running = None;
         let ran = Ran::Ended {

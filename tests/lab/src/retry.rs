@@ -37,13 +37,14 @@ pub(crate) struct Due {
     pub(crate) step: usize,
     /// Only these tests of it, with the reasons of their first failures; the whole program if there are none.
     pub(crate) again: Vec<Failure>,
-    /// For a first try that did not run the program to its end: the test it was in, if known, and the reason.
+    /// Test, if known, in which the first try crashed or did not end, and the reason. None if the program ran
+    /// to its end.
     fell: Option<(Option<String>, String)>,
     tries: u32,
 }
 
 impl Due {
-    /// Returns whether it was tried: it ran, or was to run in a rig that ran nothing.
+    /// Returns whether the program was tried: it ran, or was to run in a rig that ran nothing.
     pub(crate) fn was_tried(&self) -> bool {
         self.tries > 0
     }
@@ -183,7 +184,7 @@ impl Book {
         let asked = u64::try_from(due.again.len()).unwrap_or(u64::MAX);
         let all_ran = counts.passed + counts.failed + counts.skipped >= asked;
         if !named || !all_ran || (status == 0) != failures.is_empty() {
-            // It crashed, or did not run all that it was to run. Its numbers mean nothing.
+            // The program crashed, or did not run all that it was to run. Its numbers mean nothing.
             let reason = match status {
                 0 if all_ran => "tests failed, but its status is 0".to_owned(),
                 0 => "it ran too few tests".to_owned(),

@@ -20,7 +20,7 @@ use crate::size;
 pub(crate) const PROGRAMS: [&str; 2] = ["--bin=hvprobe", "--bin=workload"];
 /// Exit status when the time was over, as of timeout(1).
 const TIMED_OUT: u8 = 124;
-/// Exit status when the lab itself failed, so that there is none of PROGRAM.
+/// Exit status when the lab itself failed, so that PROGRAM has none.
 pub(crate) const LAB_FAILED: u8 = 125;
 
 /// What is to run, and where.
@@ -181,7 +181,7 @@ pub(crate) fn environment(rig: Kind) -> Vec<(String, OsString)> {
         .collect()
 }
 
-/// Prints a note about an end that PROGRAM did not choose; returns the status to exit with.
+/// Prints a note about an end that PROGRAM did not choose. Returns the status to exit with.
 pub(crate) fn report(outcome: &Outcome) -> u8 {
     let status = match &outcome.finish {
         Finish::Complete => outcome
@@ -208,7 +208,7 @@ pub(crate) fn report(outcome: &Outcome) -> u8 {
     status
 }
 
-/// Writes output to stdout as it comes.
+/// Writes output to stdout as it arrives.
 struct Passthrough;
 
 impl Listener for Passthrough {

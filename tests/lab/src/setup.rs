@@ -72,7 +72,7 @@ fn make_guest(
     let workload = cargo::program_named(&built, "workload")?;
     let (image, kernel) = match choice {
         Some(Choice::File(file)) => (file.clone(), None),
-        // Modules of such a kernel cannot be found from outside, and it is built without any.
+        // hvprobe cannot find the modules of such a kernel, and it is built without any.
         Some(Choice::Built(built)) => (built.image(cache)?, None),
         Some(Choice::Named(named)) if !stock.is(named) => {
             let kernel = Kernel::named(cache, named)?;

@@ -103,7 +103,7 @@ pub(crate) fn screen(path: &Path) -> io::Result<File> {
     Ok(screen)
 }
 
-/// Returns rows and columns of the terminal that stdout is, if it is one.
+/// Returns rows and columns of the terminal on stdout, or none if stdout is no terminal.
 pub(crate) fn size() -> Option<(u16, u16)> {
     let mut size = MaybeUninit::<libc::winsize>::uninit();
     // SAFETY: TIOCGWINSZ writes a winsize to the pointer.

@@ -124,8 +124,8 @@ impl Options {
         }
     }
 
-    /// Returns whether the run is about another kernel as a whole. Then tests are left out that ask nothing of
-    /// it.
+    /// Returns whether the run is about another kernel as a whole. Such a run leaves out the tests that ask
+    /// nothing of the guest's kernel.
     fn is_of_kernel(&self) -> bool {
         self.kernel.is_some() && self.filter.is_empty() && self.arguments.is_empty()
     }
@@ -175,8 +175,8 @@ impl Options {
         }
     }
 
-    /// Returns how a job is run on this machine. Output is shown as it is printed of one program at a time
-    /// only.
+    /// Returns how a job is run on this machine. With `verbose`, one program runs at a time, because its output
+    /// is shown as it is printed.
     fn how_here(&self, deadline: Instant) -> How {
         let how = self.how(Kind::Direct, deadline);
         How {
@@ -220,8 +220,8 @@ fn is_short(step: &Step) -> bool {
 /// busy, leaves room for another.
 const PROGRAMS: usize = 2;
 
-/// Time limits of a test on this machine, in seconds: for one that takes a minute alone, on a busy machine; and
-/// for one with two hundred times as many cases.
+/// Time limits of a test on this machine, in seconds. [`LIMIT`] is for a test that takes a minute alone, on a
+/// busy machine; [`LONG_LIMIT`] for one with two hundred times as many cases.
 const LIMIT: u64 = 300;
 const LONG_LIMIT: u64 = 7200;
 /// Factor for the time limit of a long run.
@@ -508,7 +508,7 @@ fn for_whole_program(options: &Options) -> impl Iterator<Item = OsString> {
     std::iter::once(SHOW.into()).chain(options.arguments.iter().cloned())
 }
 
-/// Returns whether one of `filters` means all tests of the program called `name`.
+/// Returns whether one of `filters` selects all tests of the program called `name`.
 fn is_meant(filters: &[OsString], name: &str) -> bool {
     let mut filters = filters.iter().filter_map(|filter| filter.to_str());
     filters.any(|filter| name.contains(filter))

@@ -57,7 +57,7 @@ impl Boot {
         let overhead = smaps::resident_beyond(running.0.id(), guest.memory)?;
 
         let first_instruction = match vmm {
-            // Its self-check enters guests of its own before, so hvprobe has to report the time itself.
+            // hvprobe's self-check enters guests of its own before, so hvprobe has to report the time itself.
             Vmm::Hvprobe | Vmm::HvprobeBzImage => {
                 running.interrupt()?;
                 words
@@ -111,7 +111,7 @@ impl Drop for Running {
     }
 }
 
-/// Parses the time in hvprobe's ` 12.345 ms first instruction of the guest`.
+/// Parses the time in hvprobe's `  12.345 ms  first instruction of the guest`.
 fn milliseconds(line: &str) -> Option<Duration> {
     let (before, _) = line.split_once(" ms ")?;
     let number: f64 = before.split_whitespace().next_back()?.parse().ok()?;

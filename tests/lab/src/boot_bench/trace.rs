@@ -52,7 +52,7 @@ impl Drop for FirstEntry {
     }
 }
 
-/// Parses the time in a line such as ` qemu-123 [000] ..... 12.345678: kvm_entry: vcpu 0, rip 0xfff0`.
+/// Parses the time in a line such as `  qemu-123  [000] .....  12.345678: kvm_entry: vcpu 0, rip 0xfff0`.
 fn time_of_entry(line: &str) -> Option<Duration> {
     let (before, _) = line.split_once(": kvm_entry:")?;
     let seconds: f64 = before.split_whitespace().next_back()?.parse().ok()?;

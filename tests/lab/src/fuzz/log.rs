@@ -50,7 +50,7 @@ impl Log {
         }
     }
 
-    /// Parses a line such as `4096 pulse cov: 298 ft: 512 corp: 9/81b lim: 43 exec/s: 2048 rss: 51Mb`.
+    /// Parses a line such as `4096 pulse  cov: 298 ft: 512 corp: 9/81b lim: 43 exec/s: 2048 rss: 51Mb`.
     fn progress(&mut self, rest: &str) {
         let mut words = rest.split_whitespace();
         let Some(runs) = words.next().and_then(|runs| runs.parse().ok()) else {

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 
 /// Time limit for one answer; the guest may take this long to reach a breakpoint.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Maximum length of a packet. QEMU sends no longer ones.
+/// Maximum length of a packet. QEMU's packets are shorter.
 const PACKET: usize = 1 << 16;
 
 /// A connection to a stub whose machine is stopped.

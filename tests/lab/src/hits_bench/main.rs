@@ -50,7 +50,7 @@ const USUAL: [(&str, Option<&str>, Mechanism); 2] = [
 const BUSY_CALL: &str = "copy";
 const BUSY_FUNCTION: &str = "vfs_read";
 
-/// Row of the least that any hit with an exit costs.
+/// Row of the minimum cost of a hit with an exit.
 const EXIT: &str = "a bare exit (out)";
 const UNPROBED: &str = "the call itself, unprobed";
 /// Rows of the guest's own probes. [`OWN`] has the kind and place that the workload sets for each.
@@ -67,8 +67,8 @@ const OWN: [(&str, &str, &str); 5] = [
     (OWN_STACK, "s", FUNCTION),
 ];
 /// Instructions on which a stock guest's kernel optimizes its kprobe: the one after the entry's nop, or after
-/// ENDBR64 and nop where there is an ENDBR64. At [`PAST_FTRACE`] it does not: there is a call among the five
-/// bytes.
+/// ENDBR64 and nop where there is an ENDBR64. The kernel does not optimize at [`PAST_FTRACE`]: there is a call
+/// among the five bytes.
 const OPTIMIZABLE: [&str; 2] = ["__x64_sys_read+5", "__x64_sys_read+9"];
 const OWN_OPTIMIZED: &str = "guest's kprobe, optimized (read)";
 const SAME_PLACE: &str = "kprobe, optimized (read)";
@@ -353,7 +353,7 @@ fn hits(options: &Options, machine: &mut Machine) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Returns the one of the [`OPTIMIZABLE`] places that can be probed in the guest's kernel.
+/// Returns which of the [`OPTIMIZABLE`] places can be probed in the guest's kernel.
 fn optimizable(machine: &Machine) -> Result<&'static str> {
     let [first, second] = OPTIMIZABLE;
     match machine.try_probe(first) {
@@ -381,7 +381,7 @@ fn jumps(
         ours.push(machine.probed(&work, &OPTIMIZED)?.ticks);
         match machine.bare(&work, Some(&own)) {
             Ok(own) => theirs.push(own.ticks),
-            // Whether it optimizes is up to the guest's kernel.
+            // Whether the guest's kernel optimizes is up to it.
             Err(error) => progress(&format!("without {OWN_OPTIMIZED}: {error:#}")),
         }
     }
@@ -445,7 +445,7 @@ fn meaning(unit: Unit) -> String {
     }
 }
 
-/// Returns the result of as many calls that cost nothing.
+/// Returns a loop of as many calls as `measured`, at no cost.
 fn nothing(measured: &Loop) -> Loop {
     let mut nothing = *measured;
     (nothing.ticks.fastest, nothing.ticks.median) = (0.0, 0.0);

@@ -99,7 +99,7 @@ pub(crate) const MECHANISMS: [Mechanism; 12] = [
         counted_as: None,
         add: &["--mechanism", "emulated", "p {}", "r {}"],
     },
-    // The number of its instances grows, which the stubs that other calls return to do not allow.
+    // The number of this probe's instances grows, which the stubs of other return probes do not allow.
     Mechanism {
         name: "return probe, exit at the return",
         counted_as: Some("returned"),

@@ -34,7 +34,8 @@ pub(crate) struct Slower {
     pub(crate) fastest: f64,
     /// Slowdown of the middle batch of a round, the host's own interrupts included: the median of all rounds.
     pub(crate) percent: f64,
-    /// Quartiles of the rounds: a quarter of them is below the first, a quarter above the second.
+    /// Quartiles of `percent` in the rounds: a quarter of the rounds is below the first, a quarter above the
+    /// second.
     pub(crate) spread: (f64, f64),
     /// Slowdown of a round as a whole, whatever else ran: the median of all rounds.
     pub(crate) overall: f64,

@@ -25,9 +25,9 @@ impl Unit {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Row {
     pub(crate) name: String,
-    /// In ticks, of the middle batch; none where the guest's counter stands still at a hit.
+    /// Ticks of the middle batch; none where the guest's counter stands still at a hit.
     pub(crate) median: Option<f64>,
-    /// In ticks, of the fastest batch, which the rest of the machine disturbs least.
+    /// Ticks of the fastest batch, which the rest of the machine disturbs least.
     pub(crate) fastest: f64,
     /// Exits, `KVM_RUN`s, other ioctls; none where they were not counted.
     pub(crate) exits: Option<[f64; 3]>,

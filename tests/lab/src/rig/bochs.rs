@@ -73,8 +73,8 @@ impl Emulator for Bochs {
 /// Time limit for Bochs to make its screen.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Copies what Bochs prints on `words` into a file, in a thread, until it ends. Returns Bochs' screen, or none
-/// if it did not name one in time.
+/// Copies what Bochs prints on `words` into `file`, in a thread, until Bochs ends. Returns Bochs' screen, or
+/// none if Bochs did not name one in time.
 fn screen(words: ChildStderr, mut file: File) -> Option<File> {
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {

@@ -74,9 +74,9 @@ fn run_with(cache: &Path, job: &Job, listener: &mut dyn Listener) -> Result<Outc
 
 /// Result of a step.
 enum Came {
-    /// It ended with this status.
+    /// The step ended with this status.
     Ended(u8),
-    /// It was ended because a test did not end. The `unheard` tests have no result.
+    /// The step was ended because a test did not end. The `unheard` tests have no result.
     Overdue { unheard: Vec<String> },
     /// The rest of the job cannot be run.
     Broke(Finish),
@@ -222,8 +222,8 @@ impl Audience for Words<'_> {
 }
 
 impl Words<'_> {
-    /// Prints the results of late tests for a program that was ended. Lists the program's tests, to find those
-    /// that have no result.
+    /// Gives the listener the results of the late tests of a program that was ended, and lists the program's
+    /// tests to find those without a result.
     fn overdue(self, step: &Step, tests: Option<&Path>, stacks: &str) -> Result<Came> {
         let Some(watch) = self.watch else {
             return Ok(Came::Ended(TESTS_FAILED));

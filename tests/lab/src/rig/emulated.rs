@@ -27,13 +27,13 @@ pub(super) trait Emulator {
 
     fn default_cpus(&self) -> u32;
 
-    /// In MiB.
+    /// Returns the memory of the rig by default, in MiB.
     fn default_memory(&self) -> u32;
 
     /// Returns KVM's modules with their parameters. Their dependencies are loaded before them.
     fn modules(&self) -> &'static [&'static str];
 
-    /// Returns the modules of its network card with their parameters, if it has a card.
+    /// Returns the modules of the emulator's network card with their parameters; none without a card.
     fn network(&self) -> Option<&'static [&'static str]> {
         None
     }
@@ -49,7 +49,7 @@ pub(super) struct Plan<'a> {
     pub(super) cpus: u32,
     /// In MiB.
     pub(super) memory: u32,
-    /// TCP port of the machine that the same port of this one leads to.
+    /// TCP port of this machine that leads to the same port of the booted one.
     pub(super) forward: Option<u16>,
     /// Folder for the emulator's own files.
     pub(super) folder: &'a Path,

@@ -27,7 +27,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Returns the Debian packages that it needs; every kind needs busybox for the guest image.
+    /// Returns the Debian packages that the rig needs; every kind needs busybox for the guest image.
     pub(crate) fn packages(self) -> &'static [&'static str] {
         match self {
             Self::Tcg => &["busybox-static", "qemu-system-x86"],
@@ -46,7 +46,7 @@ impl Kind {
         }
     }
 
-    /// Its name on the command line and in `HVPROBE_RIG`.
+    /// Returns the rig's name on the command line and in `HVPROBE_RIG`.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Tcg => "tcg",
@@ -77,7 +77,7 @@ impl Kind {
         }
     }
 
-    /// Whether its processor is software.
+    /// Returns whether the rig's processor is software.
     pub(crate) fn is_emulated(self) -> bool {
         self != Self::Direct
     }
@@ -98,11 +98,11 @@ impl Kind {
         }
     }
 
-    /// Returns how many of them run at a time, on a machine with enough processors.
+    /// Returns how many rigs of this kind run at a time, on a machine with enough processors.
     pub(crate) fn at_a_time(self) -> usize {
         match self {
             Self::Tcg => 2,
-            // Bochs' time is that of its instructions, and this machine is only one.
+            // Bochs derives its time from its instructions, and there is only one of this machine.
             Self::Bochs | Self::Direct => 1,
         }
     }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// For each file or folder the others that it needs, and the names that it uses of them.
+/// Needs of files or folders: for each one the others that it needs, and the names that it uses of them.
 pub(crate) type Needs = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
 
 /// Merges the needs of files into those of the files and folders right below a crate's `src`.

@@ -14,7 +14,7 @@ pub(crate) struct Module {
     /// Path of the file, from `src` on.
     pub(crate) file: String,
     pub(crate) syntax: File,
-    /// Names that it hands on, each with its path as written.
+    /// Names that the module hands on, each with its path as written.
     handed_on: BTreeMap<String, Vec<String>>,
 }
 
