@@ -222,7 +222,7 @@ fn unpack_xz(packed: &[u8]) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Downloads and unpacks the packages of the current kernel, unless they are there.
+/// Downloads the packages of the current kernel, and unpacks them unless they are there. Returns their folder.
 fn fetch(cache: &Cache, archives: &Archives, metapackage: &str) -> Result<PathBuf> {
     let looking = format!("looking up {metapackage} in {archives}");
     let packages = progress::step(&looking, || archives.kernel(metapackage))?;

@@ -77,7 +77,7 @@ struct Table {
 
 const KEPT: &str = "yes";
 const KEPT_LATER: &str = "flaky";
-/// The test says that the promise cannot be kept there, and why.
+/// The test says that the promise cannot be kept on this kernel, and why.
 const SKIPPED: &str = "skipped";
 const BROKEN: &str = "NO";
 

@@ -37,7 +37,7 @@ pub(crate) struct Due {
     pub(crate) step: usize,
     /// Only these tests of it, with the reasons of their first failures; the whole program if there are none.
     pub(crate) again: Vec<Failure>,
-    /// Test, if known, in which the first try crashed or did not end, and the reason. None if the program ran
+    /// Test, if known, in which the first try crashed or did not end, and the reason. None without such a try.
     /// to its end.
     fell: Option<(Option<String>, String)>,
     tries: u32,

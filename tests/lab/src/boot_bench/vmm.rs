@@ -11,7 +11,7 @@ pub(crate) struct Guest {
     /// The same kernel, unpacked.
     pub(crate) vmlinux: PathBuf,
     pub(crate) initrd: PathBuf,
-    /// In MiB.
+    /// Memory in MiB.
     pub(crate) memory: u32,
 }
 

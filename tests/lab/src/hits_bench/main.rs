@@ -34,7 +34,7 @@ use targets::{Ratio, Runs, Target};
 const CALL: &str = "getpgid";
 const FUNCTION: &str = "__x64_sys_getpgid";
 const PAST_FTRACE: &str = "do_getpgid+5";
-/// Fetch argument for the function's own argument, which points to the registers that the call was made with.
+/// Fetch argument for the function's parameter, the pointer to the registers that the call was made with.
 const ITS_ARGUMENT: &str = "regs=%di";
 /// Probes that record the default, the call's argument, which is four bytes of memory: name, kind of hit by
 /// which the engine's instructions are counted, and mechanism.
@@ -381,7 +381,7 @@ fn jumps(
         ours.push(machine.probed(&work, &OPTIMIZED)?.ticks);
         match machine.bare(&work, Some(&own)) {
             Ok(own) => theirs.push(own.ticks),
-            // Whether the guest's kernel optimizes is up to it.
+            // The guest's kernel need not optimize its kprobe.
             Err(error) => progress(&format!("without {OWN_OPTIMIZED}: {error:#}")),
         }
     }

@@ -47,7 +47,7 @@ pub(super) struct Plan<'a> {
     pub(super) kernel: &'a Path,
     pub(super) initrd: &'a Path,
     pub(super) cpus: u32,
-    /// In MiB.
+    /// Memory in MiB.
     pub(super) memory: u32,
     /// TCP port of this machine that leads to the same port of the booted one.
     pub(super) forward: Option<u16>,
