@@ -1,9 +1,9 @@
-//! What the tests share: the rig they may run in and the guests they boot there.
+//! Code that the tests share: the rig they may run in and the guests they boot there.
 //!
 //! The tests in `tests/rig/` boot stock Linux guests, which needs a host whose KVM can run them; they run
 //! where `HVPROBE_RIG` names such a host (`cargo lab test` sets it) and are reported as skipped
 //! elsewhere. Tests named `micro_*` boot a kernel of a few hundred bytes, or run single instructions
-//! ([`differential`]), on any KVM. What decoders must stand is in [`fuzz`].
+//! ([`differential`]), on any KVM. The inputs that decoders must withstand are in [`fuzz`].
 
 pub mod detour;
 pub mod differential;

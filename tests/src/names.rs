@@ -1,5 +1,5 @@
-//! What the guests' kernel calls the functions that tests probe, and how they begin: tests are written
-//! for Linux 6.1 and run on others, too (`cargo lab test --kernel`).
+//! Names and entries of the functions that tests probe, in the guests' kernel: tests are written for Linux 6.1
+//! and also run on other kernels (`cargo lab test --kernel`).
 
 use std::sync::OnceLock;
 
@@ -9,12 +9,12 @@ use hvprobe_vm::loader::Kernel;
 
 use crate::rig;
 
-/// Functions that have other names in other kernels; what comes first is taken where there are several.
+/// Functions with other names in other kernels. The first name that the kernel has is used.
 const RENAMED: [(&str, &[&str]); 8] = [
     // Since 6.10.
     ("scheduler_tick", &["sched_tick"]),
     ("kmem_cache_alloc", &["kmem_cache_alloc_noprof"]),
-    // Until 5.12; since 6.14, where the second is no more than a caller of it; since 6.10.
+    // Until 5.12; since 6.14, where the next name is only a caller of this one; since 6.10.
     (
         "__alloc_pages",
         &[
@@ -23,14 +23,14 @@ const RENAMED: [(&str, &[&str]); 8] = [
             "__alloc_pages_noprof",
         ],
     ),
-    // Since 6.14, of which a FIFO's calls that of other pipes.
+    // Since 6.14, where a FIFO has functions of its own, which call those of other pipes.
     ("pipe_read", &["anon_pipe_read"]),
     ("pipe_write", &["anon_pipe_write"]),
-    // Since 6.8; before, that was another.
+    // Since 6.8. Before that, another function had this name.
     ("tick_sched_timer", &["tick_nohz_handler"]),
     // Since 7.0 or so.
     ("pick_next_task_fair", &["pick_task_fair"]),
-    // As the compiler made it.
+    // The compiler chooses the suffix.
     ("finish_task_switch.isra.0", &["finish_task_switch"]),
 ];
 
@@ -50,7 +50,7 @@ fn image() -> &'static KernelImage {
     })
 }
 
-/// Whether the guests' kernel names no data (`CONFIG_KALLSYMS_ALL`).
+/// Returns whether the guests' kernel has symbols of functions only, because it lacks `CONFIG_KALLSYMS_ALL`.
 ///
 /// # Panics
 /// When the guests' kernel cannot be read.
@@ -59,7 +59,7 @@ pub fn has_symbols_of_functions_only() -> bool {
     !is_there("init_task")
 }
 
-/// Whether the guests' kernel keeps the types of its modules: since 5.11, and if it was built so.
+/// Returns whether the guests' kernel keeps the types of its modules: since 5.11, and only if configured.
 ///
 /// # Panics
 /// When the guests' kernel cannot be read.
@@ -68,7 +68,7 @@ pub fn keeps_types_of_modules() -> bool {
     is_there("btf_modules")
 }
 
-/// The name that the guests' kernel has for what Linux 6.1 calls `function`.
+/// Returns the name that the guests' kernel has for Linux 6.1's `function`.
 ///
 /// # Panics
 /// When the guests' kernel cannot be read.
@@ -77,8 +77,8 @@ pub fn own(function: &'static str) -> &'static str {
     chosen(function, is_there)
 }
 
-/// Those of `functions`, which are names of Linux 6.1, that are functions in the guests' kernel as well.
-/// Others, which its compiler made part of their callers, are told.
+/// Returns those of `functions`, named as in Linux 6.1, that the guests' kernel has as well. Prints the others,
+/// which its compiler has inlined into their callers.
 ///
 /// # Panics
 /// When the guests' kernel cannot be read.
@@ -104,8 +104,7 @@ fn chosen(function: &'static str, is_there: impl Fn(&str) -> bool) -> &'static s
     all.find(|name| is_there(name)).unwrap_or(&function)
 }
 
-/// How many bytes into `function` its own instructions begin, behind an ENDBR64 and the nop that is
-/// ftrace's.
+/// Returns the offset of the first instruction of `function` after the ENDBR64, if any, and ftrace's nop.
 ///
 /// # Panics
 /// When the guests' kernel cannot be read, or has no such function.
@@ -115,7 +114,7 @@ pub fn behind_entry(function: &str) -> u64 {
     entry(function) + NOP
 }
 
-/// How many bytes into `function` a probe at its entry is: behind an ENDBR64, where there is one.
+/// Returns the offset of a probe at the entry of `function`: 4 after an ENDBR64, otherwise 0.
 ///
 /// # Panics
 /// When the guests' kernel cannot be read, or has no such function.
@@ -130,7 +129,7 @@ pub fn entry(function: &str) -> u64 {
     }
 }
 
-/// How many bytes behind the beginning of the kernel's text, `_stext`, `function` begins.
+/// Returns the offset of `function` from the start of the kernel's text, `_stext`.
 ///
 /// # Panics
 /// When the guests' kernel cannot be read, or has no such function.

@@ -1,7 +1,7 @@
-//! The program `hvprobe` as a user has it.
+//! Runs the program `hvprobe` as a user does.
 //!
-//! Every wait is for a line or for the end of a program, and is bounded: a [`Program`] that takes too long
-//! is killed, which ends its lines.
+//! Every wait is for a line or for the end of a program. A [`Program`] that takes too long is killed, which
+//! ends its lines, so every wait is bounded.
 
 #![allow(
     clippy::unwrap_used,
@@ -21,7 +21,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 use crate::rig;
 
-/// What one program may take; Bochs needs most of it for a boot.
+/// Time limit of one program; Bochs needs most of it for a boot.
 #[must_use]
 pub fn patience() -> Duration {
     Duration::from_secs(match env::var("HVPROBE_RIG").as_deref() {
@@ -30,31 +30,31 @@ pub fn patience() -> Duration {
     })
 }
 
-/// A running `hvprobe`, the leader of a process group of its own.
+/// A running `hvprobe`, the leader of its own process group.
 #[derive(Debug)]
 pub struct Program {
     words: String,
     child: Child,
     out: Receiver<String>,
     err: Receiver<String>,
-    /// Kills the program after a while, unless the sender is dropped first; returns whether it did.
+    /// Kills the program after its time limit, unless the sender is dropped before. The thread returns whether
+    /// it did.
     watchdog: Option<(Sender<()>, JoinHandle<bool>)>,
 }
 
 /// A program that has ended.
 #[derive(Debug)]
 pub struct Finished {
-    /// Nothing where a signal ended it.
+    /// Exit status; `None` if a signal ended the program.
     pub status: Option<i32>,
-    /// Lines of standard output that were not taken before.
+    /// Lines of standard output that were not read before.
     pub out: Vec<String>,
-    /// The same of standard error.
+    /// Lines of standard error that were not read before.
     pub err: Vec<String>,
 }
 
 impl Program {
-    /// Starts `hvprobe` with these arguments; a guest that it boots is one whose boot is
-    /// [short](rig::short).
+    /// Starts `hvprobe` with these arguments. Any guest that it boots has a [short](rig::short) boot.
     #[must_use]
     pub fn start(words: &[&str]) -> Self {
         let (command, options) = words.split_at(match words {
@@ -77,7 +77,7 @@ impl Program {
             .spawn()
             .unwrap();
         let pid = Pid::from_child(&child);
-        // A server is there for all of its test, in which others wait one after the other.
+        // A server runs for its whole test, in which other programs run one after the other.
         let limit = match words.first() {
             Some(&"serve") => 2 * patience(),
             _ => patience(),
@@ -99,18 +99,18 @@ impl Program {
         }
     }
 
-    /// Its number.
+    /// Returns the process id.
     #[must_use]
     pub fn pid(&self) -> Pid {
         Pid::from_child(&self.child)
     }
 
-    /// Sends it `signal`.
+    /// Sends `signal` to the program.
     pub fn signal(&self, signal: Signal) {
         kill_process(self.pid(), signal).unwrap();
     }
 
-    /// Waits for a line on standard output that has `text` in it.
+    /// Waits for a line on standard output that contains `text`; returns it.
     pub fn wait_out(&self, text: &str) -> String {
         let line = self.out.iter().find(|line| line.contains(text));
         line.unwrap_or_else(|| {
@@ -119,17 +119,17 @@ impl Program {
         })
     }
 
-    /// Waits for a line on standard error that has `text` in it.
+    /// Waits for a line on standard error that contains `text`; returns it.
     pub fn wait_err(&self, text: &str) -> String {
         let line = self.err.iter().find(|line| line.contains(text));
         line.unwrap_or_else(|| panic!("`{}` never told {text:?}", self.words))
     }
 
-    /// Waits for its end.
+    /// Waits for the program's end.
     #[must_use]
     pub fn finish(mut self) -> Finished {
         let (out, err) = (self.out.iter().collect(), self.err.iter().collect());
-        // Until it is reaped, the number that the watchdog knows is no other program's.
+        // Until the program is reaped, no other process can have its id, which the watchdog may use.
         let ended = waitid(
             WaitId::Pid(self.pid()),
             WaitIdOptions::EXITED | WaitIdOptions::NOWAIT,
@@ -156,31 +156,31 @@ impl Program {
 impl Drop for Program {
     fn drop(&mut self) {
         self.stop_watchdog();
-        // Both do nothing to a program that has been reaped.
+        // Neither has an effect on a program that has been reaped.
         let _gone = self.child.kill();
         let _reaped = self.child.wait();
     }
 }
 
-/// The lines of `pipe`, which is emptied whether they are looked at or not.
+/// Returns the lines of `pipe`, which is read to its end whether or not the lines are taken.
 fn lines(pipe: impl Read + Send + 'static) -> Receiver<String> {
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {
         for line in BufReader::new(pipe).lines() {
-            // Whoever looked may be gone.
+            // The receiver may have been dropped.
             let _unread = sender.send(line.unwrap());
         }
     });
     receiver
 }
 
-/// Runs `hvprobe` to its end.
+/// Runs `hvprobe` until it ends.
 #[must_use]
 pub fn hvprobe(words: &[&str]) -> Finished {
     Program::start(words).finish()
 }
 
-/// Runs `hvprobe`, which has to succeed, and returns its standard output.
+/// Runs `hvprobe`, asserts that it succeeds, and returns its standard output.
 #[expect(clippy::must_use_candidate, reason = "that it succeeds is often all")]
 pub fn ok(words: &[&str]) -> Vec<String> {
     let finished = hvprobe(words);

@@ -1,21 +1,21 @@
-//! Waiting in tests: always with a bound, and with a word about what was seen when it is reached.
+//! Waiting in tests. Every wait has a limit, and a message with the last value seen when the limit is reached.
 
 use std::fmt::Debug;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long a test waits for something that takes a moment on a machine of its own: a guest on an
-/// emulated processor in a busy machine is slow. Less than what `cargo lab test` lets pass in silence.
+/// Limit for a condition that becomes true within a moment on an idle machine: a guest on an emulated processor
+/// in a busy machine is slow. Less than the time that `cargo lab test` allows without output.
 pub const LIMIT: Duration = Duration::from_secs(80);
 
-/// How often one looks who has to look again and again: not so often that it keeps a processor from what is
-/// looked at.
+/// Interval of polling: long enough not to keep the processor from the work that is waited for.
 pub const PAUSE: Duration = Duration::from_millis(1);
 
-/// Looks until it has seen `enough`; returns that. `what` says what is waited for.
+/// Calls `look` until `enough` accepts its result; returns that result. `what` names the condition in the
+/// message.
 ///
 /// # Panics
-/// When it has not seen enough within [`LIMIT`]: says what it saw last.
+/// When no result is accepted within [`LIMIT`]. The message has the last result.
 pub fn until<T: Debug>(what: &str, mut look: impl FnMut() -> T, enough: impl Fn(&T) -> bool) -> T {
     let since = Instant::now();
     loop {

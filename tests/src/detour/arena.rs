@@ -1,4 +1,4 @@
-//! Memory for a test's code and what it works on.
+//! Memory for a test's code and data.
 //!
 //! ```text
 //!   +0        code that enters and leaves
@@ -9,7 +9,7 @@
 //!   +0x410000 per-CPU data, the current task
 //!   +0x420000 what instructions may refer to
 //!   +0x430000 stack
-//!   +0x440000 pages to be read, some of which may be taken away
+//!   +0x440000 pages to read, some of which may be made inaccessible
 //!   +0x500000 instances
 //!   +0xa00000 ring
 //! ```
@@ -22,14 +22,14 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::{CELL, MAX_RECORD_CELLS, Ring, StackFields, TaskFields};
 
-/// The size of an arena, and the distance between them.
+/// Size of an arena, and the distance between arenas.
 const SIZE: u64 = 16 << 20;
-/// Arenas lie from here on.
+/// Address of the first arena.
 const FIRST: u64 = 0x1000_0000;
-/// The number of arenas there can ever be: they end below 2 GiB.
+/// Maximum number of arenas ever made: they end below 2 GiB.
 const MOST: u64 = 96;
 
-/// Where the function is.
+/// Offset of the function.
 const FUNCTION: u64 = 0x1000;
 const LOADS: u64 = 0x3000;
 const DETOURS: Range<u64> = 0x4000..0x40_0000;
@@ -44,7 +44,7 @@ const HEAD: u64 = 0xa0_0000;
 const LIMIT: u64 = 0xa0_0040;
 const BELL: u64 = 0xa0_0048;
 const CELLS: u64 = 0xa0_1000;
-/// The most cells of a ring.
+/// Maximum number of cells of a ring.
 const CELLS_MAX: u32 = 1 << 16;
 
 /// Displacements relative to GS, and offsets in the task.
@@ -56,33 +56,33 @@ const TGID: u16 = 0x9c;
 const COMM: u16 = 0x120;
 const DISABLED: u16 = 0x1f8;
 
-/// The size of a task's stack (`THREAD_SIZE`).
+/// Size of a task's stack (`THREAD_SIZE`).
 const THREAD_SIZE: u64 = 16 << 10;
 
-/// The number of the CPU that all threads run on.
+/// Number of the CPU on which all threads appear to run.
 pub const CPU: u32 = 0x1234;
-/// The current task's name.
+/// Name of the current task.
 pub const COMM_TEXT: &[u8; 16] = b"kworker/0:1\0abcd";
-/// Its ids.
+/// Process and thread group id of the current task.
 pub const PID_AND_TGID: (u32, u32) = (4711, 4700);
 
-/// Memory below 2 GiB that can be read, written and run.
+/// Memory below 2 GiB that can be read, written and executed.
 #[derive(Debug)]
 pub struct Arena {
     base: NonNull<u8>,
 }
 
-// SAFETY: the memory belongs to the arena until it is dropped, and is accessed through atomics only;
-// what generated code does there is the business of who calls it.
+// SAFETY: the memory belongs to the arena until it is dropped, and is accessed through atomics only; the caller
+// of generated code is responsible for what that code does there.
 unsafe impl Send for Arena {}
 // SAFETY: as above.
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// Memory with nothing in it but a task.
+    /// Maps a new arena that contains only a task.
     ///
     /// # Errors
-    /// When there is no memory at these addresses.
+    /// When no arena's addresses are free, or the memory cannot be mapped.
     pub fn new() -> io::Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         loop {
@@ -141,49 +141,49 @@ impl Arena {
         self.gva(offsets.start)..self.gva(offsets.end)
     }
 
-    /// Where code of the bench goes.
+    /// Address for the bench's code.
     #[must_use]
     pub fn entry(&self) -> Gva {
         self.gva(0)
     }
 
-    /// Where the function to probe goes.
+    /// Address for the function to probe.
     #[must_use]
     pub fn function(&self) -> Gva {
         self.gva(FUNCTION)
     }
 
-    /// Where code goes that loads from memory and lives through a fault.
+    /// Address for code that loads from memory and recovers from a fault.
     #[must_use]
     pub fn loads(&self) -> Gva {
         self.gva(LOADS)
     }
 
-    /// Where detours may be.
+    /// Addresses for detours.
     #[must_use]
     pub fn detours(&self) -> Range<Gva> {
         self.range(DETOURS)
     }
 
-    /// The `index`th of many words, each on its own cache line.
+    /// Address of word `index`; each of these words has a cache line of its own.
     #[must_use]
     pub fn counter(&self, index: u64) -> Gva {
         self.gva(WORDS + index * 64)
     }
 
-    /// The base of GS.
+    /// Base of GS.
     #[must_use]
     pub fn gs(&self) -> Gva {
         self.gva(PER_CPU)
     }
 
-    /// The current task.
+    /// Address of the current task.
     #[must_use]
     pub fn current(&self) -> Gva {
         self.gva(TASK)
     }
 
-    /// How it is found.
+    /// Fields by which code finds the current task.
     #[must_use]
     pub fn task(&self) -> TaskFields {
         TaskFields {
@@ -194,7 +194,7 @@ impl Arena {
         }
     }
 
-    /// How its stack is found.
+    /// Fields by which code finds the stack of the current task.
     #[must_use]
     pub fn stack_fields(&self) -> StackFields {
         StackFields {
@@ -203,44 +203,44 @@ impl Arena {
         }
     }
 
-    /// Has the current task's stack end at `end`.
+    /// Makes the current task's stack end at `end`.
     pub fn set_stack_end(&self, end: Gva) {
         let at = self.current().wrapping_add(u64::from(TASK_STACK));
         let start = end.0.wrapping_sub(THREAD_SIZE);
         self.write(at, &start.to_le_bytes());
     }
 
-    /// Offset in the task of `pagefault_disabled`; what is behind it is nothing.
+    /// Offset of `pagefault_disabled` in the task. The four bytes behind it are unused.
     #[must_use]
     pub fn disabled(&self) -> i32 {
         i32::from(DISABLED)
     }
 
-    /// How the CPU's number is found.
+    /// Displacement of the CPU's number relative to GS.
     #[must_use]
     pub fn cpu(&self) -> u32 {
         GS_CPU
     }
 
-    /// A page for instructions to refer to.
+    /// Page for operands of instructions.
     #[must_use]
     pub fn data(&self) -> Range<Gva> {
         self.range(DATA)
     }
 
-    /// A stack.
+    /// Memory for a stack.
     #[must_use]
     pub fn stack(&self) -> Range<Gva> {
         self.range(STACK)
     }
 
-    /// Pages to be read.
+    /// Pages to read.
     #[must_use]
     pub fn pages(&self) -> Range<Gva> {
         self.range(PAGES)
     }
 
-    /// Takes the page at `at` away, which is one of those, for good.
+    /// Makes the page at `at`, one of [`Self::pages`], inaccessible for good.
     ///
     /// # Errors
     /// When the system refuses.
@@ -248,8 +248,7 @@ impl Arena {
         const PAGE: usize = 4096;
         assert!(self.pages().contains(&at), "{at}");
         let offset = self.offset(at, PAGE);
-        // SAFETY: in the mapping. Who refers to it from here on gets a fault, as from a page that is
-        // not there.
+        // SAFETY: in the mapping. Accesses to it fault from here on, as with a page that is not present.
         let page = unsafe { self.base.add(offset) };
         // SAFETY: as above.
         match unsafe { libc::mprotect(page.as_ptr().cast(), PAGE, libc::PROT_NONE) } {
@@ -258,13 +257,13 @@ impl Arena {
         }
     }
 
-    /// Where instances may be.
+    /// Address for instances.
     #[must_use]
     pub fn instances(&self) -> Gva {
         self.gva(INSTANCES)
     }
 
-    /// A ring of so many cells, whose doorbell rings at `watermark`.
+    /// Returns a ring of `capacity` cells whose doorbell rings at `watermark`.
     #[must_use]
     pub fn ring(&self, capacity: u32, watermark: u32, doorbell_port: u8) -> Ring {
         assert!(capacity <= CELLS_MAX, "{capacity}");
@@ -278,19 +277,19 @@ impl Arena {
             watermark,
             doorbell_port,
         };
-        // What another ring here has left counts as read.
+        // The contents that an earlier ring left here count as read.
         self.tell(&ring, self.word(ring.head).load(Ordering::SeqCst));
         ring
     }
 
-    /// Tells those that write to `ring` that it was read up to `tail`.
+    /// Publishes to the writers of `ring` that it was read up to `tail`.
     pub fn tell(&self, ring: &Ring, tail: u64) {
         let [limit, bell] = [ring.capacity, ring.watermark].map(|cells| tail + u64::from(cells));
         self.word(ring.limit).store(limit, Ordering::Release);
         self.word(ring.bell).store(bell, Ordering::Release);
     }
 
-    /// What they were told last.
+    /// Returns the position published last.
     #[must_use]
     pub fn tail(&self, ring: &Ring) -> u64 {
         self.word(ring.limit).load(Ordering::SeqCst) - u64::from(ring.capacity)
@@ -327,14 +326,14 @@ impl Arena {
         }
     }
 
-    /// The `len` bytes at `at`.
+    /// Returns the `len` bytes at `at`.
     #[must_use]
     pub fn read(&self, at: Gva, len: usize) -> Vec<u8> {
         let bytes = self.bytes(at, len).iter();
         bytes.map(|byte| byte.load(Ordering::Relaxed)).collect()
     }
 
-    /// The code at `at`, to be called.
+    /// Returns a pointer for calling the code at `at`.
     #[must_use]
     pub fn code(&self, at: Gva) -> *const () {
         let offset = self.offset(at, 1);
@@ -345,7 +344,7 @@ impl Arena {
             .cast()
     }
 
-    /// Makes this arena's per-CPU data the calling thread's, which has no other use for GS.
+    /// Makes this arena's per-CPU data that of the calling thread, which has no other use for GS.
     pub fn enter(&self) {
         const ARCH_SET_GS: libc::c_int = 0x1001;
         // SAFETY: nothing in this process refers to memory through GS but generated code.

@@ -1,8 +1,8 @@
-//! Runs code with every register and flag as a test wants them.
+//! Runs code with the registers and flags that a test sets.
 //!
-//! The code is entered by a jump, as if it had been called from the first exit: the word that RSP
-//! points at is for the test to write. It leaves through one of the [`EXITS`], by which the bench
-//! takes down all registers, without changing one before.
+//! The code is entered by a jump, as if called from the first exit: the test writes the return address to the
+//! word that RSP points at. The code leaves through one of the [`EXITS`], where the bench saves all registers
+//! before it changes any.
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
@@ -17,16 +17,16 @@ use hvprobe_arch::regs::{Gpr, Regs, rflags};
 use super::arena::Arena;
 use crate::differential::random::Random;
 
-/// How many exits there are.
+/// Number of exits.
 pub const EXITS: u64 = 3;
-/// The distance between their stubs.
+/// Distance between the stubs of the exits.
 const EXIT: u64 = 32;
-/// Offsets of the entering code and the exits in the arena's first page.
+/// Offsets of the bench's code in the arena's first page.
 const ENTER: u64 = 0;
 const EXITS_AT: u64 = 0x800;
 const LEAVE: u64 = 0x900;
 
-/// Which counters (of a cache line each) hold the states: registers, then flags, then vectors.
+/// Indexes of the counters (a cache line each) where the states begin: registers, then flags, then vectors.
 const IN: u64 = 512;
 const OUT: u64 = 544;
 const HOST: u64 = 576;
@@ -35,7 +35,7 @@ const TARGET: u64 = FLAGS + 8;
 const LEFT_BY: u64 = FLAGS + 16;
 const VECTORS: u64 = 3 * 64;
 
-/// The flags that tests choose: what arithmetic sets, the direction, and alignment checks.
+/// Flags that tests set: the arithmetic ones, the direction and the alignment check.
 pub const CHOSEN: u64 = rflags::ARITHMETIC | rflags::DF | rflags::AC;
 
 /// Registers, flags and vector registers.
@@ -43,20 +43,20 @@ pub const CHOSEN: u64 = rflags::ARITHMETIC | rflags::DF | rflags::AC;
 pub struct State {
     /// General registers and flags; RIP is not used.
     pub regs: Regs,
-    /// The sixteen registers YMM0 to YMM15, or their lower halves.
+    /// YMM0 to YMM15, or their lower halves without AVX.
     pub vectors: [[u64; 4]; 16],
 }
 
-/// How code left.
+/// State and exit with which code left.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Left {
-    /// With what.
+    /// State at the exit.
     pub state: State,
-    /// Through which exit.
+    /// Number of the exit.
     pub exit: u64,
 }
 
-/// A bench in an arena.
+/// Code in an arena that runs other code with a given state.
 #[derive(Debug)]
 pub struct Bench<'a> {
     arena: &'a Arena,
@@ -64,7 +64,7 @@ pub struct Bench<'a> {
 }
 
 impl State {
-    /// Some state, with this stack pointer.
+    /// Returns a random state with the stack pointer `rsp_is`.
     pub fn random(random: &mut Random, rsp_is: Gva) -> Self {
         let mut state = Self {
             regs: Regs::default(),
@@ -86,7 +86,7 @@ impl State {
 }
 
 impl<'a> Bench<'a> {
-    /// A bench in this arena, whose per-CPU data becomes the thread's.
+    /// Writes the bench's code into `arena`, whose per-CPU data becomes that of the thread.
     ///
     /// # Errors
     /// When its code cannot be assembled.
@@ -111,7 +111,7 @@ impl<'a> Bench<'a> {
         Ok(bench)
     }
 
-    /// The arena it is in.
+    /// Returns the arena of the bench.
     #[must_use]
     pub fn arena(&self) -> &'a Arena {
         self.arena
@@ -135,7 +135,7 @@ impl<'a> Bench<'a> {
         self.arena.counter(OUT).0 + offset
     }
 
-    /// The code that loads a state and goes to its target. It is called like a function.
+    /// Assembles the code that loads a state and jumps to its target. It is called like a function.
     fn entering(&self) -> Result<Vec<u8>, IcedError> {
         let mut a = CodeAssembler::new(64)?;
         for register in [rbx, rbp, r12, r13, r14, r15] {
@@ -157,7 +157,7 @@ impl<'a> Bench<'a> {
         a.assemble(self.code(ENTER).0)
     }
 
-    /// The code that stores a state and returns.
+    /// Assembles the code that stores a state and returns.
     fn leaving(&self) -> Result<Vec<u8>, IcedError> {
         let mut a = CodeAssembler::new(64)?;
         for (register, offset) in GPRS.into_iter().zip((0..).step_by(8)) {
@@ -197,8 +197,8 @@ impl<'a> Bench<'a> {
             word(self.input(offset)).store(*value, Ordering::SeqCst);
         }
         let entering = self.arena.code(self.code(ENTER));
-        // SAFETY: code of ours, which keeps what the C calling convention asks for, provided that
-        // what it runs in between leaves by an exit: that is what tests are made to do.
+        // SAFETY: the code keeps the C calling convention, provided that the code it runs in between leaves by
+        // an exit: tests are written so.
         let enter: extern "C" fn() = unsafe { std::mem::transmute(entering) };
         enter();
         let mut left = State {
@@ -223,7 +223,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// In the order of their numbers.
+/// General registers in the order of their numbers.
 #[rustfmt::skip]
 const GPRS: [AsmRegister64; 16] = [
     rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8, r9, r10, r11, r12, r13, r14, r15,

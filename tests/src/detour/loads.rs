@@ -1,8 +1,8 @@
-//! Code that loads from memory and lives through a fault, as a kernel has it (arch/x86/lib/getuser.S).
+//! Code that loads from memory and recovers from a fault, as the kernel's does (arch/x86/lib/getuser.S).
 //!
-//! User mode may not use `stac` and `clac`; in their place each load counts how often it is called. And
-//! those for the kernel's half are other code than those for processes, so that counts tell which ones
-//! were called.
+//! `stac` and `clac` are not allowed in user mode, so instead of them each load counts its calls. Loads for the
+//! kernel's half have code and counters of their own, separate from those for processes, so the counts show
+//! which load was called.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,47 +14,47 @@ use iced_x86::code_asm::{CodeAssembler, byte_ptr, dword_ptr, qword_ptr, register
 use super::arena::Arena;
 use super::traps::{self, Known};
 
-/// How many sizes there are: 1, 2, 4 and 8 bytes.
+/// Number of sizes: 1, 2, 4 and 8 bytes.
 const SIZES: usize = 4;
-/// How many halves the addresses have: the kernel's and the processes'.
+/// Number of address halves: the kernel's and the processes'.
 const HALVES: usize = 2;
-/// The distance between loads in bytes. What comes after a fault is behind all of them.
+/// Distance between loads in bytes. The fixup code is behind all loads.
 const APART: u64 = 64;
-/// The distance between the numbers that loads call a function with.
+/// Distance between the first arguments with which two loads call a function.
 const CALLS_APART: usize = 64;
-/// Which counters count calls.
+/// Index of the first counter of calls.
 const COUNTERS: u64 = 700;
 /// `-EFAULT`
 const FAULT: i64 = -14;
 
-/// How often something was done or has happened: by half, then by size.
+/// Numbers of calls or faults: by half, then by size.
 pub type Calls = [[u64; SIZES]; HALVES];
 
-/// Loads in an arena, and what is done when they fault.
+/// Loads in an arena, and the handling of their faults.
 #[derive(Debug)]
 pub struct Loads<'a> {
     arena: &'a Arena,
     readers: Readers,
-    /// In the order of their numbers, in which sizes follow each other in each half.
+    /// By number: all sizes of the kernel's half, then all sizes of the processes'.
     faults: Vec<Known>,
 }
 
 impl<'a> Loads<'a> {
-    /// Writes them. The kernel's half begins at `kernel_half`, and the addresses of processes end at
-    /// `process_end`.
+    /// Writes the loads and a fixup. The kernel's half begins at `kernel_half`, and the addresses of processes
+    /// end at `process_end`.
     ///
     /// # Errors
-    /// When they cannot be assembled.
+    /// When the code cannot be assembled.
     pub fn new(arena: &'a Arena, kernel_half: Gva, process_end: Gva) -> Result<Self, IcedError> {
         let fixup = place(arena, SIZES * HALVES);
         Self::with_fixup(arena, kernel_half, process_end, fixup)?.write_fixup(fixup)
     }
 
-    /// The same with somebody's code for after a fault: it has to make RDX zero and RAX an error, and to
-    /// return.
+    /// Writes the loads with the caller's code at `fixup`, which runs after a fault. It must set RDX to zero
+    /// and RAX to an error, and return.
     ///
     /// # Errors
-    /// When they cannot be assembled.
+    /// When the code cannot be assembled.
     pub fn with_fixup(
         arena: &'a Arena,
         kernel_half: Gva,
@@ -85,7 +85,7 @@ impl<'a> Loads<'a> {
         Ok(loads)
     }
 
-    /// Writes the code whose number this is, and tells where its load is.
+    /// Writes the code of load `number`; returns the address of the instruction that loads.
     fn write(&self, at: Gva, number: usize) -> Result<Gva, IcedError> {
         let mut a = CodeAssembler::new(64)?;
         a.lock().inc(qword_ptr(self.counter(number).0))?;
@@ -113,10 +113,10 @@ impl<'a> Loads<'a> {
         Ok(self)
     }
 
-    /// What the kernel does after a fault.
+    /// Assembles the kernel's fixup for a fault.
     ///
     /// # Errors
-    /// When it cannot be assembled.
+    /// When the code cannot be assembled.
     pub fn fixup(a: &mut CodeAssembler) -> Result<(), IcedError> {
         a.xor(edx, edx)?;
         a.mov(rax, FAULT)?;
@@ -127,19 +127,19 @@ impl<'a> Loads<'a> {
         self.arena.counter(COUNTERS + number as u64)
     }
 
-    /// How detours find them.
+    /// Addresses of the loads, as detours use them.
     #[must_use]
     pub fn readers(&self) -> Readers {
         self.readers
     }
 
-    /// How often each was called.
+    /// Returns the number of calls of each load.
     #[must_use]
     pub fn calls(&self) -> Calls {
         self.all(|number| self.arena.word(self.counter(number)).load(Ordering::SeqCst))
     }
 
-    /// How often each has faulted.
+    /// Returns the number of faults of each load.
     #[must_use]
     pub fn faults(&self) -> Calls {
         self.all(|number| self.faults.get(number).map_or(0, Known::hits))
@@ -149,14 +149,15 @@ impl<'a> Loads<'a> {
         std::array::from_fn(|half| std::array::from_fn(|size| count(half * SIZES + size)))
     }
 
-    /// From now on each fault calls `function` first, with numbers from `argument` on for each load.
+    /// Makes each fault call `function` first. The arguments for load n count up from `argument` + n *
+    /// `CALLS_APART`.
     pub fn call_at_faults(&self, function: traps::Function, argument: u64) {
         for (known, argument) in self.faults.iter().zip((argument..).step_by(CALLS_APART)) {
             known.calls(function, argument);
         }
     }
 
-    /// Makes `pagefault_disabled` this in the current task, and what is behind it something else.
+    /// Sets `pagefault_disabled` of the current task to `count`, and the bytes behind it to a fixed pattern.
     pub fn set_disabled(&self, count: i32) {
         let [a, b, c, d] = count.to_le_bytes();
         let word = [a, b, c, d, 0x5a, 0x5a, 0x5a, 0x5a];
@@ -164,7 +165,7 @@ impl<'a> Loads<'a> {
             .store(u64::from_le_bytes(word), Ordering::SeqCst);
     }
 
-    /// That and what is behind it.
+    /// Returns the word of `pagefault_disabled`, with the bytes behind it.
     #[must_use]
     pub fn disabled(&self) -> u64 {
         self.disabled_word().load(Ordering::SeqCst)
@@ -177,7 +178,7 @@ impl<'a> Loads<'a> {
     }
 }
 
-/// Where the code of the load `number` is.
+/// Address of load `number`.
 fn place(arena: &Arena, number: usize) -> Gva {
     arena.loads().wrapping_add(number as u64 * APART)
 }

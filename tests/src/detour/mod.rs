@@ -1,14 +1,14 @@
-//! Detours run for real, in this very process: in memory below 2 GiB, where 32 bits tell addresses
-//! as they do in a kernel, and with a GS base of their own.
+//! Detours run natively, in this process: in memory below 2 GiB, where 32 bits suffice for addresses as they do
+//! in a kernel, and with a GS base of their own.
 //!
 //! - [`arena`]: the memory, with a function to be probed, a ring, instances, per-CPU data and a
 //!   stack in it.
-//! - [`bench`]: runs a function with every register and flag as a test wants them, and tells what
-//!   they are afterwards.
+//! - [`bench`]: runs a function with the registers and flags that a test sets, and returns their values
+//! afterwards.
 //! - [`loads`]: code that loads from memory as a kernel's does.
 //! - [`probed`]: puts detours in place.
 //! - [`reader`]: takes records out of the ring.
-//! - [`traps`]: what a host does about int3s and doorbells.
+//! - [`traps`]: handles int3s and doorbells as a host does.
 
 pub mod arena;
 pub mod bench;

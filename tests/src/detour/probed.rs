@@ -1,4 +1,4 @@
-//! Puts detours in place of a function's instructions, and takes them away again.
+//! Plants detours for a function's instructions, and removes them.
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::{BuildError, Detour, Exit, Member, Recorder, ReturnCode, Ring, Span};
@@ -6,7 +6,7 @@ use hvprobe_arch::detour::{BuildError, Detour, Exit, Member, Recorder, ReturnCod
 use super::arena::Arena;
 use super::traps::{self, Known};
 
-/// Room for code, which is handed out from the beginning to the end.
+/// Allocator of the arena's memory for code, from start to end.
 #[derive(Debug)]
 pub struct Room<'a> {
     arena: &'a Arena,
@@ -14,17 +14,17 @@ pub struct Room<'a> {
 }
 
 impl<'a> Room<'a> {
-    /// All of the arena's room.
+    /// Creates an allocator of all of that memory.
     #[must_use]
     pub fn new(arena: &'a Arena) -> Self {
         let next = arena.detours().start;
         Self { arena, next }
     }
 
-    /// Writes the code of a return probe.
+    /// Writes the code of a return probe; returns its address.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// When the code cannot be generated.
     pub fn returns(&mut self, ring: &Ring, exit: &Exit<'_>) -> Result<Gva, BuildError> {
         let code = ReturnCode::new(ring, exit)?;
         let at = Gva(self.next.0.next_multiple_of(16));
@@ -32,10 +32,10 @@ impl<'a> Room<'a> {
         Ok(at)
     }
 
-    /// Writes the detour for `span` where it fits.
+    /// Writes the detour for `span` to the first address that fits.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// When the detour cannot be generated.
     pub fn detour(
         &mut self,
         span: &Span,
@@ -58,7 +58,7 @@ impl<'a> Room<'a> {
     }
 }
 
-/// A jump in place of the instructions it displaces, until dropped.
+/// A planted jump; dropping it restores the displaced instructions.
 #[derive(Debug)]
 pub struct Planted<'a> {
     arena: &'a Arena,
@@ -68,7 +68,7 @@ pub struct Planted<'a> {
 }
 
 impl<'a> Planted<'a> {
-    /// Writes the jump, and makes the int3s known that the host is to translate.
+    /// Writes the jump, and registers the int3s that the host translates.
     #[must_use]
     pub fn new(arena: &'a Arena, span: &Span, detour: &Detour) -> Self {
         let shaped = span.interior().filter(|offset| *offset <= 2);
@@ -89,13 +89,13 @@ impl<'a> Planted<'a> {
         planted
     }
 
-    /// How often a detour was left at its escape.
+    /// Returns how often the detour was left at its escape.
     #[must_use]
     pub fn escapes(&self) -> u64 {
         self.escape.as_ref().map_or(0, Known::hits)
     }
 
-    /// How often the guest went on at an interior boundary.
+    /// Returns how often execution resumed at a boundary inside the span.
     #[must_use]
     pub fn resumed(&self) -> u64 {
         self.interior.iter().map(Known::hits).sum()

@@ -1,4 +1,4 @@
-//! The reading end of a ring, as the host has it.
+//! Reads a ring as the host does.
 
 use std::sync::atomic::Ordering;
 
@@ -7,7 +7,7 @@ use hvprobe_arch::detour::{CELL, Header, Malformed, Ring};
 
 use super::arena::Arena;
 
-/// Reads a ring, alone.
+/// The only reader of a ring.
 #[derive(Debug)]
 pub struct Reader<'a> {
     arena: &'a Arena,
@@ -16,20 +16,20 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// A reader from where the ring was read up to.
+    /// Creates a reader that starts where the ring was read up to.
     #[must_use]
     pub fn new(arena: &'a Arena, ring: Ring) -> Self {
         let tail = arena.tail(&ring);
         Self { arena, ring, tail }
     }
 
-    /// The next record's bytes, if it is finished, with its header.
+    /// Takes the next record, if it is finished; returns its header and bytes.
     ///
     /// # Errors
-    /// When what is there is no record.
+    /// When there is something other than a record.
     ///
     /// # Panics
-    /// When another cell than its first has a mark, or when it belongs elsewhere.
+    /// When a cell of the record other than the first has a mark, or the record belongs to another position.
     pub fn next_record(&mut self) -> Result<Option<(Header, Vec<u8>)>, Malformed> {
         let first = self.cell(self.tail);
         let mark = self.arena.word(first).load(Ordering::Acquire);
@@ -48,8 +48,8 @@ impl<'a> Reader<'a> {
         Ok(Some((header, bytes)))
     }
 
-    /// All finished records between what was read and the head, also those behind one that is not
-    /// finished; they stay.
+    /// Returns all finished records between the tail and the head, also those behind an unfinished one. Does
+    /// not take them.
     #[must_use]
     pub fn finished(&self) -> Vec<(Header, Vec<u8>)> {
         let head = self.arena.word(self.ring.head).load(Ordering::SeqCst);
@@ -70,7 +70,7 @@ impl<'a> Reader<'a> {
         records
     }
 
-    /// Where a record at `position` begins.
+    /// Returns the address of the cell at `position`.
     fn cell(&self, position: u64) -> Gva {
         let index = position % u64::from(self.ring.capacity);
         self.ring.cells.wrapping_add(index * CELL as u64)

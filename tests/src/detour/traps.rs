@@ -1,9 +1,8 @@
-//! What a host does for detours, done by signal handlers: goes on elsewhere after an int3 that it
-//! knows, and takes note when a doorbell rings. And what a guest's kernel does for loads of its own: goes
-//! on elsewhere when one that it knows faults, maybe after having called a function first.
+//! Signal handlers that do what a host does for detours: continue elsewhere after a known int3, and count a
+//! doorbell's rings. They also do what a guest's kernel does for its own loads: continue elsewhere after a
+//! fault of a known load, after calling a function if the test asks for that.
 //!
-//! Everything the handlers look at is an atomic in a static table, so they may run at any time, and in
-//! each other.
+//! Everything the handlers access is an atomic in a static table, so they may run at any time, and nested.
 
 use std::io;
 use std::sync::Once;
@@ -11,21 +10,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use hvprobe_arch::Gva;
 
-/// One int3, or a load that may fault.
+/// An int3 or a load that may fault.
 struct Trap {
     at: AtomicU64,
     to: AtomicU64,
     hits: AtomicU64,
-    /// What is called at each hit, with a number that grows; or zero.
+    /// Function called at each hit, or zero. Its argument grows by one from call to call.
     function: AtomicU64,
     argument: AtomicU64,
 }
 
-/// How many may be known at a time.
+/// Maximum number of traps at a time.
 const TRAPS: usize = 256;
-/// Room for signals in signals, each of which takes almost 4 KiB.
+/// Size of a stack for nested signals, each of which takes almost 4 KiB.
 const SIGNAL_STACK: usize = 256 << 10;
-/// Marks an entry that is being filled in: no int3 is there.
+/// Marks an entry that is being filled in: no address matches it.
 const TAKEN: u64 = u64::MAX;
 
 static TABLE: [Trap; TRAPS] = [const {
@@ -43,16 +42,16 @@ static INSTALL: Once = Once::new();
 /// `out imm8, al`.
 const OUT_IMM8: u8 = 0xe6;
 
-/// An int3, or a load that may fault, that this process goes on from.
+/// Registration of an int3, or of a load that may fault, that the handlers continue from.
 #[derive(Debug)]
 pub struct Known(usize);
 
-/// What a handler may call.
+/// Function that a handler may call.
 pub type Function = extern "C" fn(u64) -> u64;
 
 impl Known {
-    /// From now on each hit calls `function` first, with `argument` and the numbers that follow. The
-    /// thread needs [room](SignalStack) for that.
+    /// Makes each hit call `function` first, with `argument` and then the numbers that follow. The thread needs
+    /// a [`SignalStack`] for that.
     pub fn calls(&self, function: Function, argument: u64) {
         let trap = &TABLE[self.0];
         trap.argument.store(argument, Ordering::SeqCst);
@@ -60,7 +59,7 @@ impl Known {
         trap.function.store(function, Ordering::SeqCst);
     }
 
-    /// How often it was hit.
+    /// Returns the number of hits.
     #[must_use]
     pub fn hits(&self) -> u64 {
         TABLE[self.0].hits.load(Ordering::SeqCst)
@@ -73,10 +72,10 @@ impl Drop for Known {
     }
 }
 
-/// From now on the int3 at `at`, or a fault of the load there, leads to `to`.
+/// Registers the int3 at `at`, or the load there, so that its hit or fault continues at `to`.
 ///
 /// # Panics
-/// When there are too many.
+/// When the table is full.
 #[must_use]
 pub fn know(at: Gva, to: Gva) -> Known {
     install();
@@ -92,7 +91,7 @@ pub fn know(at: Gva, to: Gva) -> Known {
     Known(index)
 }
 
-/// How often the doorbell at `port` rang.
+/// Returns how often the doorbell at `port` rang.
 #[must_use]
 pub fn doorbells(port: u8) -> u64 {
     DOORBELLS[usize::from(port)].load(Ordering::SeqCst)
@@ -103,22 +102,22 @@ impl Trap {
         let function = self.function.load(Ordering::SeqCst);
         if let Ok(function @ 1..) = usize::try_from(function) {
             let function = std::ptr::with_exposed_provenance::<()>(function);
-            // SAFETY: what `Known::calls` was given.
+            // SAFETY: the value is the function pointer given to `Known::calls`.
             let function: Function = unsafe { std::mem::transmute(function) };
             function(self.argument.fetch_add(1, Ordering::SeqCst));
         }
     }
 }
 
-/// Room for signals in signals of the thread that made it, until dropped there.
+/// Alternate stack of the current thread, with room for nested signals. Must be dropped on that thread.
 pub struct SignalStack {
     before: libc::stack_t,
-    /// Its own, which signals are handled on.
+    /// Memory of the alternate stack.
     _memory: Vec<u8>,
 }
 
 impl SignalStack {
-    /// Makes room.
+    /// Allocates and installs the stack.
     ///
     /// # Errors
     /// When the system refuses.
@@ -150,8 +149,8 @@ impl std::fmt::Debug for SignalStack {
 
 impl Drop for SignalStack {
     fn drop(&mut self) {
-        // SAFETY: what the thread had before, which it still has. Raw pointers keep this from another
-        // thread.
+        // SAFETY: the thread's previous stack, which is still there. The raw pointers in `before` keep this
+        // value on its thread.
         unsafe { libc::sigaltstack(&raw const self.before, std::ptr::null_mut()) };
     }
 }
@@ -160,13 +159,13 @@ impl Drop for SignalStack {
 pub fn install() {
     INSTALL.call_once(|| {
         for signal in [libc::SIGTRAP, libc::SIGSEGV] {
-            // In each other, too: what is called at a fault may fault.
+            // `SA_NODEFER`, because the function called at a fault may fault itself.
             handle_with(signal, trapped, libc::SA_NODEFER).expect("a signal handler");
         }
     });
 }
 
-/// A signal's handler.
+/// Handler of a signal.
 pub type Handler = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
 
 /// Makes `handler` the handler of `signal`, on the thread's alternate stack if it has one.
@@ -189,7 +188,7 @@ fn handle_with(signal: libc::c_int, handler: Handler, flags: libc::c_int) -> io:
     }
 }
 
-/// Where the signal interrupted the thread.
+/// Returns the saved RIP of the interrupted thread.
 ///
 /// # Safety
 /// `context` is what a handler got as its third argument, and the handler has not returned.
@@ -203,7 +202,7 @@ extern "C" fn trapped(signal: libc::c_int, _: *mut libc::siginfo_t, context: *mu
     // SAFETY: the context is this handler's.
     let rip = unsafe { interrupted(context) };
     let at = rip.cast_unsigned();
-    // Behind an int3, and before what faults.
+    // RIP is behind an int3, but at an instruction that faults.
     let here = at.wrapping_sub(u64::from(signal == libc::SIGTRAP));
     let is_here = |trap: &&Trap| trap.at.load(Ordering::SeqCst) == here;
     if let Some(trap) = TABLE.iter().find(is_here) {
@@ -214,7 +213,7 @@ extern "C" fn trapped(signal: libc::c_int, _: *mut libc::siginfo_t, context: *mu
     }
     if signal == libc::SIGSEGV && (0x1000_0000..0x8000_0000).contains(&at) {
         let code = std::ptr::with_exposed_provenance::<u8>(usize::try_from(at).unwrap_or(0));
-        // SAFETY: the processor has fetched from there: an arena, which holds code and more behind.
+        // SAFETY: the processor has fetched from there: an arena, in which readable memory follows.
         let (opcode, port) = unsafe { (code.read_volatile(), code.add(1).read_volatile()) };
         if opcode == OUT_IMM8 {
             DOORBELLS[usize::from(port)].fetch_add(1, Ordering::SeqCst);
@@ -222,7 +221,7 @@ extern "C" fn trapped(signal: libc::c_int, _: *mut libc::siginfo_t, context: *mu
             return;
         }
     }
-    // Nobody's: end as without a handler, when the instruction is tried again.
+    // An unknown signal: without the handler, the process dies when the instruction runs again.
     // SAFETY: restoring the default is allowed in a handler.
     unsafe { libc::signal(signal, libc::SIG_DFL) };
 }

@@ -1,13 +1,12 @@
 //! A virtual CPU that runs one instruction at a time, from anywhere in a kernel's text.
 //!
-//! What holds: before each run registers, system registers, arena and, if asked for, the extended
-//! state are set in full, so that no run depends on the one before. A run ends at a [stop](Bench::plant)
-//! that was planted, at an int3, in an exception, or where KVM cannot go on. There are no interrupt
-//! controllers: nothing interrupts a run.
+//! Invariant: before each run the registers, the system registers, the arena and, on request, the extended
+//! state are set in full, so no run depends on an earlier one. A run ends at a planted [stop](Bench::plant), at
+//! an int3, in an exception, or when KVM cannot continue. There are no interrupt controllers: nothing
+//! interrupts a run.
 //!
-//! Every exception goes through an IDT of the bench to `out VECTOR, al`, on a stack of its own. So
-//! does the int3 of hosts whose KVM does not report it; what the program sees of a stop is the same
-//! either way.
+//! Every exception goes through the bench's IDT to `out VECTOR, al`, on a stack of its own. So does the int3 on
+//! hosts whose KVM does not report it. Either way the program sees the same end.
 
 use std::fmt;
 use std::time::Duration;
@@ -26,15 +25,15 @@ use super::system::{STUB, has_error_code, set_pat, set_registers, write_pages};
 use super::text::Text;
 use super::watchdog::Watchdog;
 
-/// The port that stops write to. The kernel's text never writes to it with a constant port.
+/// Port that stops write to. The kernel's text never writes to it with an immediate port number.
 const STOP_PORT: u8 = 0xb7;
 /// `KVM_INTERNAL_ERROR_EMULATION` (include/uapi/linux/kvm.h).
 const SUBERROR_EMULATION: u32 = 1;
 /// `KVM_INTERNAL_ERROR_EMULATION_FLAG_INSTRUCTION_BYTES` (include/uapi/linux/kvm.h).
 const INSTRUCTION_BYTES: u64 = 1;
-/// More port accesses than any instruction makes: the runs' `rep` counts are small.
+/// Limit of port accesses, above that of any instruction: the runs' `rep` counts are small.
 const MAX_PORTS: usize = 256;
-/// Far more than an instruction takes, on any host.
+/// Time limit of a run, far more than an instruction takes on any host.
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// #BP.
@@ -42,12 +41,12 @@ const BP: u8 = 3;
 /// #PF.
 pub(super) const PF: u8 = 14;
 
-/// Why there is no bench.
+/// Reason why no bench could be made.
 #[derive(Debug)]
 pub enum BenchError {
     /// KVM refused a step, or is missing.
     Kvm(&'static str, kvm_ioctls::Error),
-    /// No memory for the guest.
+    /// The guest's memory could not be allocated or registered.
     Memory(MemoryError),
     /// The kernel's text does not fit.
     Text(OutOfRange),
@@ -78,11 +77,12 @@ fn kvm(what: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> BenchError {
     move |error| BenchError::Kvm(what, error)
 }
 
-/// The extended state (x87, SSE, AVX, ...), as `xsave` without compaction lays it out.
+/// Extended state (x87, SSE, AVX, ...), in the uncompacted layout of `xsave`.
 pub type Extended = Box<[u32; 1024]>;
 
-/// The values of all components, whether or not the processor knows that one is as after a reset: it
-/// may clear a bit of `XSTATE_BV` for that at any time (SDM vol. 1, 13.6), and KVM gives the values.
+/// Returns the state without `XSTATE_BV`, for comparisons. The processor may clear a component's bit there at
+/// any time when the component is in its initial state (SDM vol. 1, 13.6), and KVM returns the values in any
+/// case.
 fn values(mut state: [u32; 1024]) -> [u32; 1024] {
     const XSTATE_BV: usize = 128;
     state[XSTATE_BV] = 0;
@@ -90,10 +90,10 @@ fn values(mut state: [u32; 1024]) -> [u32; 1024] {
     state
 }
 
-/// How a run ended.
+/// End of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
-    /// At a planted stop or an int3 there.
+    /// At a planted stop, or at an int3.
     At(Gva),
     /// In an exception.
     Exception {
@@ -106,24 +106,24 @@ pub enum End {
         /// The RIP in its frame.
         rip: Gva,
     },
-    /// This KVM cannot carry out the instruction, whose bytes these are.
+    /// KVM cannot emulate the instruction with these bytes.
     CannotEmulate(Vec<u8>),
-    /// Anything else, in KVM's words.
+    /// Anything else, as KVM reports it.
     Other(String),
 }
 
-/// A port access of the instruction's own.
+/// A port access that the instruction itself made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortAccess {
     /// The port.
     pub port: u16,
-    /// What was written; `None` for a read.
+    /// Bytes written; `None` for a read.
     pub written: Option<Vec<u8>>,
-    /// How many bytes.
+    /// Number of bytes.
     pub len: usize,
 }
 
-/// The registers a run begins with.
+/// Registers at the start of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Start {
     /// General registers, RIP and RFLAGS.
@@ -132,24 +132,24 @@ pub struct Start {
     pub fs_base: u64,
     /// The base of GS.
     pub gs_base: u64,
-    /// Whether the operands that no register takes part in are mapped.
+    /// Whether operands whose address depends on no register are mapped.
     pub is_full: bool,
 }
 
-/// What a run left.
+/// State at the end of a run.
 #[derive(Clone)]
 pub struct Left {
-    /// How it ended.
+    /// How the run ended.
     pub end: End,
-    /// The registers. RIP is that of `end`, or 0. RF is left out.
+    /// Registers. RIP is that of `end`, or 0. RF is cleared.
     pub regs: Regs,
-    /// The system registers, without what an exception's delivery changes.
+    /// System registers, without the changes made by the delivery of an exception.
     pub system: kvm_sregs,
-    /// The arena.
+    /// Content of the arena.
     pub arena: Vec<u8>,
-    /// The extended state, if it was asked for.
+    /// Extended state, if it was requested.
     pub extended: Option<Extended>,
-    /// The instruction's own port accesses, in order.
+    /// Port accesses of the instruction itself, in order.
     pub ports: Vec<PortAccess>,
 }
 
@@ -189,26 +189,26 @@ macro_rules! registers {
     }};
 }
 
-/// The virtual machine.
+/// Virtual machine with one virtual CPU.
 #[derive(Debug)]
 pub struct Bench {
     vcpu: VcpuFd,
-    // Dropped after the vCPU; the memory makes KVM forget it first.
+    // Dropped after the vCPU; the memory unregisters itself from KVM first.
     ram: GuestRam,
     _vm: VmFd,
     spaces: Spaces,
     system: kvm_sregs,
     extended: Extended,
-    /// What was under the planted stops.
+    /// Original bytes under the planted stops.
     planted: Vec<(Gva, Vec<u8>)>,
     watchdog: Watchdog,
 }
 
 impl Bench {
-    /// A bench with the text of `kernel`.
+    /// Creates a bench with the text of `kernel`.
     ///
     /// # Errors
-    /// When KVM is missing or refuses a step, or there is no memory.
+    /// When KVM is missing or refuses a step, or there is not enough memory.
     pub fn new(kernel: &Text) -> Result<Self, BenchError> {
         let (start, end) = kernel.bounds();
         let kvm_fd = Kvm::new().map_err(kvm("open /dev/kvm"))?;
@@ -258,7 +258,7 @@ impl Bench {
         };
         bench.vcpu.set_sync_valid_reg(SyncReg::Register);
         bench.vcpu.set_sync_valid_reg(SyncReg::SystemRegister);
-        // As KVM gives them back, for comparisons.
+        // As KVM returns them, for comparisons.
         bench.system = bench
             .vcpu
             .get_sregs()
@@ -266,7 +266,7 @@ impl Bench {
         Ok(bench)
     }
 
-    /// The page tables of a run.
+    /// Returns the page tables of a run.
     #[must_use]
     pub fn tables(&self, start: &Start) -> PageTables {
         if start.is_full {
@@ -276,13 +276,13 @@ impl Bench {
         }
     }
 
-    /// The guest's memory.
+    /// Returns the guest's memory.
     #[must_use]
     pub fn ram(&self) -> &GuestRam {
         &self.ram
     }
 
-    /// What states must keep or may build on.
+    /// Returns the properties of the bench that a start state depends on.
     #[must_use]
     pub fn host(&self, text: &Text) -> Host {
         Host {
@@ -294,11 +294,11 @@ impl Bench {
         }
     }
 
-    /// Makes a run end when it comes to one of `stops`, none of which may be inside the instruction
-    /// at `at`. Stops that were planted before are taken away.
+    /// Makes a run end when it reaches one of `stops`, none of which may be inside the instruction at `at`.
+    /// Removes the stops that were planted before.
     ///
     /// # Panics
-    /// When a stop is in no memory.
+    /// When a stop lies outside the mapped memory.
     pub fn plant(&mut self, stops: &[Gva], at: Gva) {
         const OUT: [u8; 2] = [0xe6, STOP_PORT];
         self.clear();
@@ -306,9 +306,10 @@ impl Bench {
         stops.sort_unstable();
         stops.dedup();
         for stop in &stops {
-            // `out` exits within microseconds where an int3 may take a thousand times longer. But
-            // it must not reach into what follows, and hosts differ in whether RIP has passed it
-            // at the exit, so that RIP must not be another stop's.
+            // `out` exits within microseconds, where an int3 may take a thousand times longer. But `out` has
+            // two bytes: the second must not overwrite the instruction or another stop. And hosts differ in
+            // whether RIP at the exit is already behind it, so the address behind it must not be that of
+            // another stop.
             let (second, behind) = (stop.wrapping_add(1), stop.wrapping_add(2));
             let needs_int3 = second == at || stops.contains(&second) || stops.contains(&behind);
             let bytes: &[u8] = if needs_int3 { &[0xcc] } else { &OUT };
@@ -322,7 +323,7 @@ impl Bench {
         }
     }
 
-    /// Takes all stops away.
+    /// Removes all stops.
     pub fn clear(&mut self) {
         while let Some((at, before)) = self.planted.pop() {
             let written = self.spaces.full.write(&self.ram, at, &before);
@@ -333,14 +334,14 @@ impl Bench {
     /// Writes code.
     ///
     /// # Panics
-    /// When it is in no memory.
+    /// When `at` lies outside the mapped memory.
     pub fn write(&self, at: Gva, code: &[u8]) {
         if let Err(error) = self.spaces.full.write(&self.ram, at, code) {
             panic!("cannot write code at {at}: {error}");
         }
     }
 
-    /// Gives the arena this content.
+    /// Writes `content` to the arena.
     ///
     /// # Panics
     /// When it is longer than the arena.
@@ -351,7 +352,7 @@ impl Bench {
         }
     }
 
-    /// What is in the arena.
+    /// Returns the content of the arena.
     ///
     /// # Panics
     /// Never.
@@ -364,7 +365,7 @@ impl Bench {
         arena
     }
 
-    /// Runs from `start` on. With `extended`, that state is set before and read after.
+    /// Runs from `start` on. With `extended`, sets that state before the run and reads it afterwards.
     pub fn run(&mut self, start: &Start, extended: Option<&Extended>) -> Left {
         let mut ports = Vec::new();
         let end = match self.enter(start, extended) {
@@ -380,8 +381,8 @@ impl Bench {
                 region: **state,
                 ..Default::default()
             };
-            // SAFETY: no feature that takes more than the 4 KiB of `kvm_xsave` is ever enabled for
-            // the guest by `arch_prctl`.
+            // SAFETY: the guest never gets, by `arch_prctl`, a feature whose state takes more than the 4 KiB of
+            // `kvm_xsave`.
             unsafe { self.vcpu.set_xsave(&state) }.map_err(kvm("set extended state"))?;
         }
         let mut system = self.system;
@@ -438,17 +439,17 @@ impl Bench {
         }
     }
 
-    /// Lets KVM be done with a port access. Otherwise it would skip the instruction that made it
-    /// if the next run begins there (KVM API, 5, the note on `KVM_EXIT_IO`).
+    /// Lets KVM complete a port access. Otherwise KVM would skip the instruction that made it if the next run
+    /// begins there (KVM API, 5, the note on `KVM_EXIT_IO`).
     fn complete(&mut self) {
         self.vcpu.set_kvm_immediate_exit(1);
-        // Comes back with EINTR.
+        // Returns EINTR.
         let _ = self.vcpu.run();
         self.vcpu.set_kvm_immediate_exit(0);
     }
 
-    /// Whether a port access was by one of our own `out`. Hosts differ in whether RIP has passed
-    /// it.
+    /// Returns the end that a port access stands for, if one of the bench's own `out` made it. Hosts differ in
+    /// whether RIP at the exit is already behind the `out`.
     fn known(&self, access: &PortAccess, rip: u64) -> Option<End> {
         let stubs = layout::system(layout::STUBS).0;
         if (stubs..stubs + layout::PAGE).contains(&rip) {
@@ -479,7 +480,7 @@ impl Bench {
         }
     }
 
-    /// RIP, RFLAGS, RSP and SS of the exception frame, and the error code or 0.
+    /// Returns RIP, RFLAGS, RSP and SS of the exception frame, and the error code or 0.
     fn frame(&self, vector: u8) -> [u64; 5] {
         let word = |below: u64| {
             self.ram
@@ -491,14 +492,14 @@ impl Bench {
     }
 
     fn internal_error(&mut self) -> End {
-        // SAFETY: the last exit was an internal error, for which KVM fills this member of the
-        // union. Its fields are integers, so any bytes are valid.
+        // SAFETY: the last exit was an internal error, for which KVM fills this member of the union. Its fields
+        // are integers, so any bytes are valid.
         let failure = unsafe { self.vcpu.get_kvm_run().__bindgen_anon_1.emulation_failure };
         if failure.suberror != SUBERROR_EMULATION {
             return End::Other(format!("internal error {}", failure.suberror));
         }
         let mut bytes = Vec::new();
-        // KVM counts the 64-bit words it has filled in: the flags are the first.
+        // KVM counts the 64-bit words it has filled in; the first is the flags.
         if failure.ndata > 0 && failure.flags & INSTRUCTION_BYTES != 0 {
             // SAFETY: as above; the flag says that these words are filled.
             let instruction = unsafe { failure.__bindgen_anon_1.__bindgen_anon_1 };
@@ -528,7 +529,7 @@ impl Bench {
         };
         regs.rflags &= !rflags::RF;
         let mut system = sync.sregs;
-        // Both depend on whether an exception was taken; nothing that runs here changes them.
+        // Both depend on whether an exception was taken; no instruction under test changes them.
         system.cs = self.system.cs;
         system.ss = self.system.ss;
         Left {

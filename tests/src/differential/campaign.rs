@@ -1,8 +1,7 @@
-//! Which instructions are tried, how often, and what came of it.
+//! Chooses the instructions and states to try, and counts the results.
 //!
-//! What holds: every form of instruction that the text has is tried at least once, and what could
-//! not be run is counted with its reason. Refused instructions are never run; the coverage report
-//! counts them.
+//! Invariant: every form of instruction in the text is tried at least once, and instructions that could not be
+//! run are counted with the reason. Refused instructions are never run; the coverage report counts them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -16,42 +15,42 @@ use super::state::{Host, case};
 use super::text::{Form, Site, Text};
 use super::trial::{self, Difference, Mechanism, Verdict};
 
-/// No more differences are kept; the rest is only counted.
+/// Maximum number of differences kept; further ones are only counted.
 const KEPT: usize = 50;
 
-/// How much to try.
+/// Extent of a campaign.
 #[derive(Clone, Copy, Debug)]
 pub struct Extent {
-    /// Instructions are taken from one in so many functions.
+    /// Instructions are taken from one in this many functions.
     pub one_in: u64,
-    /// Instructions of each form, if there are as many.
+    /// Number of instructions of each form, if there are as many.
     pub per_form: usize,
-    /// Instructions beyond these, of any form: common ones are tried more.
+    /// Number of further instructions, of any form: common forms are tried more.
     pub more: usize,
-    /// States for each.
+    /// Number of states for each instruction.
     pub states: u64,
 }
 
 /// The instructions to try.
 #[derive(Debug)]
 pub struct Sample {
-    /// The instructions, by address.
+    /// Instructions, sorted by address.
     pub sites: Vec<Site>,
-    /// How many instructions there were to choose from, refused ones included.
+    /// Number of instructions to choose from, including refused ones.
     pub among: u64,
-    /// How many forms those have that are not refused throughout.
+    /// Number of forms with an instruction that the policy does not refuse.
     pub forms: usize,
 }
 
 impl Sample {
-    /// Chooses among what the policy does not refuse.
+    /// Chooses among the instructions that the policy does not refuse.
     #[must_use]
     pub fn choose(text: &Text, seed: u64, extent: Extent) -> Self {
         let mut random = Random::new(&[seed]);
         let mut forms: BTreeMap<Form, (u64, Vec<Site>)> = BTreeMap::new();
         let mut more: Vec<Site> = Vec::new();
         let mut among = 0;
-        // Most are never kept, so that classifying them would be in vain.
+        // Classifies only instructions that would be kept, which are few.
         let is_refused = |site: &Site| classify(text.code(site.at), site.at).is_err();
         let mut keep = |kept: &mut Vec<Site>, size: usize, seen: u64, site: &Site| {
             if let Some(place) = place(kept.len(), size, seen, &mut random)
@@ -75,7 +74,7 @@ impl Sample {
             keep(kept, extent.per_form, *seen, site);
             keep(&mut more, extent.more, among, site);
         });
-        // Forms that are refused throughout are none to try.
+        // Leaves out forms of which every instruction was refused.
         forms.retain(|_, (_, kept)| extent.per_form == 0 || !kept.is_empty());
         let count = forms.len();
         let mut sites: Vec<Site> = forms.into_values().flat_map(|(_, kept)| kept).collect();
@@ -90,7 +89,8 @@ impl Sample {
     }
 }
 
-/// Where to keep number `seen`, so that of all seen `size` are kept with the same probability.
+/// Returns the index at which to keep number `seen`, if any, so that of all seen `size` are kept with equal
+/// probability.
 fn place(kept: usize, size: usize, seen: u64, random: &mut Random) -> Option<usize> {
     if kept < size {
         return Some(kept);
@@ -99,29 +99,29 @@ fn place(kept: usize, size: usize, seen: u64, random: &mut Random) -> Option<usi
     (place < kept).then_some(place)
 }
 
-/// What came of it.
+/// Results of a campaign.
 #[derive(Debug, Default)]
 pub struct Tally {
-    /// Instructions tried.
+    /// Number of instructions tried.
     pub sites: u64,
-    /// States tried, including those that could not be run.
+    /// Number of states tried, including those that could not be run.
     pub trials: u64,
-    /// Trials by mechanism, all of which did what the instruction does in place.
+    /// Number of runs by mechanism with the same effect as in place.
     pub same: BTreeMap<Mechanism, u64>,
-    /// How the runs in place ended.
+    /// Numbers of runs in place, by their end.
     pub ends: BTreeMap<String, u64>,
     /// Trials that could not be run, by reason and mnemonic.
     pub not_run: BTreeMap<String, BTreeMap<String, u64>>,
-    /// The forms of which something was run.
+    /// Forms of which an instruction was run.
     pub forms: BTreeSet<Form>,
     /// The first differences.
     pub differences: Vec<Difference>,
-    /// How many there are.
+    /// Number of differences.
     pub different: u64,
 }
 
 impl Tally {
-    /// Tries each of `sites` in `states` states.
+    /// Tries each of `sites` with `states` states.
     #[must_use]
     pub fn run(bench: &mut Bench, text: &Text, sites: &[Site], seed: u64, states: u64) -> Self {
         let host = bench.host(text);

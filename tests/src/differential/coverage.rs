@@ -1,4 +1,4 @@
-//! How much of a kernel's text the instruction policy reaches, and by which mechanism.
+//! How much of a kernel's text the instruction policy covers, and by which mechanism.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,50 +9,51 @@ use hvprobe_hit::region::KERNEL_WINDOW;
 
 use super::text::{Apart, Text};
 
-/// How many refused instructions are shown as examples for each reason.
+/// Number of refused instructions listed as examples for each reason.
 const EXAMPLES: usize = 3;
 
-/// What becomes of the instructions of a kernel that can be probed.
+/// Numbers of a kernel's probeable instructions by mechanism.
 #[derive(Clone, Debug, Default)]
 pub struct Coverage {
-    /// Carried out by the host.
+    /// Emulated by the host.
     pub emulated: u64,
-    /// Run as a copy that jumps back.
+    /// Executed as a copy that jumps back.
     pub boosted: u64,
-    /// Boosted or emulated by themselves, but in the exception table: run as a copy that traps, so
-    /// that a fault is handed to the kernel as if it had come from the instruction's own place.
+    /// Boosted or emulated by themselves, but in the exception table: executed as a copy that traps, so that a
+    /// fault is delivered to the kernel as if it had been raised at the instruction's own address.
     pub stepped: u64,
-    /// Of all these, those whose copies only work in slots that do not lie low: they refer to
-    /// addresses just above zero, relative to RIP.
+    /// Instructions of these three kinds whose copies do not work in low slots, because they refer, relative to
+    /// RIP, to addresses just above zero.
     pub high: u64,
-    /// Those that have a copy, but with the region at one end of its window not even in its last slot.
+    /// Instructions with a copy that does not even work in the last slot, with the region at one end of its
+    /// window.
     pub out_of_reach: Vec<(Gva, String)>,
-    /// Refused, by reason.
+    /// Refused instructions, by reason.
     pub refused: BTreeMap<Refusal, Refused>,
-    /// What is not among the instructions that can be probed.
+    /// Text that is not among the probeable instructions.
     pub apart: Apart,
 }
 
-/// Refused instructions of one reason.
+/// Instructions refused for one reason.
 #[derive(Clone, Debug, Default)]
 pub struct Refused {
-    /// How many there are.
+    /// Number of instructions.
     pub count: u64,
     /// Counts by mnemonic.
     pub by_mnemonic: BTreeMap<String, u64>,
-    /// The first of them.
+    /// The first instructions.
     pub examples: Vec<(Gva, String)>,
 }
 
 impl Coverage {
-    /// Goes through all of `kernel`.
+    /// Classifies all instructions of `kernel`.
     #[must_use]
     pub fn of(kernel: &Text) -> Self {
         let mut coverage = Self::default();
         let apart = kernel.for_each(|site| match classify(kernel.code(site.at), site.at) {
             Ok(displaced) => {
                 let counter = match displaced.action() {
-                    // A fixup takes a copy; what has none keeps being emulated.
+                    // A fixup needs a copy; an instruction without one stays emulated.
                     _ if kernel.image().has_fixup(site.at)
                         && displaced.trapped(site.at).is_ok() =>
                     {
@@ -86,31 +87,31 @@ impl Coverage {
         coverage
     }
 
-    /// How many instructions are refused.
+    /// Returns the number of refused instructions.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.refused.values().map(|refused| refused.count).sum()
     }
 
-    /// How many instructions can be probed as far as the kernel's own rules go.
+    /// Returns the number of instructions that the kernel's own rules allow to be probed.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.emulated + self.boosted + self.stepped + self.refused()
     }
 
-    /// `part` of all instructions, in thousandths of a percent.
+    /// Returns the share of `part` in all instructions, in thousandths of a percent.
     fn share(&self, part: u64) -> Share {
         Share(part.saturating_mul(100_000) / self.total().max(1))
     }
 
-    /// Whether at most `per_mille` instructions in a thousand are refused.
+    /// Returns whether at most `per_mille` instructions in a thousand are refused.
     #[must_use]
     pub fn refuses_at_most(&self, per_mille: u64) -> bool {
         self.refused() * 1000 <= self.total() * per_mille
     }
 }
 
-/// From which slots a copy works.
+/// Slots in which a copy works.
 enum Reach {
     All,
     High,
@@ -118,7 +119,7 @@ enum Reach {
 }
 
 impl Reach {
-    /// Builds each copy in the outermost slots.
+    /// Builds the copies of `displaced` in the outermost slots.
     fn of(displaced: &Displaced) -> Self {
         let works = |slot| {
             let in_reach = |code| !matches!(code, Err(RelocateError::OutOfReach { .. }));

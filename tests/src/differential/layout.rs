@@ -1,4 +1,4 @@
-//! Where everything is in the bench guest's memory, and the page tables that say so.
+//! Layout of the bench guest's memory, and its page tables.
 //!
 //! ```text
 //!  physical                 virtual
@@ -6,13 +6,12 @@
 //!  0x0008000  slots         0xffffffff80400000, one page, and nothing else near it
 //!  0x0009000  landing page  0xffffffff80800000, likewise
 //!  0x0010000  arena, 32 KiB 0xffff888001000000 and 0x400000, with nothing mapped around;
-//!                           and again and again wherever the kernel's upper 2 GiB have no text
+//!                           and repeated wherever the kernel's upper 2 GiB have no text
 //!  0x0020000  page tables
 //!  0x1000000  kernel text   where it is linked
 //! ```
-//! So whatever a RIP-relative or absolute operand names lies in the arena, and no page table ever
-//! changes. A second root is the same but for the upper 2 GiB, where only text is mapped: with it
-//! those operands fault.
+//! So any RIP-relative or absolute operand lies in the arena, and no page table ever changes. A second root is
+//! the same except for the upper 2 GiB, where only text is mapped: with it those operands fault.
 
 use hvprobe_arch::Gpa;
 use hvprobe_arch::Gva;
@@ -22,27 +21,27 @@ use hvprobe_vm::memory::GuestRam;
 
 pub(super) const PAGE: u64 = 0x1000;
 
-/// What is added to the physical addresses of the first 64 KiB.
+/// Offset from physical to virtual addresses of the first 64 KiB.
 pub(super) const SYSTEM: u64 = 0xffff_c900_0000_0000;
 pub(super) const GDT: Gpa = Gpa(0x1000);
 pub(super) const TSS: Gpa = Gpa(0x1100);
 pub(super) const IDT: Gpa = Gpa(0x2000);
 pub(super) const STUBS: Gpa = Gpa(0x3000);
-/// Where exceptions begin to push.
+/// Top of the exceptions' stack.
 pub(super) const EXCEPTION_STACK: Gpa = Gpa(0x6000);
 
 const SLOT_FRAME: u64 = 0x8000;
 const LANDING_FRAME: u64 = 0x9000;
-/// A page for out-of-line slots.
+/// Page for out-of-line slots.
 pub(super) const SLOTS: u64 = MAP + (4 << 20);
-/// A page for branches to go to.
+/// Page for targets of branches.
 pub(super) const LANDING: u64 = MAP + (8 << 20);
 
 pub(super) const ARENA_FRAMES: Gpa = Gpa(0x1_0000);
 pub(super) const ARENA_SIZE: u64 = 0x8000;
 /// The arena.
 pub(super) const ARENA: u64 = 0xffff_8880_0100_0000;
-/// The arena again, for 32-bit addresses.
+/// Second mapping of the arena, for 32-bit addresses.
 pub(super) const LOW_ARENA: u64 = 0x40_0000;
 
 const TABLES: u64 = 0x2_0000;
@@ -63,14 +62,14 @@ pub(super) struct Spaces {
     pub(super) bare: PageTables,
 }
 
-/// Hands out pages for tables.
+/// Allocates pages for tables.
 struct Builder<'a> {
     ram: &'a GuestRam,
     next: u64,
 }
 
 impl Builder<'_> {
-    /// A table with these entries; all others are empty.
+    /// Writes a table with these entries; all others are empty. Returns its address.
     fn table(&mut self, entries: impl IntoIterator<Item = (u64, u64)>) -> Result<u64, OutOfRange> {
         let table = self.next;
         self.next += PAGE;
@@ -82,7 +81,7 @@ impl Builder<'_> {
         Ok(table)
     }
 
-    /// Tables of levels 3 to 1 for the leaves from `at` on, all in one piece of 2 MiB.
+    /// Writes the tables of levels 3 to 1 that map the leaves from `at` on, which lie within one 2 MiB piece.
     fn chain(&mut self, at: u64, leaves: impl Iterator<Item = u64>) -> Result<u64, OutOfRange> {
         let leaves: Vec<_> = (at >> 12..).zip(leaves).collect();
         let level1 = self.table(leaves)?;
@@ -90,7 +89,8 @@ impl Builder<'_> {
         self.table([(at >> 30, level2 | TABLE)])
     }
 
-    /// The table of level 3 for the upper 2 GiB. `data` gives the entry of page `n` without text.
+    /// Writes the level-3 table for the upper 2 GiB. `data` returns the entry of page `n` where there is no
+    /// text.
     fn upper(&mut self, text: (u64, u64), data: impl Fn(u64) -> u64) -> Result<u64, OutOfRange> {
         let data_only = self.table((0..512).map(|n| (n, data(n))))?;
         let mut halves = Vec::new();
@@ -157,7 +157,7 @@ pub(super) fn write_page_tables(ram: &GuestRam, text: (u64, u64)) -> Result<Spac
     })
 }
 
-/// The system page or stack at `at`, as the guest addresses it.
+/// Returns the guest's address of the system page or stack at `at`.
 pub(super) fn system(at: Gpa) -> Gva {
     Gva(SYSTEM + at.0)
 }

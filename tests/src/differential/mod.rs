@@ -1,15 +1,15 @@
-//! The proof of the instruction policy: what a kernel's instructions do in place, against what
-//! every mechanism makes of them.
+//! Differential test of the instruction policy: compares the effect of a kernel's instructions in place with
+//! that of every mechanism.
 //!
 //! ```text
 //!  text ──▶ campaign ──▶ state ─────▶ trial ─────────────────────────▶ bench
 //!  every    which, and   registers,   in place, emulated, boosted,     one virtual CPU that
 //!  instr.   how often    memory       trapped; then compares           runs one instruction
 //! ```
-//! What holds: nothing is dropped in silence. An instruction is refused by the policy, and then
-//! counted by [`coverage`]; or not run, and then counted with the reason; or compared in all that
-//! it leaves. The only things not compared are clocks, random numbers, and for how long `sti` holds
-//! interrupts off, which no stop shows.
+//! Invariant: nothing is left out silently. An instruction is refused by the policy, and then counted by
+//! [`coverage`]; or not run, and then counted with the reason; or its whole resulting state is compared. The
+//! only things not compared are clocks, random numbers, and how long `sti` holds interrupts off, which a stop
+//! does not show.
 
 pub mod bench;
 pub mod campaign;

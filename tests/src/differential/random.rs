@@ -1,11 +1,11 @@
-//! Random numbers that a seed determines.
+//! Random numbers determined by a seed.
 
 /// SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators").
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// The numbers that follow from all of `seeds`.
+    /// Creates a generator determined by all of `seeds`.
     #[must_use]
     pub fn new(seeds: &[u64]) -> Self {
         let mut random = Self(0);
@@ -16,7 +16,7 @@ impl Random {
         random
     }
 
-    /// Any number.
+    /// Returns a random number.
     #[expect(clippy::should_implement_trait, reason = "it never ends")]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -26,23 +26,23 @@ impl Random {
         z ^ z >> 31
     }
 
-    /// A number below `bound`, which is not zero.
+    /// Returns a number below `bound`, which must not be zero.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
 
-    /// True in `percent` of all cases.
+    /// Returns true with a probability of `percent`.
     pub fn chance(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }
 
-    /// One of `choices`, of which there is one at least.
+    /// Returns one of `choices`, which must not be empty.
     pub fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
         let index = self.below(choices.len() as u64);
         choices[usize::try_from(index).unwrap_or(0)]
     }
 
-    /// A number as programs use them: often small, or at an edge.
+    /// Returns a number as programs use them: often small, or at an edge.
     pub fn value(&mut self) -> u64 {
         match self.below(8) {
             0 => self.below(16),

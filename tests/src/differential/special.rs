@@ -1,5 +1,4 @@
-//! Operands that particular instructions need: to have something to do, or to harm nothing but
-//! themselves.
+//! Operands that particular instructions need, to have an effect, or to do no harm to the bench.
 
 use hvprobe_arch::regs::{Gpr, rflags};
 use iced_x86::{Mnemonic as M, OpKind, Register};
@@ -28,7 +27,7 @@ pub(super) const GPRS: [Gpr; 16] = [
     Gpr::R15,
 ];
 
-/// The general register that `name` is or is a part of.
+/// Returns the general register that `name` is, or is a part of.
 pub(super) fn gpr(name: Register) -> Option<Gpr> {
     name.is_gpr()
         .then(|| GPRS.get(name.full_register().number()).copied())
@@ -37,10 +36,10 @@ pub(super) fn gpr(name: Register) -> Option<Gpr> {
 
 /// IA32_KERNEL_GS_BASE, which nothing on the bench uses.
 const KERNEL_GS_BASE: u64 = 0xc000_0102;
-/// A number that no register has.
+/// Number of no existing MSR.
 const NO_MSR: u64 = 0x1234_5678;
-/// What `popfq` may load without ending the run: no trap flag, and none of what only virtual-8086
-/// mode knows.
+/// Flags that `popfq` may load without ending the run: neither the trap flag nor the flags of virtual-8086
+/// mode.
 const POPPED: u64 = rflags::ARITHMETIC
     | rflags::IF
     | rflags::DF
@@ -49,7 +48,7 @@ const POPPED: u64 = rflags::ARITHMETIC
     | rflags::AC
     | rflags::ID;
 
-/// Changes `draft` as the instruction needs it.
+/// Changes `draft` for the needs of its instruction.
 pub(super) fn prepare(draft: &mut Draft<'_>) -> Result<(), &'static str> {
     let instruction = draft.instruction;
     let register = |operand| {
@@ -57,7 +56,7 @@ pub(super) fn prepare(draft: &mut Draft<'_>) -> Result<(), &'static str> {
             .then(|| instruction.op_register(operand))
     };
     match instruction.mnemonic() {
-        // A quotient that fits, more often than not; the divisor is anything.
+        // Makes the quotient fit more often than not; the divisor is random.
         M::Div | M::Idiv if draft.random.chance(60) => {
             draft.regs.rdx = 0;
             draft.regs.rax &= 0xff;
@@ -87,7 +86,7 @@ pub(super) fn prepare(draft: &mut Draft<'_>) -> Result<(), &'static str> {
             draft.patch(draft.regs.rsp, &flags.to_le_bytes());
         }
         M::In | M::Out | M::Insb | M::Insw | M::Insd | M::Outsb | M::Outsw | M::Outsd => {
-            // None of the bench's own ports.
+            // A port that is none of the bench's own.
             draft.regs.rdx = 0x400 + draft.random.below(0xf000);
         }
         M::Rdtsc | M::Rdtscp => draft.exactness = Exactness::Clock,
@@ -189,7 +188,7 @@ fn equal(draft: &mut Draft<'_>) {
     }
 }
 
-/// Moves to registers that the bench depends on keep their values.
+/// Lets moves to registers that the bench depends on write the current values.
 fn prepare_mov(draft: &mut Draft<'_>) -> Result<(), &'static str> {
     let instruction = draft.instruction;
     if instruction.op0_kind() != OpKind::Register {
@@ -227,7 +226,7 @@ fn prepare_mov(draft: &mut Draft<'_>) -> Result<(), &'static str> {
     };
     if let Some(from) = from {
         if matches!(to, Register::CR3) {
-            // With the other address space this would be a change.
+            // With the other address space, the move would change CR3.
             draft.is_full = true;
         }
         draft.set(from, value);

@@ -1,8 +1,8 @@
-//! States that make an instruction executable: registers, memory, and where it may go.
+//! Start states with which an instruction is executable: registers, memory, and allowed targets.
 //!
-//! What holds: everything is determined by the seed, the instruction's address and the number of
-//! the run; so a difference is replayed by these three. Most states let the instruction do its
-//! work; the others make it fault in one of the ways of [`Aim`].
+//! Invariant: a state is determined by the seed, the instruction's address and the number of the run, so a
+//! difference is reproduced from these three. With most states the instruction does its work; with the others
+//! it faults in one of the ways of [`Aim`].
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::regs::{Gpr, Regs, rflags};
@@ -17,7 +17,7 @@ use super::random::Random;
 use super::special;
 use super::text::Site;
 
-/// Where an instruction's memory operands are to lie.
+/// Place for an instruction's memory operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Aim {
     /// In the arena, aligned to 64 bytes.
@@ -28,41 +28,41 @@ pub enum Aim {
     Edge,
     /// Across the end of the arena, so that part of the access faults.
     Straddle,
-    /// Where nothing is mapped.
+    /// At unmapped addresses.
     Unmapped,
-    /// Where no address can be.
+    /// At a non-canonical address.
     NonCanonical,
 }
 
-/// What of the registers an instruction leaves is not determined by those it found.
+/// Which resulting registers of an instruction are not determined by the start state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exactness {
     /// Everything is determined.
     Exact,
-    /// A clock or counter in EDX:EAX.
+    /// EDX:EAX holds a clock or counter.
     Clock,
-    /// A random number in the destination, and with it the arithmetic flags.
+    /// The destination holds a random number, and the arithmetic flags depend on it.
     Random(Gpr),
 }
 
-/// One state to run an instruction in.
+/// A state to run an instruction in.
 #[derive(Clone, Debug)]
 pub struct Case {
     /// Registers and bases.
     pub start: Start,
-    /// The arena.
+    /// Content of the arena.
     pub arena: Vec<u8>,
-    /// The extended state, for instructions that have to do with it.
+    /// Extended state, for instructions that use it.
     pub extended: Option<Extended>,
-    /// Where the instruction may go on, besides to the next one.
+    /// Addresses, besides the next instruction, where execution may continue.
     pub targets: Vec<Gva>,
-    /// What can be compared.
+    /// Which registers can be compared.
     pub exactness: Exactness,
-    /// Where memory operands lie.
+    /// Place of the memory operands.
     pub aim: Aim,
 }
 
-/// What the generator needs to know of the bench.
+/// Properties of the bench that the generator needs.
 #[derive(Clone, Debug)]
 pub struct Host {
     /// CR0.
@@ -73,11 +73,11 @@ pub struct Host {
     pub cr4: u64,
     /// The extended state of a new virtual CPU.
     pub extended: Extended,
-    /// First and last address of the text.
+    /// Start and end of the text.
     pub text: (Gva, Gva),
 }
 
-/// A state being made.
+/// A state under construction.
 pub(super) struct Draft<'a> {
     pub(super) instruction: &'a Instruction,
     pub(super) host: &'a Host,
@@ -93,10 +93,10 @@ pub(super) struct Draft<'a> {
     pub(super) memory: Vec<UsedMemory>,
 }
 
-/// Makes the state for run number `run` of the instruction at `site`.
+/// Makes the state for run `run` of the instruction at `site`.
 ///
 /// # Errors
-/// When no state makes the instruction executable on the bench, with the reason.
+/// The reason, when no state makes the instruction executable on the bench.
 pub fn case(site: &Site, host: &Host, seed: u64, run: u64) -> Result<Case, &'static str> {
     let instruction = &site.instruction;
     let mut random = Random::new(&[seed, site.at.0, run]);
@@ -161,7 +161,7 @@ pub fn case(site: &Site, host: &Host, seed: u64, run: u64) -> Result<Case, &'sta
     })
 }
 
-/// Random registers with a stack in the arena.
+/// Returns random registers with a stack in the arena.
 fn registers(random: &mut Random) -> Regs {
     let mut regs = Regs::default();
     for gpr in special::GPRS {
@@ -181,7 +181,7 @@ fn registers(random: &mut Random) -> Regs {
     regs
 }
 
-/// Random SSE registers.
+/// Returns `new` with random SSE registers.
 fn extended(random: &mut Random, new: &Extended) -> Extended {
     /// Words of the XMM registers, and of XSTATE_BV (SDM vol. 1, 13.4).
     const XMM: std::ops::Range<usize> = 40..104;
@@ -203,7 +203,7 @@ impl Draft<'_> {
             .collect();
     }
 
-    /// The value of a register, as far as it is a general one.
+    /// Returns the value of a general register, and 0 for any other.
     pub(super) fn get(&self, register: Register) -> u64 {
         special::gpr(register).map_or(0, |gpr| {
             let value = self.regs.get(gpr);
@@ -221,7 +221,8 @@ impl Draft<'_> {
         }
     }
 
-    /// An address for an operand of `size` bytes in the arena at `arena`.
+    /// Returns an address for an operand of `size` bytes in the arena at `arena`, or beside it, as the aim
+    /// requires.
     fn address(&mut self, size: u64, arena: u64) -> u64 {
         let size = size.clamp(1, PAGE);
         let random = &mut self.random;
@@ -238,7 +239,7 @@ impl Draft<'_> {
         }
     }
 
-    /// Makes a memory operand lie where it shall.
+    /// Sets registers and bases such that a memory operand lies where the aim requires.
     fn place(&mut self, memory: UsedMemory) {
         let is_narrow = memory.address_size() == CodeSize::Code32;
         let size = memory.memory_size().size() as u64;
@@ -262,7 +263,7 @@ impl Draft<'_> {
             return;
         }
         if is_based && self.aim != Aim::NonCanonical {
-            // Per-CPU accesses: small offsets, added to a base that is far away.
+            // Per-CPU accesses: small offsets, added to a distant base.
             for register in [base, index] {
                 if register != Register::RSP {
                     let offset = self.random.below(0x100);
@@ -303,7 +304,7 @@ impl Draft<'_> {
         }
     }
 
-    /// Pointers and counts of `movs` and its kin.
+    /// Sets the pointers and count of a string instruction, such as `movs`.
     fn string(&mut self) {
         let is_narrow = self
             .memory
@@ -324,7 +325,7 @@ impl Draft<'_> {
         }
     }
 
-    /// The address of a memory operand, with the registers as they are now.
+    /// Returns the address of a memory operand with the current registers.
     pub(super) fn effective(&self, memory: &UsedMemory) -> u64 {
         let base = match memory.base() {
             // The displacement is the target.
@@ -343,7 +344,7 @@ impl Draft<'_> {
         }
     }
 
-    /// Writes to what the guest sees at `at`, as far as that is in the arena.
+    /// Writes `bytes` to those addresses from `at` on that map the arena.
     pub(super) fn patch(&mut self, at: u64, bytes: &[u8]) {
         let text = self.host.text.0.0..self.host.text.1.0;
         for (at, byte) in (0..).map(|n| at.wrapping_add(n)).zip(bytes) {
@@ -371,7 +372,7 @@ impl Draft<'_> {
         }
     }
 
-    /// Where a branch may go.
+    /// Sets the target of a branch, and enters it into the targets.
     fn branch(&mut self) -> Result<(), &'static str> {
         let instruction = self.instruction;
         let (start, end) = self.host.text;
@@ -414,7 +415,7 @@ impl Draft<'_> {
         Ok(())
     }
 
-    /// The explicit memory operand.
+    /// Returns the explicit memory operand.
     fn operand(&self) -> Option<UsedMemory> {
         let (base, index) = (
             self.instruction.memory_base(),

@@ -1,7 +1,7 @@
-//! The state of the bench's processor beside what a run sets: segments, IDT, control registers.
+//! State of the bench's processor that runs do not set: segments, IDT, control registers.
 //!
-//! What holds: it is 64-bit mode at privilege level 0, and every exception goes to a stub that
-//! writes to the port with the exception's number, on a stack of its own.
+//! Invariant: the processor is in 64-bit mode at privilege level 0, and every exception goes, on a stack of its
+//! own, to a stub that writes to the port with the exception's number.
 
 use hvprobe_arch::mem::{OutOfRange, PhysMemory};
 use hvprobe_vm::memory::GuestRam;
@@ -37,7 +37,7 @@ mod cr4 {
     pub(super) const OSXSAVE: u64 = 1 << 18;
 }
 
-/// Bytes between two stubs.
+/// Distance between two stubs in bytes.
 pub(super) const STUB: u64 = 16;
 
 /// Exceptions that push an error code (SDM vol. 3, table 6-1; APM vol. 2, table 8-1).
@@ -51,7 +51,7 @@ pub(super) fn write_pages(ram: &GuestRam) -> Result<(), OutOfRange> {
     // IST1 (SDM vol. 3, 7.7).
     let stack = layout::system(layout::EXCEPTION_STACK).0;
     ram.write(layout::TSS.wrapping_add(0x24), &stack.to_le_bytes())?;
-    // No port is open through the bitmap, which privilege level 0 does not need.
+    // The I/O bitmap opens no port; privilege level 0 does not need it.
     ram.write(layout::TSS.wrapping_add(0x66), &TSS_SIZE.to_le_bytes())?;
     for vector in 0..32_u8 {
         let at = u64::from(vector);
@@ -77,8 +77,7 @@ pub(super) fn set_registers(
     has_xsave: bool,
     has_fsgsbase: bool,
 ) {
-    /// PE, MP, ET, NE, WP, PG (SDM vol. 3, 2.5). Linux has AM too; at privilege level 0 it does
-    /// nothing.
+    /// PE, MP, ET, NE, WP, PG (SDM vol. 3, 2.5). Linux sets AM too, which has no effect at privilege level 0.
     const CR0: u64 = 1 | 1 << 1 | 1 << 4 | 1 << 5 | 1 << 16 | 1 << 31;
     /// LME and LMA.
     const EFER: u64 = 1 << 8 | 1 << 10;
@@ -139,7 +138,7 @@ pub(super) fn set_registers(
     system.idt.limit = 32 * 16 - 1;
 }
 
-/// IA32_PAT as after reset, which some hosts leave at zero (SDM vol. 3, 12.12.4).
+/// Sets IA32_PAT to its reset value, because some hosts leave it at zero (SDM vol. 3, 12.12.4).
 pub(super) fn set_pat(vcpu: &VcpuFd) -> Result<(), kvm_ioctls::Error> {
     let pat = kvm_msr_entry {
         index: 0x277,

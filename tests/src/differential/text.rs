@@ -1,9 +1,8 @@
-//! The instructions of a kernel's text that a probe can be put on.
+//! The probeable instructions of a kernel's text.
 //!
-//! What holds: every [`Site`] is an instruction of a function, decoded from that function's start,
-//! in text that stays, and not in a place the kernel itself rules out
-//! ([`KernelImage::forbidden`]). What the compiler fills the space behind a function with is no
-//! instruction of it.
+//! Invariant: every [`Site`] is an instruction of a function, decoded from that function's start, in text that
+//! is kept after boot, and not in a place that the kernel itself rules out ([`KernelImage::forbidden`]). The
+//! compiler's padding behind a function is not part of it.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -17,15 +16,15 @@ use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Reg
 
 use crate::rig;
 
-/// Where tests find the stock kernel's image (`cargo lab test` sets it).
+/// Environment variable with the path of the stock kernel's image (`cargo lab test` sets it).
 const VMLINUZ: &str = "HVPROBE_TEST_VMLINUZ";
 
-/// Why there is no kernel to take instructions from.
+/// Reason why there is no kernel to take instructions from.
 #[derive(Debug)]
 pub enum TextError {
     /// The file cannot be read or unpacked.
     Load(LoadError),
-    /// It cannot be taken apart.
+    /// The kernel image cannot be parsed.
     Image(ImageError),
 }
 
@@ -40,7 +39,7 @@ impl fmt::Display for TextError {
 
 impl std::error::Error for TextError {}
 
-/// The image of the stock kernel the tests boot, if there is one on this machine.
+/// Returns the image of the stock kernel that the tests boot, if this machine has one.
 #[must_use]
 pub fn stock_kernel() -> Option<PathBuf> {
     let named = std::env::var_os(VMLINUZ).map(PathBuf::from);
@@ -50,12 +49,12 @@ pub fn stock_kernel() -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// One instruction of the kernel.
+/// An instruction of the kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct Site {
-    /// Where it is.
+    /// Address of the instruction.
     pub at: Gva,
-    /// What it is.
+    /// The decoded instruction.
     pub instruction: Instruction,
 }
 
@@ -67,12 +66,12 @@ pub struct Text {
     end: Gva,
 }
 
-/// What is counted beside the instructions that can be probed.
+/// What was left out of the probeable instructions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Apart {
     /// Instructions of functions or places that the kernel rules out.
     pub forbidden: u64,
-    /// Where bytes are no instruction, so that the rest of the function around is left out.
+    /// Addresses of bytes that do not decode; the rest of the function around each is left out.
     pub undecodable: Vec<Gva>,
 }
 
@@ -92,19 +91,19 @@ impl Text {
         Ok(Self { image, start, end })
     }
 
-    /// The image the text is part of.
+    /// Returns the image that contains the text.
     #[must_use]
     pub fn image(&self) -> &KernelImage {
         &self.image
     }
 
-    /// Its first address, and the one after its last.
+    /// Returns the first address of the text, and the one behind its last.
     #[must_use]
     pub fn bounds(&self) -> (Gva, Gva) {
         (self.start, self.end)
     }
 
-    /// The bytes from `at` on, as many as an instruction may have.
+    /// Returns the bytes from `at` on, up to the maximum length of an instruction.
     #[must_use]
     pub fn code(&self, at: Gva) -> &[u8] {
         let left = self.end.offset_from(at).unwrap_or(0);
@@ -112,12 +111,12 @@ impl Text {
         self.image.bytes_at(at, len).unwrap_or_default()
     }
 
-    /// Hands every instruction that can be probed to `each`, in the order of their addresses.
+    /// Passes every probeable instruction to `each`, in the order of addresses.
     pub fn for_each(&self, each: impl FnMut(&Site)) -> Apart {
         self.for_each_in(|_| true, each)
     }
 
-    /// The same for functions whose start `is_wanted`.
+    /// Does the same for functions whose start `is_wanted` accepts.
     pub fn for_each_in(
         &self,
         is_wanted: impl Fn(Gva) -> bool,
@@ -171,13 +170,13 @@ impl Text {
     }
 }
 
-/// Whether this is what compilers and linkers fill the space behind functions with.
+/// Returns whether compilers and linkers use the instruction as padding behind functions.
 fn is_padding(instruction: &Instruction) -> bool {
     instruction.mnemonic() == Mnemonic::Nop || instruction.code() == Code::Int3
 }
 
-/// What makes instructions alike for whoever carries them out: the encoding, the way memory is
-/// addressed, and the prefixes.
+/// Properties that decide how an instruction is executed: the encoding, the way memory is addressed, and the
+/// prefixes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Form {
     code: u16,
@@ -197,7 +196,7 @@ enum Addressing {
 }
 
 impl Form {
-    /// The form of `instruction`.
+    /// Returns the form of `instruction`.
     #[must_use]
     pub fn of(instruction: &Instruction) -> Self {
         let memory = (0..instruction.op_count())
@@ -218,7 +217,7 @@ impl Form {
             instruction.has_repne_prefix(),
             instruction.segment_prefix() == Register::GS,
             instruction.segment_prefix() == Register::FS,
-            // An address-size prefix, and nothing else, makes these 32 bits wide.
+            // Only an address-size prefix makes these registers 32 bits wide.
             base.is_gpr32() || index.is_gpr32(),
         ];
         Self {

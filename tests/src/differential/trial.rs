@@ -1,8 +1,7 @@
-//! One instruction in one state: run in place, and through every mechanism offered for it.
+//! Runs one instruction with one start state, in place and through every mechanism available for it.
 //!
-//! In place means: the kernel's own bytes at their own address. Whatever that leaves (registers,
-//! flags, system registers, arena, extended state, port accesses, and where and how the run ended)
-//! every mechanism has to leave too.
+//! In place means: the kernel's own bytes at their own address. Every mechanism has to leave the same state:
+//! registers, flags, system registers, arena, extended state, port accesses, and where and how the run ended.
 
 use std::fmt::{self, Write};
 
@@ -20,10 +19,10 @@ use super::random::Random;
 use super::special::GPRS;
 use super::state::{Case, Exactness};
 
-/// How an instruction is carried out.
+/// Way in which an instruction is executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mechanism {
-    /// By the host.
+    /// Emulated by the host.
     Emulated,
     /// As a copy that jumps back.
     Boosted,
@@ -31,36 +30,36 @@ pub enum Mechanism {
     Trapped,
 }
 
-/// What became of a trial.
+/// Result of a trial.
 #[derive(Debug)]
 pub enum Verdict {
-    /// All mechanisms did what the instruction does; it ended like this.
+    /// All mechanisms did the same as the instruction in place.
     Same {
         /// How the run in place ended.
         end: End,
         /// The mechanisms compared.
         mechanisms: Vec<Mechanism>,
     },
-    /// In place the instruction could not be run to an end.
+    /// The instruction could not be run to an end in place.
     NotRun(&'static str),
-    /// A mechanism did something else.
+    /// A mechanism did something different.
     Different(Box<Difference>),
 }
 
-/// A mechanism that does not do what the instruction does.
+/// A mechanism whose effect differs from that of the instruction.
 #[derive(Debug)]
 pub struct Difference {
-    /// The mechanism; `None` if the instruction itself got nowhere.
+    /// The mechanism; `None` if the instruction itself did not end, or no mechanism is offered for it.
     pub mechanism: Option<Mechanism>,
-    /// Where the instruction is.
+    /// Address of the instruction.
     pub at: Gva,
-    /// Its bytes.
+    /// Bytes of the instruction.
     pub bytes: Vec<u8>,
-    /// What differs, one line each.
+    /// Differences, one line each.
     pub what: String,
-    /// The state it began with.
+    /// Start state.
     pub start: Start,
-    /// How it ended in place.
+    /// How the run in place ended.
     pub end: End,
 }
 
@@ -85,7 +84,7 @@ impl fmt::Display for Difference {
     }
 }
 
-/// The bench's memory, through the page tables of a run.
+/// The bench's memory through the page tables of a run.
 struct View<'a> {
     tables: PageTables,
     ram: &'a GuestRam,
@@ -105,7 +104,7 @@ impl Memory for View<'_> {
     }
 }
 
-/// Runs `displaced` in the state `case`.
+/// Runs `displaced` with the start state `case`.
 pub fn run(bench: &mut Bench, displaced: &Displaced, case: &Case) -> Verdict {
     let stops: Vec<Gva> = case
         .targets
@@ -170,7 +169,7 @@ fn compare_all(bench: &mut Bench, displaced: &Displaced, case: &Case) -> Verdict
     }
 }
 
-/// What is different if the host carries the instruction out; `None` if it does not.
+/// Returns the differences when the host emulates the instruction; `None` if it does not emulate it.
 fn emulated(
     bench: &mut Bench,
     displaced: &Displaced,
@@ -186,9 +185,9 @@ fn emulated(
         ram: bench.ram(),
     };
     match displaced.emulate(&mut regs, &mut view) {
-        // How long interrupts stay held off cannot be seen from a stop, which ends that.
+        // The time for which interrupts stay held off is not visible at a stop.
         Ok(Effect::Done | Effect::Shadow) => {
-            // Where the processor goes on from what the host made: to the stop, or into a fault.
+            // Lets the processor continue from the emulated state: to the stop, or into a fault.
             let start = Start { regs, ..case.start };
             let left = bench.run(&start, case.extended.as_ref());
             Some(differences(expected, &left, case.exactness))
@@ -211,7 +210,7 @@ fn emulated(
     }
 }
 
-/// Whether `end` is the exception that `fault` stands for.
+/// Returns whether `end` is the exception that `fault` stands for.
 fn is_same_fault(end: &End, fault: &MemoryFault, regs: &Regs) -> bool {
     let End::Exception {
         vector, cr2, rip, ..
@@ -223,7 +222,7 @@ fn is_same_fault(end: &End, fault: &MemoryFault, regs: &Regs) -> bool {
         WalkError::NotPresent { at, .. } => {
             *vector == PF && *cr2 == Some(at.0) && rip.0 == regs.rip
         }
-        // #SS or #GP; some processors go to such an address first and then find that they cannot.
+        // #SS or #GP. Some processors jump to such an address and fault only there.
         WalkError::NonCanonical { at } => {
             matches!(vector, 12 | 13) && rip.0 == regs.rip || rip.0 == at.0
         }
@@ -231,8 +230,9 @@ fn is_same_fault(end: &End, fault: &MemoryFault, regs: &Regs) -> bool {
     }
 }
 
-/// Whether `end` is the fault of a call's push where it goes nowhere either: which of the two is found
-/// first is not the same on all processors (the SDM's CALL looks at its target before it pushes).
+/// Returns whether `end` is the fault of a call's push, for a call whose target is non-canonical as well. Which
+/// of the two faults comes first differs between processors (the SDM's CALL checks its target before it
+/// pushes).
 fn is_fault_of_push(end: &End, fault: &MemoryFault, regs: &Regs, mem: &mut impl Memory) -> bool {
     let WalkError::NonCanonical { .. } = fault.cause else {
         return false;
@@ -241,7 +241,7 @@ fn is_fault_of_push(end: &End, fault: &MemoryFault, regs: &Regs, mem: &mut impl 
     pushed.is_err_and(|fault| is_same_fault(end, &fault, regs))
 }
 
-/// What is different if the guest runs a copy; `None` if there is none.
+/// Returns the differences when the guest runs a copy; `None` if the instruction has no copy.
 fn copied(
     bench: &mut Bench,
     displaced: &Displaced,
@@ -275,7 +275,7 @@ fn copied(
     Some(what)
 }
 
-/// Translates where a run that was in the slot has ended, as whoever catches it does.
+/// Translates the end of a run inside the slot to the original instruction, as the host does after an exit.
 fn put_in_place(displaced: &Displaced, code: &SlotCode, left: &mut Left) -> String {
     let is_inside = |at: Gva| {
         at.offset_from(code.at())
@@ -300,7 +300,7 @@ fn put_in_place(displaced: &Displaced, code: &SlotCode, left: &mut Left) -> Stri
     String::new()
 }
 
-/// What is different between two runs, one line each.
+/// Returns the differences between two runs, one line each.
 fn differences(expected: &Left, left: &Left, exactness: Exactness) -> String {
     let mut what = String::new();
     if expected.end != left.end {
@@ -362,18 +362,18 @@ fn differences(expected: &Left, left: &Left, exactness: Exactness) -> String {
 }
 
 fn first_difference<T: PartialEq>(a: &[T], b: &[T]) -> Option<usize> {
-    // Equal in all but the rarest case, and fast to find so.
+    // Nearly always equal, which this comparison finds fast.
     if a == b {
         return None;
     }
     a.iter().zip(b).position(|(a, b)| a != b)
 }
 
-/// The part of the registers that is determined.
+/// Returns the registers with those parts cleared that are not determined.
 fn determined(mut regs: Regs, exactness: Exactness) -> Regs {
     match exactness {
         Exactness::Exact => {}
-        // The upper halves are cleared.
+        // The instruction clears the upper halves.
         Exactness::Clock => {
             regs.rax &= !0xffff_ffff;
             regs.rdx &= !0xffff_ffff;

@@ -1,7 +1,7 @@
-//! Takes a virtual CPU out of the guest when it does not come out by itself.
+//! Interrupts a virtual CPU that does not leave the guest by itself.
 //!
-//! What holds: the thread that is signalled is alive, as it has to take the lock to disarm, and the
-//! signal is sent under the lock.
+//! Invariant: the thread that is signalled is alive, because it has to take the lock to disarm, and the signal
+//! is sent under the lock.
 
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
@@ -10,18 +10,17 @@ use std::time::{Duration, Instant};
 
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
-/// How often the time is looked at, and the signal repeated: one that lands just before `KVM_RUN`
-/// has no effect.
+/// Interval at which the time is checked and the signal repeated: a signal just before `KVM_RUN` has no effect.
 const PERIOD: Duration = Duration::from_millis(250);
 
-/// The thread to wake, when, and whether that was done.
+/// Thread to interrupt and the deadline, and whether the deadline has passed.
 #[derive(Debug, Default)]
 struct Watched {
     runner: Option<(libc::pthread_t, Instant)>,
     expired: bool,
 }
 
-/// A thread that watches another one's runs.
+/// Thread that watches the runs of another one.
 #[derive(Debug)]
 pub(super) struct Watchdog {
     watched: Arc<Mutex<Watched>>,
@@ -46,8 +45,8 @@ impl Watchdog {
                     && Instant::now() >= deadline
                 {
                     watched.expired = true;
-                    // SAFETY: the runner is alive: it disarms, which takes the lock that is held
-                    // here, before it goes on. The signal has a handler.
+                    // SAFETY: the runner is alive: before it continues, it disarms, for which it needs the lock
+                    // that is held here. The signal has a handler.
                     unsafe { libc::pthread_kill(runner, signal()) };
                 }
             }
@@ -59,7 +58,8 @@ impl Watchdog {
         }
     }
 
-    /// Runs `guest` on this thread and interrupts it after `limit`. Returns whether it was.
+    /// Runs `guest` on this thread and interrupts it after `limit`. Returns the result, and whether it was
+    /// interrupted.
     pub(super) fn watch<T>(&self, limit: Duration, guest: impl FnOnce() -> T) -> (T, bool) {
         // SAFETY: has no preconditions.
         let runner = unsafe { libc::pthread_self() };
@@ -83,7 +83,7 @@ impl Drop for Watchdog {
     }
 }
 
-/// Neither the signal that machines wake their vCPUs with nor that of micro-guests.
+/// Differs from the signals with which machines and micro-guests kick their vCPUs.
 fn signal() -> libc::c_int {
     SIGRTMIN() + 2
 }

@@ -7,7 +7,8 @@ use hvprobe_fixtures::dwarf::{self, FUNCTION};
 use hvprobe_linux::debug_info::{DebugFile, DebugInfo};
 use hvprobe_spec::point::Point;
 
-/// What is asked with each index: of a function, of what is inlined into it, of a file, and what there is not.
+/// Points looked up with each index: a function, a function inlined into it, a file, and things that do not
+/// exist.
 const POINTS: [&str; 5] = [
     "vfs_test:5",
     "helper:1",
@@ -16,7 +17,7 @@ const POINTS: [&str; 5] = [
     "other.c:3",
 ];
 
-/// An index, of the file of the corpus if it says so.
+/// Parses any bytes as an index, and uses it if it belongs to the corpus' file.
 pub fn debug_index(data: &[u8]) -> bool {
     static BYTES: LazyLock<Vec<u8>> = LazyLock::new(dwarf::file);
     let file = DebugFile::parse(&BYTES).expect("a sound file");

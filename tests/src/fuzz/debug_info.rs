@@ -4,7 +4,7 @@ use hvprobe_linux::debug_info::{DebugFile, DebugInfo, Location};
 use hvprobe_spec::perf_probe::Step;
 use hvprobe_spec::point::Point;
 
-/// What is asked of each file: the points that the file of the corpus has, and some that it has not.
+/// Points looked up in each file: those in the corpus' file, and some that it lacks.
 const POINTS: [&str; 8] = [
     "vfs_test",
     "vfs_test:1",
@@ -15,10 +15,10 @@ const POINTS: [&str; 8] = [
     "fs/test.c:14",
     "other.c:3",
 ];
-/// How many places of a point are asked for variables.
+/// Maximum number of places of a point whose variables are looked up.
 const PLACES: usize = 8;
 
-/// The ways from each variable that are gone.
+/// Returns the paths selected from each variable.
 fn paths() -> [Vec<Step>; 4] {
     let to = |name: &str| Step::Pointed(name.to_owned());
     let of = |name: &str| Step::Member(name.to_owned());
@@ -30,7 +30,7 @@ fn paths() -> [Vec<Step>; 4] {
     ]
 }
 
-/// A file, whichever kernel it says it is of.
+/// Parses any bytes as a file with debug information, of whichever kernel.
 pub fn debug_info(data: &[u8]) -> bool {
     let Ok(file) = DebugFile::parse(data) else {
         return false;

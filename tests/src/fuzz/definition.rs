@@ -5,9 +5,8 @@ use hvprobe_spec::definition::{parse, parse_file};
 use hvprobe_spec::fetch::read_filter;
 use hvprobe_spec::histogram::read_histogram;
 
-/// A definition that parses prints as one that parses to the same; one that does not says where it
-/// is wrong, within the text, and can be shown on a terminal. The same holds for a filter, for a histogram,
-/// and for a file of definitions.
+/// A definition that parses prints as one that parses to the same. An error reports a position within the text
+/// and can be shown on a terminal. The same holds for a filter, for a histogram, and for a file of definitions.
 pub fn definition(data: &[u8]) -> bool {
     let text = String::from_utf8_lossy(data);
     match read_filter(&text) {
@@ -50,7 +49,7 @@ pub fn definition(data: &[u8]) -> bool {
     }
 }
 
-/// An error says something, where in `text` it is, and can be shown on a terminal.
+/// Checks that an error has a message and a position in `text`, and can be shown on a terminal.
 pub(super) fn assert_shown(text: &str, error: &ParseError) {
     let picture = error.render(text);
     assert!(error.column <= text.chars().count(), "{error:?}");

@@ -1,4 +1,4 @@
-//! Detours: what a jump displaces, what a detour calls, and what records say.
+//! Detours: the instructions that a jump displaces, the calls of a detour, and its records.
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::{
@@ -12,17 +12,17 @@ use iced_x86::{Decoder, DecoderOptions, FlowControl};
 
 use super::input::Input;
 
-/// As much of a function as is looked at.
+/// Maximum length of a function.
 const FUNCTION: usize = 256;
-/// Where functions and detours lie: within reach of each other.
+/// Addresses of functions and detours, within reach of each other.
 const TEXT: u64 = 0xffff_ffff_8100_0000;
 const DETOURS: u64 = 0xffff_ffff_8040_0000;
-/// Where the kernel's loads are.
+/// Address of the kernel's loads.
 const LOADS: u64 = TEXT + 0x10_0000;
 
-/// Any bytes as a function, a probepoint in it and a place for the detour. The first three bytes say
-/// where the probepoint is and how far into the region the detour is wanted; then there is code, and
-/// behind that what the detour reads.
+/// Takes any bytes as a function with a probepoint and an address for the detour. The first three bytes are the
+/// offset of the probepoint and the wanted offset in the region; then follow the code and the memory that the
+/// detour reads.
 pub fn detour(data: &[u8]) -> bool {
     let mut input = Input::new(data);
     let offset = u64::from(input.u8());
@@ -39,7 +39,7 @@ pub fn detour(data: &[u8]) -> bool {
 
     let fitting = span.targets(wanted..wanted.wrapping_add(1 << 20)).next();
     let Some(target) = fitting else {
-        // Between two windows that fit there are 64 KiB at most.
+        // Matching windows are at most 64 KiB apart.
         panic!("no place for a detour in 1 MiB");
     };
     let jump = span.jump(target).unwrap_or_else(|error| panic!("{error}"));
@@ -84,7 +84,7 @@ pub fn detour(data: &[u8]) -> bool {
     };
     let detour = match recorder.place(target) {
         Ok(detour) => detour,
-        // What an instruction refers to may be anywhere.
+        // An instruction's operand may be out of reach.
         Err(_) => return false,
     };
     assert_eq!(detour.code().len(), recorder.size());
@@ -103,7 +103,7 @@ pub fn detour(data: &[u8]) -> bool {
     true
 }
 
-/// Follows all of a detour but its copies: it goes nowhere but to itself and to the loads.
+/// Follows all of a detour except its copies: it branches only to itself and calls only the loads.
 fn follow(detour: &Detour, readers: &Readers) {
     let escape = detour.escape().unwrap_or(detour.tail());
     let end = detour.at().wrapping_add(detour.code().len() as u64);
@@ -132,7 +132,7 @@ fn follow(detour: &Detour, readers: &Readers) {
     }
 }
 
-/// What the input asks to be read of memory, if anything.
+/// Reads from the input which memory the detour fetches, if any.
 fn fetching(input: &mut Input<'_>) -> Option<Fetching> {
     let count = usize::from(input.u8() & 0x3f);
     let mut items = Vec::new();
@@ -151,8 +151,8 @@ fn fetching(input: &mut Input<'_>) -> Option<Fetching> {
     (count > 0).then_some(Fetching { readers, items })
 }
 
-/// An item: a byte says what it starts from and how many pointers follow, each of which has a byte for
-/// its memory and how its offset is told; two bytes say what is read.
+/// Reads an item. A byte selects its base and the number of pointers. Each pointer has a byte for its memory
+/// and the width of its offset. Two bytes select what is read.
 fn item(input: &mut Input<'_>) -> Fetched {
     let kind = input.u8();
     let register = Gpr::ALL[usize::from(kind >> 4)];
@@ -160,7 +160,7 @@ fn item(input: &mut Input<'_>) -> Fetched {
         0 => Base::Register(register),
         1 => Base::Constant(input.u64()),
         2 => Base::Task,
-        // Few, as nothing comes of it.
+        // Rarely, because a detour with it is always refused.
         _ if kind == 0xff => Base::Entry(register),
         _ => Base::Register(Gpr::Rsp),
     };
@@ -192,7 +192,7 @@ fn item(input: &mut Input<'_>) -> Fetched {
     }
 }
 
-/// Whether what is asked for is a reason for this.
+/// Returns whether `capture` justifies the error.
 fn may_be_refused(capture: &Capture, error: &BuildError) -> bool {
     let items = capture.fetching.as_ref().map_or(&[][..], |it| &it.items);
     let words = |item: &Fetched| match item.read {
@@ -200,7 +200,7 @@ fn may_be_refused(capture: &Capture, error: &BuildError) -> bool {
     };
     match error {
         BuildError::TooManyItems { count } => *count == items.len() && *count > 32,
-        // As many as there are without marks, less what is always there.
+        // The words of a record without its marks, less the fixed part.
         BuildError::TooLarge { .. } => items.iter().map(words).sum::<usize>() > 16 * 7 - 20,
         BuildError::FetchAtReturn => items.iter().any(|it| matches!(it.base, Base::Entry(_))),
         BuildError::TextOfNothing => items
@@ -210,8 +210,7 @@ fn may_be_refused(capture: &Capture, error: &BuildError) -> bool {
     }
 }
 
-/// Any bytes as what is read of memory, and then as a record with that. What is read is asked for as by
-/// [`detour`].
+/// Decodes any bytes as a record of fetched memory. The items are read from the input as in [`detour`].
 pub fn fetched(data: &[u8]) -> bool {
     let mut input = Input::new(data);
     let fetching = fetching(&mut input);
@@ -257,11 +256,11 @@ pub fn fetched(data: &[u8]) -> bool {
             let end = usize::from(header.len);
             assert!(end <= most.min(len), "{end} of {len}");
             assert!(!bytes[..end].contains(&0));
-            // It ends where it is cut off, or at its zero.
+            // The text ends at its zero, or is truncated.
             assert!(end == most.min(len) || bytes[end] == 0 && !header.truncated);
         }
     }
-    // There are no others.
+    // No further item exists.
     let mut bytes = [0; 8];
     let other = layout.fetched(record, items.len(), &mut bytes);
     assert!(other.is_err() || other == Ok(false));
@@ -270,7 +269,7 @@ pub fn fetched(data: &[u8]) -> bool {
     is_whole
 }
 
-/// Any bytes as a record and as an instance, of what the first two bytes ask for.
+/// Decodes any bytes as a record and as an instance. The first two bytes select what these contain.
 pub fn record(data: &[u8]) -> bool {
     let mut input = Input::new(data);
     let asked = input.u16();
@@ -329,7 +328,7 @@ pub fn record(data: &[u8]) -> bool {
         let is_whole = rest.len() >= usize::from(header.cells) * CELL;
         assert_eq!(copy.is_ok(), is_whole || capture.stack_copy.is_none());
         if let Ok(Some(copy)) = copy {
-            // A word is there whole, or not at all.
+            // A word is either wholly in the copy, or absent.
             for at in [record.tsc, record.regs.rsp, record.regs.rdi, 0, u64::MAX].map(Gva) {
                 let next = copy.word(at.wrapping_add(4));
                 assert!(copy.word(at).is_none() || next.is_none(), "{at}");

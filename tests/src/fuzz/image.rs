@@ -1,15 +1,14 @@
-//! The kernel's ELF image: as a whole, and each of the tables found in it inside an image that is
-//! sound but for that table.
+//! The kernel's ELF image: as a whole, and each of the tables in it within an otherwise valid image.
 
 use hvprobe_arch::{Gva, insn};
 use hvprobe_fixtures::kernel::{self, Section, TEXT};
 use hvprobe_linux::image::KernelImage;
 
-/// Bytes of text in the images made here.
+/// Size of the text in the images made here.
 const TEXT_LEN: usize = 0x1000;
-/// Where the table under test is linked to.
+/// Address to which the table under test is linked.
 const TABLE: u64 = 0xffff_ffff_8200_0000;
-/// The tables [`tables`] splits its input into, by the symbols around them.
+/// Tables into which [`tables`] splits its input, by the symbols at their start and end.
 const LISTS: [(&str, &str); 4] = [
     ("__start_kprobe_blacklist", "__stop_kprobe_blacklist"),
     ("__start___jump_table", "__stop___jump_table"),
@@ -17,7 +16,7 @@ const LISTS: [(&str, &str); 4] = [
     ("__start___ex_table", "__stop___ex_table"),
 ];
 
-/// An ELF file, whatever it is.
+/// Parses any bytes as an ELF file.
 pub fn image(data: &[u8]) -> bool {
     KernelImage::parse(data)
         .inspect(check)
@@ -25,7 +24,7 @@ pub fn image(data: &[u8]) -> bool {
         .is_ok()
 }
 
-/// A section with a kallsyms table, in an image without an ELF symbol table.
+/// Parses any bytes as a section with a kallsyms table, in an image without an ELF symbol table.
 pub fn kallsyms(data: &[u8]) -> bool {
     image(&kernel::elf(
         &[text(), section(".rodata", TABLE, data)],
@@ -33,8 +32,8 @@ pub fn kallsyms(data: &[u8]) -> bool {
     ))
 }
 
-/// Types and names of BTF. The first two bytes say how many of the others are types, so that the
-/// header can be made to fit.
+/// Parses any bytes as types and names of BTF. The first two bytes are the length of the types, so that the
+/// header matches.
 pub fn btf(data: &[u8]) -> bool {
     let Some((types, rest)) = data.split_first_chunk() else {
         return false;
@@ -66,8 +65,8 @@ pub fn btf(data: &[u8]) -> bool {
     image.task_layout().is_ok()
 }
 
-/// The kernel's lists of what must not be probed: the bytes after the first four, cut at sixteen
-/// times what each of those says.
+/// Parses any bytes as the kernel's lists of places that must not be probed. Each of the first four bytes is
+/// the length of a list in units of 16 bytes.
 pub fn tables(data: &[u8]) -> bool {
     let Some((lengths, data)) = data.split_first_chunk::<4>() else {
         return false;
@@ -88,7 +87,7 @@ pub fn tables(data: &[u8]) -> bool {
     let image = KernelImage::parse(&kernel::elf(&sections, &symbols))
         .expect("the lists are not needed to read an image");
     check(&image);
-    // A part of the text will do.
+    // A part of the text is enough.
     (TEXT..)
         .take(TEXT_LEN / 8)
         .any(|at| image.forbidden(Gva(at)).is_some())
@@ -112,7 +111,7 @@ fn section(name: &'static str, at: u64, data: &[u8]) -> Section {
     }
 }
 
-/// What is true of every image that could be read.
+/// Checks what must hold for every image that parses.
 fn check(image: &KernelImage) {
     let symbols = image.symbols();
     let mut before = Gva(0);
@@ -125,7 +124,7 @@ fn check(image: &KernelImage) {
             .expect("a symbol contains its first byte");
         assert_eq!((found.addr, offset), (symbol.addr, 0));
         if n < 64 {
-            // Looking up is work: some will do.
+            // Lookups take time, so only the first symbols are looked up.
             let _ = symbols.lookup(symbol.name).map_err(|e| e.to_string());
             let _ = (
                 image.is_text(symbol.addr),

@@ -1,6 +1,6 @@
-//! Values read off the front of an input; zeros once it has ended.
+//! Reads values from the front of an input; past its end they are zero.
 
-/// What is left of an input.
+/// Unread rest of an input.
 pub(super) struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
@@ -32,7 +32,7 @@ impl<'a> Input<'a> {
         u64::from_le_bytes(self.bytes())
     }
 
-    /// The next `len` bytes, or as many as there are.
+    /// Returns the next `len` bytes, or the rest if it is shorter.
     pub(super) fn take(&mut self, len: usize) -> &'a [u8] {
         let (taken, rest) = self.0.split_at(self.0.len().min(len));
         self.0 = rest;
@@ -43,7 +43,7 @@ impl<'a> Input<'a> {
         self.0.is_empty()
     }
 
-    /// Everything that is left.
+    /// Returns the unread rest.
     pub(super) fn rest(self) -> &'a [u8] {
         self.0
     }

@@ -1,4 +1,4 @@
-//! Instructions: decoding, copying into a slot and carrying out.
+//! Decoding, copying and emulating instructions.
 
 use hvprobe_arch::insn::{
     self, Action, Displaced, Effect, GateHead, MAX_LEN, Memory, MemoryFault, RelocateError,
@@ -11,11 +11,11 @@ use iced_x86::{Decoder, DecoderOptions, Instruction};
 
 use super::input::Input;
 
-/// Accesses an instruction may make to memory when the host carries it out.
+/// Maximum number of memory accesses of an emulated instruction.
 const MOST_ACCESSES: u32 = 2;
 
-/// Any bytes as a displaced instruction. The first byte says how many of the next are code; then
-/// come its address, where the slot lies relative to it, which accesses fail, and the registers.
+/// Classifies any bytes as a displaced instruction. The first byte is the length of the code, which follows.
+/// Then come its address, the slot's offset from it, the accesses that fail, and the registers.
 pub fn insn(data: &[u8]) -> bool {
     let mut input = Input::new(data);
     let len = usize::from(input.u8()) % (2 * MAX_LEN);
@@ -55,7 +55,7 @@ pub fn insn(data: &[u8]) -> bool {
     true
 }
 
-/// An instruction either takes effect as a whole or not at all.
+/// Checks that an instruction takes effect either as a whole or not at all.
 fn check_emulation(displaced: &Displaced, before: Regs, memory: &mut Words) {
     let mut after = before;
     match displaced.emulate(&mut after, memory) {
@@ -72,8 +72,8 @@ fn check_emulation(displaced: &Displaced, before: Regs, memory: &mut Words) {
     assert!(memory.writes <= 1);
 }
 
-/// The copy does what the original does, the guest goes on as it should, and no other byte of the
-/// slot can be run.
+/// Checks that the copy does the same as the original, that the guest continues where it should, and that the
+/// rest of the slot is int3s.
 fn check_copy(copy: &SlotCode, slot: Gva, displaced: &Displaced) {
     let (at, next) = (displaced.at(), displaced.next());
     let len = copy.instruction().len();
@@ -95,7 +95,7 @@ fn check_copy(copy: &SlotCode, slot: Gva, displaced: &Displaced) {
     }
     let target = Gva(original.near_branch_target());
     let is_branch = original.is_jcc_short_or_near();
-    // Where in the slot something begins, and what that stands for.
+    // Boundaries in the slot, with the addresses that they stand for.
     let mut places = vec![(slot, at), (copy.next(), next)];
     let end = match copy.kind() {
         SlotKind::Boosted => {
@@ -129,7 +129,7 @@ fn decode(code: &[u8], at: Gva) -> Instruction {
     Decoder::with_ip(64, code, at.0, DecoderOptions::NONE).decode()
 }
 
-/// The head of the breakpoint exception's entry. The first eight bytes are its address.
+/// Analyses the head of the #BP entry. The first eight bytes are its address.
 pub fn gate(data: &[u8]) -> bool {
     let mut input = Input::new(data);
     let at = Gva(input.u64());
@@ -174,9 +174,8 @@ pub fn gate(data: &[u8]) -> bool {
     true
 }
 
-/// Where instructions begin in any bytes: where one after the other ends. Only if they are
-/// instructions to the last byte can they be known not to return. The first eight bytes are the
-/// address of the code.
+/// Checks that the boundaries found in any bytes are where one instruction ends and the next begins. Code is
+/// known not to return only if it decodes to the last byte. The first eight bytes are the address of the code.
 pub fn boundary(data: &[u8]) -> bool {
     let mut input = Input::new(data);
     let start = Gva(input.u64());
@@ -187,7 +186,7 @@ pub fn boundary(data: &[u8]) -> bool {
     for offset in 0..=code.len() + 1 {
         let target = start.wrapping_add(offset as u64);
         let found = insn::boundary(code, start, target);
-        // An address below the start, past the end of all addresses, is not in the code.
+        // An address that wraps around below the start is not in the code.
         let expected = offset == next && offset <= code.len() && target >= start;
         assert_eq!(found.is_ok(), expected, "{offset:#x}: {found:?}");
         if let Err(error) = found {
@@ -209,8 +208,7 @@ pub fn boundary(data: &[u8]) -> bool {
     is_code
 }
 
-/// Memory in which every word is its own address, and accesses fail as the bits of `failing` say:
-/// by their number, modulo eight.
+/// Memory in which every word is its own address. Access number n fails if bit n modulo 8 of `failing` is set.
 struct Words {
     failing: u8,
     accesses: u32,
@@ -241,7 +239,7 @@ impl Memory for Words {
     }
 }
 
-/// Registers with everything from the input.
+/// Reads all registers from the input.
 fn regs(input: &mut Input<'_>) -> Regs {
     let mut next = || input.u64();
     Regs {

@@ -1,4 +1,4 @@
-//! What probes do at their hits, as a user types it.
+//! Options of a probe, as a user types them.
 
 use std::fmt::Debug;
 
@@ -7,12 +7,12 @@ use hvprobe_spec::language::{
 };
 use hvprobe_spec::{Hold, ParseError};
 
-/// What is read prints as what is read as the same; what is not read is pointed at, within the text.
-/// Returns whether something can be read.
+/// Checks that whatever parses prints as text that parses to the same, and that an error points into the text.
+/// Returns whether the text parses as any option.
 pub fn language(data: &[u8]) -> bool {
     let typed = String::from_utf8_lossy(data);
     let captured = holds(&typed, capture, |what| match what {
-        // Registers are printed together.
+        // Registers are printed together as a set.
         Capture::Register(_) => typed.to_string(),
         Capture::Item(item) => text::item(item),
     });
@@ -33,7 +33,7 @@ pub fn language(data: &[u8]) -> bool {
     read.contains(&true)
 }
 
-/// Whether `typed` is read by `read`.
+/// Returns whether `typed` parses with `read`.
 fn holds<T: Debug + PartialEq>(
     typed: &str,
     read: impl Fn(&str) -> Result<T, ParseError>,

@@ -1,15 +1,15 @@
-//! The file a guest is booted from.
+//! The kernel file that a guest boots from.
 
 use hvprobe_arch::Gpa;
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_vm::loader::{Kernel, load};
 use hvprobe_vm::memory::{GuestRam, MIN_RAM};
 
-/// Sectors of the boot code in front of the payload, besides the first.
+/// Number of sectors of boot code in front of the payload, without the first.
 const SECTORS: u8 = 1;
 
-/// A kernel image, whatever it is. One that can be read is also loaded into a small machine, and
-/// nothing but what the loader says may then be above 1 MiB.
+/// Parses any bytes as a kernel image. An image that parses is also loaded into a small machine, where only the
+/// ranges that the loader reports may be written above 1 MiB.
 pub fn bzimage(data: &[u8]) -> bool {
     match Kernel::parse(data.to_vec()) {
         Ok(kernel) => {
@@ -33,7 +33,7 @@ fn place(kernel: &Kernel) {
     assert!(entry.rip < entry.kernel_end && entry.kernel_end <= ram.low_end());
     let (initrd, size) = entry.initrd.expect("there is one");
     assert!(entry.kernel_end <= initrd && initrd.0 + size <= ram.low_end().0);
-    // Between the kernel and the initramfs nothing was touched.
+    // Nothing was written between the kernel and the initramfs.
     let gap = usize::try_from(initrd.0 - entry.kernel_end.0).expect("in memory");
     let mut bytes = vec![0; gap.min(1 << 16)];
     ram.read(entry.kernel_end, &mut bytes).expect("in memory");
@@ -44,12 +44,12 @@ fn place(kernel: &Kernel) {
     assert_eq!(bytes, [0; 4096]);
 }
 
-/// A packed kernel, in a `bzImage` that is sound around it.
+/// Parses any bytes as the packed kernel in an otherwise valid `bzImage`.
 pub fn payload(data: &[u8]) -> bool {
     bzimage(&bzimage_around(data))
 }
 
-/// A `bzImage` with this payload (Linux, Documentation/arch/x86/boot.rst).
+/// Returns a `bzImage` with `payload` (Linux, Documentation/arch/x86/boot.rst).
 #[must_use]
 pub fn bzimage_around(payload: &[u8]) -> Vec<u8> {
     let mut file = vec![0; (usize::from(SECTORS) + 1) * 512];

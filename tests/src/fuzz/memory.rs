@@ -1,22 +1,22 @@
-//! Guest memory for the targets: from address 0 on, and nothing beyond.
+//! Guest memory for the targets, from address 0 up to its size.
 
 use std::cell::RefCell;
 
 use hvprobe_arch::Gpa;
 use hvprobe_arch::mem::{OutOfRange, PhysMemory};
 
-/// Memory of some size.
+/// Bytes of the memory.
 pub(super) struct Flat(RefCell<Vec<u8>>);
 
 impl Flat {
-    /// Memory of `size` bytes that begins with `content`; the rest is zero.
+    /// Creates memory of `size` bytes that begins with `content`; the rest is zero.
     pub(super) fn new(content: &[u8], size: usize) -> Self {
         let mut bytes = content[..content.len().min(size)].to_vec();
         bytes.resize(size, 0);
         Self(RefCell::new(bytes))
     }
 
-    /// All of it.
+    /// Returns the whole content.
     pub(super) fn snapshot(&self) -> Vec<u8> {
         self.0.borrow().clone()
     }

@@ -1,10 +1,9 @@
-//! What must hold of every decoder, whatever bytes it is given.
+//! Properties of every decoder for arbitrary input.
 //!
-//! Each [`Target`] takes any bytes, hands them to one decoder and panics if a promise is broken:
-//! nothing else that happens is an error. It is run in two ways: by libFuzzer through the programs
-//! in `fuzz/fuzz_targets`, and by the test `fuzz_corpus` over the committed corpus and random
-//! mutations of it. Where bytes that are merely random would be turned down at the door, the target
-//! builds a sound file around them.
+//! Each [`Target`] passes any bytes to one decoder, and panics only if the decoder breaks a promise. It is run
+//! in two ways: by libFuzzer through the programs in `fuzz/fuzz_targets`, and by the test `fuzz_corpus` with
+//! the committed corpus and random mutations of it. Where random bytes would be refused at the first check, the
+//! target builds a valid file around them.
 
 mod debug_index;
 mod debug_info;
@@ -42,14 +41,13 @@ pub use unwind::unwind;
 /// A decoder under test.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// Its name: that of its program in `fuzz/fuzz_targets` and of its folder in `fuzz/corpus`.
+    /// Name of the target: also that of its program in `fuzz/fuzz_targets` and of its folder in `fuzz/corpus`.
     pub name: &'static str,
-    /// Runs it. Returns whether the bytes got past the decoder's own checks; panics if a promise is
-    /// broken.
+    /// Runs the target. Returns whether the decoder accepted the bytes; panics if a promise is broken.
     pub run: fn(&[u8]) -> bool,
 }
 
-/// All targets, by name.
+/// All targets, sorted by name.
 pub const TARGETS: [Target; 23] = [
     target("boundary", boundary),
     target("btf", btf),

@@ -1,4 +1,4 @@
-//! Modules of a guest that made them to harm us, and stacks that lead through them.
+//! Modules of a malicious guest, and stacks that lead through them.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -17,25 +17,25 @@ use super::memory::Flat;
 use super::unwind::{self, FIRST, KERNEL_TEXT, STACK};
 
 const PAGE: u64 = 0x1000;
-/// Bytes of the memory that modules are in.
+/// Size of the memory that contains the modules.
 const SPAN: u64 = MODULE_COUNT * 3 * PAGE;
-/// The page that the lists begin in.
+/// Page with the heads of the lists.
 const HEADS: Gva = Gva(MODULES.0 & !(PAGE - 1));
-/// Where modules may lie at most (Documentation/arch/x86/x86_64/mm.rst in the kernel).
+/// Address range of modules (Documentation/arch/x86/x86_64/mm.rst in the kernel).
 const SPACE: Range<u64> = 0xffff_ffff_a000_0000..0xffff_ffff_ff00_0000;
-/// No list is followed for longer.
+/// Maximum number of modules read from a list.
 const MOST_MODULES: usize = 2048;
-/// Words that are read of a stack of so many frames, and of modules.
+/// Maximum number of words read for a stack of [`FRAMES`] frames: from the stack, and from the modules.
 const MOST_WORDS: usize = 5 * FRAMES + (1 << 13);
 const FRAMES: usize = 31;
 
-/// A kernel, and the memory of a guest that runs it and means no harm.
+/// A kernel, and the unmodified memory of a guest that runs it.
 struct Kernel {
     reader: ModuleReader,
     types: Arc<Types>,
     unwinder: Unwinder,
     memory: Vec<u8>,
-    /// Where each `struct module` is.
+    /// Addresses of the modules' `struct module`.
     modules: Vec<Gva>,
 }
 
@@ -75,7 +75,8 @@ impl Kernel {
     }
 }
 
-/// From which offset in a module's text on how many bytes there are up to behind the return address.
+/// Returns offsets in a module's text, each with the distance, from there on, of the stack pointer to behind
+/// the return address.
 fn unwind_rules() -> [(u64, [u8; 6]); 6] {
     [
         (0, 8),
@@ -91,8 +92,8 @@ fn unwind_rules() -> [(u64, [u8; 6]); 6] {
     })
 }
 
-/// One byte says how old the guest's kernel is. Then come changes of its memory: two bytes of where, one of
-/// what it is, eight of content, up to one nowhere; then where a stack is followed from, and the stack.
+/// One byte selects the age of the guest's kernel. Then follow changes of its memory, each with two bytes of
+/// place, one of kind and eight of content, up to the place 0xffff; then the start of the walk, and the stack.
 pub fn modules(data: &[u8]) -> bool {
     let mut input = Input::new(data);
     let kernel = Kernel::of(AGES[usize::from(input.u8() & 1)]);
@@ -109,7 +110,7 @@ pub fn modules(data: &[u8]) -> bool {
     sound
 }
 
-/// Writes to the memory of modules, or to where their lists begin.
+/// Writes to the memory of the modules, or to the page with the heads of their lists.
 fn change(mem: &Flat, place: u64, kind: u8, value: u64) {
     let at = match place.checked_sub(SPAN) {
         None => MODULE_VIRT.wrapping_add(place.min(SPAN - 8)),
@@ -127,7 +128,7 @@ fn change(mem: &Flat, place: u64, kind: u8, value: u64) {
     tables().write(mem, at, &bytes[..len]).expect("mapped");
 }
 
-/// Reads all of the modules, and one after the other.
+/// Reads the modules from their list, and each by its address.
 fn check(kernel: &Kernel, mem: &Flat) -> bool {
     let reader = &kernel.reader;
     for at in &kernel.modules {
@@ -193,7 +194,8 @@ fn is_printable(name: &str) -> bool {
         .all(|byte| byte == b' ' || byte.is_ascii_graphic())
 }
 
-/// Follows a stack from somewhere in the modules: what is told is the kernel's, and what is read is bounded.
+/// Walks a stack from somewhere in the modules: all frames are in the kernel, and the number of words read is
+/// bounded.
 fn follow(kernel: &Kernel, mem: &Flat, mut input: Input<'_>) {
     let (rip, rsp, returned) = (input.u16(), input.u8(), input.u8() & 1 == 1);
     let regs = Regs {
@@ -223,7 +225,7 @@ fn follow(kernel: &Kernel, mem: &Flat, mut input: Input<'_>) {
     );
 }
 
-/// A guest, and a stack that is made of an input.
+/// A guest, and a stack with bytes of the input.
 struct Whole<'a> {
     mem: &'a Flat,
     stack: &'a [u8],

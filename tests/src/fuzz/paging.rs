@@ -1,4 +1,4 @@
-//! Page tables a guest made to harm us.
+//! Page tables of a malicious guest.
 
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::{Levels, PageTables, Walker, entry};
@@ -11,13 +11,13 @@ use super::input::Input;
 use super::memory::Flat;
 
 const PAGE: usize = 4096;
-/// Guest memory: few pages, so that random entries often lead to one.
+/// Size of guest memory: few pages, so that random entries often refer to one of them.
 const MEMORY: usize = 8 * PAGE;
-/// Accesses tried with one set of tables.
+/// Number of accesses tried with one set of tables.
 const ACCESSES: usize = 8;
 
-/// A guest's memory and page tables. One byte says which; then come entries, each as an index of
-/// two bytes into memory and eight bytes of content, up to an index of 0xffff.
+/// Reads a guest's memory and page tables. A byte selects the root and the number of levels. Then follow
+/// entries, each with an index of two bytes into memory and eight bytes of content, up to the index 0xffff.
 fn guest(input: &mut Input<'_>) -> (Flat, PageTables) {
     let choice = input.u8();
     let levels = if choice & 1 == 0 {
@@ -38,8 +38,8 @@ fn guest(input: &mut Input<'_>) -> (Flat, PageTables) {
     (mem, PageTables { root, levels })
 }
 
-/// Reads and writes through any tables. What a walk finds is what a second, plainer walk finds, and
-/// what a walker that has been there before reads; a failing write changes nothing; what a write that left the tables alone wrote is read back.
+/// Reads and writes through any tables. A walk agrees with a second, simpler walk, and with a reused walker. A
+/// failing write changes nothing.
 pub fn walk(data: &[u8]) -> bool {
     let mut input = Input::new(data);
     let (mem, tables) = guest(&mut input);
@@ -77,13 +77,13 @@ pub fn walk(data: &[u8]) -> bool {
         let content: Vec<u8> = (0..=u8::MAX).cycle().take(len).collect();
         let written = tables.write(&mem, at, &content);
         let after = mem.snapshot();
-        // Comparing all of it at once is quick.
+        // Comparing the whole memory at once is fast.
         if before != after {
             assert!(written.is_ok(), "a failed write changed memory");
             let changed = before.iter().zip(&after).filter(|(a, b)| a != b);
             assert!(changed.count() <= len);
         }
-        // The guest's own tables may have been written to: start again from what they were.
+        // The write may have changed the page tables: restore them.
         mem.write(Gpa(0), &before).expect("inside");
         let task = TaskLayout {
             current_task: input.u64(),
@@ -97,8 +97,7 @@ pub fn walk(data: &[u8]) -> bool {
     translated
 }
 
-/// A walk as the manual's figures show it (SDM vol. 3, figures 4-8 to 4-11), one level after the
-/// other.
+/// Walks the tables as the manual's figures show it (SDM vol. 3, figures 4-8 to 4-11), level by level.
 fn plain_walk(tables: &PageTables, mem: &Flat, at: Gva) -> Option<Gpa> {
     let top = if tables.levels == Levels::Four { 4 } else { 5 };
     let unused = 64 - (12 + 9 * top);
@@ -120,8 +119,8 @@ fn plain_walk(tables: &PageTables, mem: &Flat, at: Gva) -> Option<Gpa> {
     None
 }
 
-/// The hidden region in any tables: mapping it changes one entry that was empty, and nothing else
-/// outside the region; unmapping changes it back.
+/// Maps the hidden region in any tables: this changes one entry that was empty, and nothing else outside the
+/// region. Unmapping restores that entry.
 pub fn hidden(data: &[u8]) -> bool {
     const PAGES: u64 = 3;
     const SPAN: u64 = 2 << 20;
@@ -130,7 +129,8 @@ pub fn hidden(data: &[u8]) -> bool {
     let start = Gva(input.u64() & !(SPAN - 1));
     let end = start.wrapping_add(u64::from(input.u8()) * SPAN);
     let window = Window { start, end };
-    // The last pages. Nothing keeps a guest from having tables there that it was not told of.
+    // The region is in the last pages. A guest may place page tables even there, although its memory map does
+    // not have these pages.
     let visible = MEMORY - usize::try_from(PAGES).expect("few") * PAGE;
     let region_at = Gpa(visible as u64);
     let mut region = HiddenRegion::new(region_at, PAGES * PAGE as u64, window);

@@ -1,4 +1,4 @@
-//! Probes at points of the sources, and ranges of lines, as a user types them.
+//! Probes at source points, and ranges of lines, as a user types them.
 
 use hvprobe_spec::definition;
 use hvprobe_spec::line_range::LineRange;
@@ -7,8 +7,8 @@ use hvprobe_spec::point::Point;
 
 use super::definition::assert_shown;
 
-/// What is read stands in the text where it is said to; what is not read is pointed at, within the text. No
-/// line of kprobe_events is one of these.
+/// Checks that the parts of what parses are in the text at the reported columns, and that an error points into
+/// the text. No line of kprobe_events parses as such a probe.
 pub fn perf_probe(data: &[u8]) -> bool {
     let text = String::from_utf8_lossy(data);
     match LineRange::parse(&text) {

@@ -6,8 +6,8 @@ use hvprobe_spec::script::{compile, read_script};
 
 use super::definition::assert_shown;
 
-/// A script that is read is printed as one that is read as the same; what it comes to are definitions and
-/// histograms, or it is refused within itself. Returns whether it can be carried out.
+/// Checks that a script that parses prints as one that parses to the same, and that it compiles to valid
+/// definitions and histograms or is refused with an error in its text. Returns whether it compiles.
 pub fn script(data: &[u8]) -> bool {
     let text = String::from_utf8_lossy(data);
     let script = match read_script(&text) {

@@ -1,10 +1,10 @@
-//! What a client searches the symbols for.
+//! Patterns that a client searches the symbols for.
 
 use hvprobe_arch::Gva;
 use hvprobe_linux::symbols::{RawSymbol, SymbolKind, Symbols};
 
-/// A shell-style pattern over a few names; also looked up as a name. The bytes up to a zero are
-/// what is searched for, each part after it is a name in the table.
+/// Searches a few names for a shell-style pattern, and looks it up as a name. The pattern ends at the first
+/// zero byte; each part after it is a further name in the table.
 pub fn pattern(data: &[u8]) -> bool {
     let text = String::from_utf8_lossy(data);
     let mut parts = text.split('\0');

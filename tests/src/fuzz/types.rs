@@ -1,4 +1,4 @@
-//! What is asked of a kernel's types.
+//! Queries of a kernel's types.
 
 use std::sync::Arc;
 
@@ -6,11 +6,11 @@ use hvprobe_linux::image::KernelImage;
 use hvprobe_linux::types::{Kind, Limits, TypeId, Types};
 use hvprobe_spec::shape::{Shape, ShapeKind};
 
-/// Types of which all is asked: it is work.
+/// Maximum number of types that are queried, to limit the time.
 const MOST: usize = 64;
 
-/// What is true of all types that could be read from `table`, for a kernel's and, behind those, for a
-/// module's.
+/// Checks what must hold for all types that parse from `table`, as types of a kernel and, added to those, as
+/// types of a module.
 pub(super) fn check(image: &KernelImage, table: &[u8]) {
     let Ok(types) = image.types() else {
         return;
@@ -26,9 +26,9 @@ pub(super) fn check(image: &KernelImage, table: &[u8]) {
 }
 
 fn check_type(types: &Types, id: TypeId) {
-    /// A name is cut at a kilobyte or so, behind which may come what was begun.
+    /// Bound of a name: it is cut at about one kilobyte, but parts of it that were begun are completed.
     const LONGEST_NAME: usize = 1 << 14;
-    /// The same for a declaration.
+    /// Bound of a declaration, for the same reason.
     const LONGEST: usize = 1 << 20;
 
     assert!(types.name(id).len() <= LONGEST_NAME, "names are bounded");
@@ -65,7 +65,7 @@ fn check_type(types: &Types, id: TypeId) {
     }
 }
 
-/// How many members and names of values there are in a shape.
+/// Returns the numbers of members and of named values in a shape.
 fn counted(shape: &Shape) -> (usize, usize) {
     match &shape.kind {
         ShapeKind::Struct { members, .. } => members

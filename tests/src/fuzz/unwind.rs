@@ -1,4 +1,4 @@
-//! The kernel's unwind tables, and stacks that are followed by them.
+//! The kernel's unwind tables, and walks of stacks with them.
 
 use std::sync::Arc;
 
@@ -9,19 +9,19 @@ use hvprobe_linux::unwind::{Start, Surroundings, Unwinder};
 
 use super::input::Input;
 
-/// Bytes of text in the images made here.
+/// Size of the text in the images made here.
 const TEXT_LEN: usize = 0x1000;
-/// Where the tables are linked to.
+/// Addresses to which the tables are linked.
 const ADDRESSES: u64 = 0xffff_ffff_8200_0000;
 const ENTRIES: u64 = ADDRESSES + 0x1_0000;
-/// From where on there is a stack.
+/// Start of the stack.
 pub(super) const STACK: u64 = 0xffff_c900_0000_0000;
-/// From where on there is text of the kernel's.
+/// Start of the kernel's text.
 pub(super) const KERNEL_TEXT: u64 = 0xffff_ffff_8000_0000;
-/// The last words of the entry of a function's first instruction.
+/// Last word of the entry for a function's first instruction, in each format.
 pub(super) const FIRST: [u16; 3] = [0x005, 0x205, 0x203];
 
-/// A stack that is made of an input.
+/// Stack with bytes of the input.
 struct Stack<'a>(&'a [u8]);
 
 impl Surroundings for Stack<'_> {
@@ -36,13 +36,13 @@ impl Surroundings for Stack<'_> {
     }
 
     fn in_place(&self, at: Gva) -> (Gva, u64) {
-        // Any that is odd is in code that has pushed something.
+        // Odd addresses stand for code that has pushed something.
         (at, if at.0 & 1 == 0 { 0 } else { at.0 & 0xf0 })
     }
 }
 
-/// The first byte says of which format the entries are, or that the tables are whatever follows; the next
-/// how many there are. Then come the entries, where the stack is followed from, and the stack.
+/// The first byte selects the format of the entries, or arbitrary tables; the next byte is the number of
+/// entries. Then follow the entries, the start of the walk, and the stack.
 pub fn unwind(data: &[u8]) -> bool {
     let mut input = Input::new(data);
     let (format, count) = (usize::from(input.u8()), usize::from(input.u8()));
@@ -79,7 +79,7 @@ pub fn unwind(data: &[u8]) -> bool {
     count > 1 || !goes_on
 }
 
-/// The image of a kernel with these tables, sound or not.
+/// Returns the image of a kernel with these tables, valid or not.
 pub(super) fn image(addresses: Vec<u8>, entries: Vec<u8>) -> KernelImage {
     let symbols = [
         ("_stext", TEXT, 0, true),
@@ -102,7 +102,7 @@ pub(super) fn image(addresses: Vec<u8>, entries: Vec<u8>) -> KernelImage {
         .expect("unwind tables are not needed to read an image")
 }
 
-/// Tables in which two functions begin as they should, each of whose 16 bytes has another of the entries.
+/// Returns tables in which two functions have valid first entries. Each further entry covers the next 16 bytes.
 pub(super) fn tables(first: u16, entries: &[u8]) -> (Vec<u8>, Vec<u8>) {
     let (mut addresses, mut rules) = (Vec::new(), Vec::new());
     let mut add = |at: u64, rule: &[u8]| {

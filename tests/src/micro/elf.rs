@@ -57,8 +57,8 @@ impl Writer {
     }
 }
 
-/// The ELF file: `content` at virtual address `virt` and physical address `phys`, started at
-/// physical address `entry`. Behind the content is a note with the build id [`BUILD_ID`].
+/// Returns the ELF file: `content` at virtual address `virt` and physical address `phys`, with the entry point
+/// at physical address `entry`. Behind the content is a note with the build id [`BUILD_ID`].
 pub(super) fn write(
     content: &[u8],
     virt: u64,

@@ -1,4 +1,4 @@
-//! What tests with micro-kernels do on the host's side.
+//! The host's side of tests with micro-kernels.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -10,10 +10,11 @@ use hvprobe_vm::{CatchMode, host};
 use super::{Asm, MicroKernel, RESULTS};
 use crate::rig::Running;
 
-/// Far beyond what any host needs: past it something hangs.
+/// Far beyond what any host needs: work that takes longer hangs.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// How int3s are caught here; `None`, and a line that says so, where there is no KVM.
+/// Returns how int3s leave the guest on this host. Without a suitable KVM, prints that the test is skipped and
+/// returns `None`.
 #[must_use]
 pub fn catch_mode(test: &str) -> Option<CatchMode> {
     match host::check() {
@@ -29,10 +30,10 @@ pub fn catch_mode(test: &str) -> Option<CatchMode> {
     }
 }
 
-/// Builds the micro-kernel whose `main` is what `body` assembles; the folder must outlive its boot.
+/// Builds the micro-kernel whose `main` is assembled by `body`. The returned folder must outlive its boot.
 ///
 /// # Panics
-/// When it cannot be built.
+/// When the kernel cannot be built.
 #[must_use]
 pub fn build(body: impl FnOnce(&mut MicroKernel) -> Asm<()>) -> (tempfile::TempDir, MachineConfig) {
     let folder = match tempfile::tempdir() {
@@ -49,7 +50,7 @@ pub fn build(body: impl FnOnce(&mut MicroKernel) -> Asm<()>) -> (tempfile::TempD
     }
 }
 
-/// The result of `work`, which must not hang.
+/// Returns the result of `work`, which must not hang.
 ///
 /// # Panics
 /// When it hangs or panics.
@@ -64,7 +65,7 @@ fn within<T: Send + 'static>(
 ) -> T {
     let (to, from) = mpsc::channel();
     let worker = std::thread::spawn(move || {
-        // Whoever waited has given up, and says so.
+        // The caller may have given up, and reports that itself.
         let _ = to.send(work());
     });
     match from.recv_timeout(limit) {
@@ -77,19 +78,19 @@ fn within<T: Send + 'static>(
     }
 }
 
-/// The result of `work`, which waits for a guest that may not do its part: longer than the engine
-/// waits for one, and no more.
+/// Returns the result of `work`, which may wait for a guest that does not react. The limit is longer than the
+/// engine's own limit for such a wait, and shorter than [`within_limit`]'s.
 ///
 /// # Panics
-/// When it takes longer, or panics.
+/// When `work` takes longer, or panics.
 pub fn hangs_not<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
     within(what, Duration::from_secs(30), work)
 }
 
-/// Boots `config` and waits for the guest's end; all events are returned.
+/// Boots `config` and waits for the guest's end. Returns all events.
 ///
 /// # Panics
-/// When it cannot be booted, hangs, or loses events.
+/// When the guest cannot be booted, hangs, or loses events.
 #[must_use]
 pub fn run(config: MachineConfig) -> (std::sync::Arc<Machine>, Ending, Vec<Event>) {
     let mut running = Running::boot(config);
@@ -99,7 +100,7 @@ pub fn run(config: MachineConfig) -> (std::sync::Arc<Machine>, Ending, Vec<Event
     (machine, ending, events)
 }
 
-/// The word at `offset` in [`RESULTS`].
+/// Returns the word at `offset` in [`RESULTS`].
 ///
 /// # Panics
 /// When it cannot be read.
@@ -112,10 +113,10 @@ pub fn result(machine: &Machine, offset: u64) -> u64 {
     u64::from_le_bytes(raw)
 }
 
-/// Address of the micro-kernel's function or label `name`.
+/// Returns the address of the micro-kernel's function or label `name`.
 ///
 /// # Panics
-/// When there is none.
+/// When there is no such symbol.
 #[must_use]
 pub fn symbol(machine: &Machine, name: &str) -> u64 {
     match machine.image().symbols().lookup(name) {

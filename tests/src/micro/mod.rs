@@ -1,15 +1,15 @@
 //! A kernel of a few pages, for tests that must run on any KVM, even one that cannot run Linux.
 //!
-//! It is booted like Linux and laid out like Linux: linked 16 MiB above `__START_KERNEL_map`, with
-//! page tables, an IDT whose #BP entry begins as `asm_exc_int3` does, the function whose end means
-//! that text is final, and ELF symbols. A test adds functions of its own, assembled with iced.
+//! It is booted and laid out like Linux: linked 16 MiB above `__START_KERNEL_map`, with page tables, an IDT
+//! whose #BP entry begins as `asm_exc_int3` does, the function at whose end text is final, and ELF symbols. A
+//! test adds functions of its own, assembled with iced.
 //!
 //! ```text
 //!   0xffffffff81000000  page tables: PML4, PUD and PMD of the kernel, PUD and PMD of the identity map
 //!              …05000   IDT
 //!              …06000   data: 4 KiB for the test's results, 4 KiB of stack
 //!              …08000   text
-//!   0xffffffff81200000  RAM: what happened to the guest, see [`recorder`]
+//!   0xffffffff81200000  RAM: records of interrupts and exceptions, see [`recorder`]
 //!   0xffffffff82000000  the local APIC
 //! ```
 
@@ -25,9 +25,9 @@ use elf::Symbol;
 use hvprobe_machine::{Bounds, MachineConfig, Refusals};
 use iced_x86::code_asm::{CodeAssembler, CodeLabel, ptr, qword_ptr, registers::*};
 
-/// Where the micro-kernel is linked.
+/// Address to which the micro-kernel is linked.
 const VIRT: u64 = 0xffff_ffff_8100_0000;
-/// Where it is loaded.
+/// Physical address to which it is loaded.
 const PHYS: u64 = 0x100_0000;
 const IDT: u64 = 0x5000;
 const DATA: u64 = 0x6000;
@@ -36,10 +36,10 @@ const TEXT: u64 = 0x8000;
 
 /// Address of 4 KiB of zeroed memory in which the test's code leaves its results.
 pub const RESULTS: u64 = VIRT + DATA;
-/// Address of the level-2 page table whose entries map 2 MiB each from [`WINDOW`] on: those below
-/// the micro-kernel are empty, and so are those from the 17th on.
+/// Address of the level-2 page table whose entries map 2 MiB each from [`WINDOW`] on. The entries below the
+/// micro-kernel are empty, and so are those from the 17th on.
 pub const PMD: u64 = VIRT + 0x2000;
-/// First address of what [`PMD`] maps.
+/// First address mapped by [`PMD`].
 pub const WINDOW: u64 = 0xffff_ffff_8000_0000;
 /// Address of the registers of the local APIC (SDM vol. 3, 11.4.1).
 pub const APIC: u64 = WINDOW + (16 << 21);
@@ -53,20 +53,20 @@ pub const OWN_BREAKPOINTS: u64 = 0xff0;
 /// Offset in [`RESULTS`] of the address after the last int3 that it handled.
 pub const LAST_BREAKPOINT: u64 = 0xff8;
 
-/// More #BP than any test has use for.
+/// Maximum number of #BP, more than any test needs.
 const MAX_BREAKPOINTS: i32 = 500;
 
-/// Status the guest reports when an exception it has no use for was raised.
+/// Exit status of the guest when an exception without a handler was raised.
 pub const UNEXPECTED_EXCEPTION: u8 = 0xee;
 
-/// A micro-kernel being written.
+/// A micro-kernel under construction.
 pub struct MicroKernel {
     asm: CodeAssembler,
     functions: Vec<(String, CodeLabel)>,
     handlers: Vec<Handler>,
 }
 
-/// A handler of the test's own.
+/// A handler that the test adds.
 #[derive(Clone, Copy)]
 struct Handler {
     vector: u8,
@@ -88,13 +88,13 @@ impl fmt::Debug for MicroKernel {
     }
 }
 
-/// What the assembler says.
+/// Result of an assembler's method.
 pub type Asm<T> = Result<T, iced_x86::IcedError>;
 
 impl MicroKernel {
-    /// A micro-kernel whose `main` is what `body` assembles. `body` may define functions with
-    /// [`MicroKernel::function`] after a final jump or return. `main` ends by returning the status
-    /// the guest is to report in AL.
+    /// Assembles a micro-kernel whose `main` is assembled by `body`. `body` may define functions with
+    /// [`MicroKernel::function`] after a final jump or return. `main` ends by returning, with the guest's exit
+    /// status in AL.
     ///
     /// # Errors
     /// When the code cannot be assembled.
@@ -111,13 +111,12 @@ impl MicroKernel {
         Ok(kernel)
     }
 
-    /// The assembler, for the test's own code.
+    /// Returns the assembler, for the test's own code.
     pub fn asm(&mut self) -> &mut CodeAssembler {
         &mut self.asm
     }
 
-    /// Begins a function with a symbol of its own at `label`. It starts with the five-byte entry
-    /// nop.
+    /// Begins a function at `label`, with a symbol and the five-byte entry nop.
     ///
     /// # Errors
     /// When the assembler refuses.
@@ -126,8 +125,8 @@ impl MicroKernel {
         self.asm.db(&[0x0f, 0x1f, 0x44, 0x00, 0x00])
     }
 
-    /// Has interrupts and exceptions of number `vector` handled at `label`, on a stack of the
-    /// interrupt stack table if `stack` is not 0.
+    /// Makes `label` the handler of interrupts and exceptions with number `vector`. If `stack` is not 0, it
+    /// runs on that stack of the interrupt stack table.
     pub fn handler(&mut self, vector: u8, label: CodeLabel, stack: u8) {
         self.handlers.push(Handler {
             vector,
@@ -143,7 +142,7 @@ impl MicroKernel {
     }
 
     fn prologue(&mut self, main: CodeLabel) -> Asm<()> {
-        // Started here, in the identity map of the loader, with its GDT.
+        // The loader starts the kernel here, with the loader's identity map and GDT.
         let entry = self.asm.create_label();
         self.define(ENTRY, entry)?;
         let (mut high, mut idtr) = (self.asm.create_label(), self.asm.create_label());
@@ -187,7 +186,7 @@ impl MicroKernel {
         )?;
         self.asm
             .inc(qword_ptr(rbx + i32::try_from(OWN_BREAKPOINTS).unwrap_or(0)))?;
-        // A guest that has gone astray in a field of int3s comes to an end.
+        // Ends a guest that has gone astray in a field of int3s.
         self.asm.cmp(
             qword_ptr(rbx + i32::try_from(OWN_BREAKPOINTS).unwrap_or(0)),
             MAX_BREAKPOINTS,
@@ -206,7 +205,7 @@ impl MicroKernel {
         Ok(())
     }
 
-    /// Writes the ELF file into `folder` and returns what boots it.
+    /// Writes the ELF file into `folder` and returns the configuration that boots it.
     ///
     /// # Errors
     /// When the code cannot be assembled or the file not be written.
@@ -247,7 +246,7 @@ impl MicroKernel {
         symbols.push(mark("_stext", text, true));
         symbols.push(mark("_etext", last + 1, true));
         symbols.push(mark("init_top_pgt", VIRT, false));
-        // It has no code that must not be probed, and a table of exceptions without entries.
+        // There is no code that must not be probed, and the exception table is empty.
         for kind in ["noinstr", "entry", "kprobes"] {
             for end in ["start", "end"] {
                 symbols.push(mark(&format!("__{kind}_text_{end}"), last + 1, true));
@@ -286,7 +285,7 @@ impl MicroKernel {
     }
 }
 
-/// PML4, kernel PUD and PMD, identity PUD and PMD, in this order, a page each.
+/// Returns PML4, kernel PUD and PMD, identity PUD and PMD, in this order, a page each.
 fn page_tables() -> Vec<u8> {
     const TABLE: u64 = 0x3;
     const LARGE: u64 = 0x83;
@@ -294,11 +293,11 @@ fn page_tables() -> Vec<u8> {
     let at = |page: u64| (PHYS + page * 0x1000) | TABLE;
     pages[0][511] = at(1);
     pages[1][510] = at(2);
-    // 16 MiB above __START_KERNEL_map on, as Linux: what is below stays empty.
+    // From 16 MiB above __START_KERNEL_map on, as for Linux; the entries below stay empty.
     for (n, entry) in (0_u64..).zip(&mut pages[2]).skip(8).take(8) {
         *entry = (n << 21) | LARGE;
     }
-    // Not cached, as memory of devices has to be.
+    // Uncached, as required for memory of devices.
     pages[2][16] = 0xfee0_0000 | LARGE | 0x18;
     pages[0][0] = at(3);
     pages[3][0] = at(4);
@@ -312,7 +311,7 @@ fn page_tables() -> Vec<u8> {
         .collect()
 }
 
-/// Interrupt gates (SDM vol. 3, 6.14.1) to these handlers on these stacks, with selector 0x10 of the
+/// Returns interrupt gates (SDM vol. 3, 6.14.1) to these handlers on these stacks, with selector 0x10 of the
 /// loader's GDT.
 fn idt(gates: &[(u64, u8)]) -> Vec<u8> {
     let mut table = vec![0; gates.len() * 16];

@@ -1,9 +1,9 @@
-//! Handlers that record what a micro-kernel's interrupts and exceptions show of the code they came
-//! from, and put the guest where the test wants it.
+//! Handlers that record the state with which a micro-kernel's interrupts and exceptions arrive, and continue
+//! the guest where the test wants.
 //!
-//! A handler of an exception sends the guest to the address in R15; when that is 0 it stores R13 at
-//! the address in R14, which may resolve the fault, and lets the instruction run again. Handlers of
-//! NMIs and interrupts go back to where they came from.
+//! The handler of an exception continues the guest at the address in R15. If R15 is 0, the handler stores R13
+//! at the address in R14, which may resolve the fault, and returns to the instruction. Handlers of NMIs and
+//! interrupts return to where the guest was interrupted.
 
 use hvprobe_arch::Gva;
 use hvprobe_machine::Machine;
@@ -11,7 +11,7 @@ use iced_x86::code_asm::{CodeLabel, ptr, qword_ptr, registers::*};
 
 use super::{APIC, Asm, DATA, MicroKernel, VIRT};
 
-/// Number of the records, then from [`FIRST`] on the records, [`SIZE`] bytes each.
+/// Address of the number of records. The records begin at offset `FIRST` and have 1 << `SIZE_SHIFT` bytes each.
 pub const RECORDS: u64 = VIRT + 0x20_0000;
 const FIRST: i32 = 0x80;
 const SIZE_SHIFT: u32 = 7;
@@ -19,40 +19,40 @@ const MAX: u32 = 8192;
 /// Stack 1 of the interrupt stack table.
 const STACK: u64 = VIRT + 0x3f_0000;
 const NMI: i32 = 2;
-/// Status of a guest that has more to record than there is room for.
+/// Exit status of a guest that makes more than `MAX` records.
 pub const FULL: u8 = 0xfd;
-/// The first vector of interrupts.
+/// First vector of interrupts.
 const INTERRUPTS: i32 = 32;
 /// Task state segment, descriptor tables (SDM vol. 3, 7.2.3, 7.7).
 const TSS_SIZE: u64 = 0x68;
 const TSS_SELECTOR: u16 = 0x20;
 
-/// What one interrupt or exception showed.
+/// State recorded by a handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Its number.
+    /// Vector of the interrupt or exception.
     pub vector: u64,
-    /// The error code, or 0.
+    /// Error code, or 0.
     pub error_code: u64,
-    /// The frame (SDM vol. 3, 6.14.2).
+    /// RIP of the frame (SDM vol. 3, 6.14.2).
     pub rip: u64,
-    /// Code segment.
+    /// CS of the frame.
     pub cs: u64,
-    /// Flags.
+    /// RFLAGS of the frame.
     pub rflags: u64,
-    /// Stack pointer.
+    /// RSP of the frame.
     pub rsp: u64,
-    /// Stack segment.
+    /// SS of the frame.
     pub ss: u64,
     /// CR2 in the handler.
     pub cr2: u64,
-    /// RAX at the time.
+    /// RAX when the handler began.
     pub rax: u64,
     /// Base of IDTR in the handler.
     pub idt: u64,
 }
 
-/// What has been recorded so far.
+/// Returns the records made so far.
 ///
 /// # Panics
 /// When the guest's memory cannot be read.
@@ -85,15 +85,14 @@ pub fn records(machine: &Machine) -> Vec<Record> {
         .collect()
 }
 
-/// Whether the processor pushes an error code (SDM vol. 3, table 6-1).
+/// Returns whether the processor pushes an error code (SDM vol. 3, table 6-1).
 fn has_error_code(vector: u8) -> bool {
     matches!(vector, 8 | 10..=14 | 17)
 }
 
 impl MicroKernel {
-    /// Records what comes to `vectors`, on the stack it came on, or with `own_stack` on one of
-    /// their own. Begins and ends outside of functions; [`MicroKernel::start_recording`] is to be
-    /// executed first.
+    /// Adds handlers that record `vectors`, on the interrupted stack or, with `own_stack`, on one of their own.
+    /// Must be called between functions. The code of [`MicroKernel::start_recording`] must run first.
     ///
     /// # Errors
     /// When the code cannot be assembled.
@@ -133,7 +132,7 @@ impl MicroKernel {
         a.inc(qword_ptr(rbx))?;
         a.shl(rax, SIZE_SHIFT)?;
         a.lea(rbx, ptr(rbx + rax + FIRST))?;
-        // From the vector to SS.
+        // Copies the words from the vector to SS.
         for word in 0..7 {
             a.mov(rcx, qword_ptr(rsp + 24 + word * 8))?;
             a.mov(qword_ptr(rbx + word * 8), rcx)?;
@@ -175,16 +174,16 @@ impl MicroKernel {
         a.hlt()
     }
 
-    /// Code that prepares for handlers: a GDT with a task state segment, whose first interrupt stack
-    /// handlers may use; the local APIC on, the legacy interrupt controllers silent. Changes RAX,
-    /// RBX and RDX.
+    /// Adds code that prepares for handlers: a GDT with a task state segment, whose first interrupt stack the
+    /// handlers may use; the local APIC enabled, the legacy interrupt controllers masked. Changes RAX, RBX and
+    /// RDX.
     ///
     /// # Errors
     /// When the code cannot be assembled.
     pub fn start_recording(&mut self) -> Asm<()> {
         let a = &mut self.asm;
-        // All in the page of results: GDT of the loader and the segment behind, its pointer, the
-        // segment.
+        // All in the page of results: the loader's GDT followed by the task state segment's descriptor, the GDT
+        // pointer, and the segment.
         let (gdt, gdtr, tss) = (
             VIRT + DATA + 0xe00,
             VIRT + DATA + 0xe40,
@@ -223,7 +222,7 @@ impl MicroKernel {
         a.mov(iced_x86::code_asm::dword_ptr(rbx + 0xf0), 0x1ff)
     }
 
-    /// A label, for a jump to what follows later.
+    /// Returns a new label, for a jump to code that follows.
     pub fn label(&mut self) -> CodeLabel {
         self.asm.create_label()
     }

@@ -1,4 +1,4 @@
-//! Stock Linux guests in a rig.
+//! Helpers for tests that boot stock Linux guests in a rig.
 
 mod running;
 mod shared;
@@ -16,7 +16,8 @@ use hvprobe_spec::definition;
 
 pub use running::{Ended, Running};
 
-/// The rig the test runs in; `None`, and a line that says so, where there is none.
+/// Returns the name of the rig the test runs in. Without one, prints that the test is skipped and returns
+/// `None`.
 #[must_use]
 pub fn rig(test: &str) -> Option<String> {
     let rig = env::var("HVPROBE_RIG").ok();
@@ -26,14 +27,14 @@ pub fn rig(test: &str) -> Option<String> {
     rig
 }
 
-/// Whether a change waits for the tests (`cargo lab test --ci`), and they are to try less.
+/// Returns whether a change waits for the tests (`cargo lab test --ci`). Then they try fewer cases.
 #[must_use]
 pub fn is_short() -> bool {
     env::var_os("HVPROBE_SHORT").is_some()
 }
 
-/// How many rounds a test goes, or cases it tries, that has `all` of them where there is time: a quarter of them
-/// where there is none.
+/// Returns the number of rounds or cases a test runs: `all` of them, or a quarter (rounded up) in a short run
+/// ([`is_short`]).
 #[must_use]
 pub fn rounds<N>(all: N) -> N
 where
@@ -46,7 +47,7 @@ where
     }
 }
 
-/// How many CPUs the rig has.
+/// Number of CPUs of the rig.
 #[must_use]
 pub fn rig_cpus() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
@@ -57,10 +58,10 @@ fn guest_file(name: &str) -> PathBuf {
     cache.join("guest").join(name)
 }
 
-/// A command line that makes a boot short in an emulated machine, by what none of the tests is about: the kernel
-/// does not test its ciphers, goes without IPv6 and without keys of its own, and on a machine of one CPU does
-/// not take the lock prefixes out of its text one by one. About its processor's faults it does what it does by
-/// default.
+/// Returns a kernel command line that makes a boot in an emulated machine short, by leaving out what no test is
+/// about: the kernel does not test its ciphers, has no IPv6 and creates no keys of its own, and on a machine
+/// with one CPU does not patch the lock prefixes in its text one by one. The mitigations of processor faults
+/// stay at their defaults.
 #[must_use]
 pub fn mitigated() -> String {
     format!(
@@ -70,21 +71,21 @@ pub fn mitigated() -> String {
     )
 }
 
-/// The same, and nothing is done about the processor's faults.
+/// Returns [`mitigated`] with `mitigations=off`.
 #[must_use]
 pub fn short() -> String {
     mitigated() + " mitigations=off"
 }
 
-/// Options of `hvprobe run` and `hvprobe vm boot` that make the boot as short as that of [`guest`], for tests that are
-/// not about it.
+/// Options of `hvprobe run` and `hvprobe vm boot` that make the boot as short as that of [`guest`], for tests
+/// that are not about the boot.
 #[must_use]
 pub fn quickly() -> [&'static str; 2] {
     static CMDLINE: LazyLock<String> = LazyLock::new(short);
     ["--cmdline", CMDLINE.as_str()]
 }
 
-/// A stock guest with `cpus` CPUs that runs `command`, and in which every probe is a breakpoint.
+/// Returns a stock guest with `cpus` CPUs that runs `command`. All its probes are breakpoints.
 #[must_use]
 pub fn guest(cpus: u32, command: &[&str]) -> MachineConfig {
     MachineConfig {
@@ -103,7 +104,7 @@ pub fn guest(cpus: u32, command: &[&str]) -> MachineConfig {
     }
 }
 
-/// The same, with jumps where they can be.
+/// Returns [`guest`] with optimization: probes are jumps where possible.
 #[must_use]
 pub fn optimizing_guest(cpus: u32, command: &[&str]) -> MachineConfig {
     MachineConfig {
@@ -112,10 +113,10 @@ pub fn optimizing_guest(cpus: u32, command: &[&str]) -> MachineConfig {
     }
 }
 
-/// A script that runs `command`, which NMIs may come into that nobody expects, and then prints how many each
-/// CPU has had, and what the kernel has logged beside what it always says of such an NMI. The kernel
-/// prints nothing on the console meanwhile: that takes longer than the NMI. Old kernels lose what many NMIs print, or the
-/// ends of its lines.
+/// Returns a script that runs `command` while unexpected NMIs may arrive. Afterwards it prints the NMI count of
+/// each CPU and the kernel log, without the lines that the kernel always logs for such an NMI. Meanwhile the
+/// kernel prints nothing on the console, because printing takes longer than the NMI. With many NMIs, old
+/// kernels lose messages or the ends of lines.
 #[must_use]
 pub fn amid_nmis(command: &str) -> String {
     format!(
@@ -130,10 +131,10 @@ pub fn amid_nmis(command: &str) -> String {
     )
 }
 
-/// An enabled probe.
+/// Returns an enabled probe for `definition`.
 ///
 /// # Panics
-/// When `definition` is none.
+/// When `definition` cannot be parsed.
 #[must_use]
 pub fn probe(definition: &str) -> ProbeSpec {
     match definition::parse(definition) {
@@ -142,21 +143,21 @@ pub fn probe(definition: &str) -> ProbeSpec {
     }
 }
 
-/// What probe `id` of `machine` is and has counted.
+/// Returns the description and counts of probe `id` of `machine`.
 ///
 /// # Panics
-/// When there is none.
+/// When `machine` has no such probe.
 #[must_use]
 pub fn info(machine: &Machine, id: ProbeId) -> ProbeInfo {
     let found = machine.probes().into_iter().find(|probe| probe.id == id);
     found.unwrap_or_else(|| panic!("no probe {id}"))
 }
 
-/// The same of several, at one time and in their order. Each time that the probes are asked for, everything that
-/// was recorded by then is handed on first.
+/// Returns the same for several probes, in the order of `ids` and from one listing. Each listing first delivers
+/// everything recorded until then.
 ///
 /// # Panics
-/// When there is one that is none.
+/// When `machine` lacks one of the probes.
 #[must_use]
 pub fn infos(machine: &Machine, ids: &[ProbeId]) -> Vec<ProbeInfo> {
     let all = machine.probes();
@@ -167,7 +168,7 @@ pub fn infos(machine: &Machine, ids: &[ProbeId]) -> Vec<ProbeInfo> {
     found.collect()
 }
 
-/// Every `key: value` that was printed with this key, in lines that have come to their end.
+/// Returns the value of every complete line `key: value` in `printed`.
 ///
 /// # Panics
 /// When a value is not a number.
@@ -183,11 +184,11 @@ pub fn values(printed: &str, key: &str) -> Vec<i64> {
         .collect()
 }
 
-/// Asserts that the guest ran its command with this status and, unless it is shared, powered off by itself, and
-/// that its kernel had nothing to complain about.
+/// Asserts that the command ended with `status`, that the guest powered off by itself unless it is shared, and
+/// that its kernel logged no complaint.
 ///
 /// # Panics
-/// When it did not.
+/// When one of these does not hold.
 pub fn assert_clean(ended: &Ended, printed: &str, status: u8) {
     assert!(
         matches!(ended.reason, None | Some(EndReason::Shutdown))
@@ -195,15 +196,15 @@ pub fn assert_clean(ended: &Ended, printed: &str, status: u8) {
         "{ended:?}, the guest printed:\n{printed}"
     );
     for complaint in [
-        // Not what a driver calls so behind its own name.
+        // With the bracket, so that a driver's own message with WARNING after the driver's name does not match.
         "] WARNING:",
         "BUG:",
         "Oops",
-        // Not `install`.
+        // With the space, so that `install` does not match.
         " stall",
         "soft lockup",
         "Call Trace",
-        // What the guest's init says about a log that a quiet console does not show.
+        // Printed by the guest's init for a log that a quiet console does not show.
         "hvprobe-guest: the kernel complains",
     ] {
         assert!(
@@ -213,7 +214,7 @@ pub fn assert_clean(ended: &Ended, printed: &str, status: u8) {
     }
 }
 
-/// An error with its sources, in one line.
+/// Formats an error and its sources in one line.
 #[must_use]
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
@@ -226,8 +227,8 @@ pub fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Prints the progress of a long test past the test runner, which keeps what tests print. The lab ends a rig that
-/// prints nothing for long.
+/// Prints the progress of a long test directly to standard error, because the test runner captures what tests
+/// print. The lab ends a rig that prints nothing for long.
 pub fn progress(what: &str) {
     use std::io::Write as _;
     let _ = writeln!(std::io::stderr(), "{what}");

@@ -1,4 +1,4 @@
-//! A guest that runs a test's command, and what came of it.
+//! A guest that runs a test's command, with its events and output.
 //!
 //! ```text
 //!   Running::boot ───► a guest of its own, which ends with the command
@@ -23,7 +23,7 @@ use super::chain;
 use super::shared::Lease;
 use crate::wait;
 
-/// A machine that runs, and what it printed.
+/// A running machine, with its events and output.
 #[derive(Debug)]
 pub struct Running {
     /// The machine.
@@ -32,14 +32,14 @@ pub struct Running {
     seen: Vec<Event>,
     console: Console,
     printed: Text,
-    /// The right to a guest that other tests use, too; none if the guest is its own.
+    /// Lease of a guest that other tests use, too; `None` if the guest is this test's own.
     lease: Option<Lease>,
 }
 
 /// How a command ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ended {
-    /// What ended the guest; none if it is shared and goes on.
+    /// Reason for the guest's end; `None` if the guest is shared and keeps running.
     pub reason: Option<EndReason>,
     /// The exit status of the command, if the guest reported it.
     pub guest_status: Option<u8>,
@@ -61,7 +61,7 @@ impl Running {
     /// When it cannot be booted.
     #[must_use]
     pub fn boot(config: MachineConfig) -> Self {
-        // Nothing that happens before there is somebody to hear of it.
+        // Paused, so that nothing happens before there is a subscriber.
         let config = MachineConfig {
             paused: true,
             ..config
@@ -85,12 +85,13 @@ impl Running {
         }
     }
 
-    /// Runs the command of `config` in a guest like that of `config` which the tests of this program share,
-    /// with its probes from the start. When this is dropped, the guest has to be as it was found.
+    /// Runs the command of `config`, with its probes from the start, in a guest that matches `config` and that
+    /// the tests of this program share. When the value is dropped, the guest must be in the state in which it
+    /// was taken.
     ///
     /// # Panics
-    /// When there is no such guest and it cannot be booted, a probe is refused, or the command is too long
-    /// for a line of a terminal.
+    /// When no such guest is free and none can be booted, a probe is refused, or the command is too long for a
+    /// line of a terminal.
     #[must_use]
     pub fn shared(config: &MachineConfig) -> Self {
         let lease = Lease::take(config);
@@ -103,7 +104,7 @@ impl Running {
             machine,
             lease: None,
         };
-        // What earlier commands printed is kept, too.
+        // The console replays the output of earlier commands as well.
         let begins = lease.start(config);
         running.wait_for(&begins);
         running.printed.forget_before(&begins);
@@ -123,8 +124,8 @@ impl Running {
         );
     }
 
-    /// Wants to hear of no more events: where there are many, and nobody waits for one, to hand them on is
-    /// what most of the time would go into.
+    /// Ends the subscription to events. With many events that no test waits for, delivering them would take
+    /// most of the time.
     pub fn hear_no_more(&mut self) {
         self.events = None;
     }
@@ -154,7 +155,7 @@ impl Running {
     /// # Panics
     /// When the guest ends before.
     pub fn wait_for(&mut self, text: &str) -> String {
-        // What was searched before is not searched anew for every piece of a long output.
+        // Does not search the same text again for every piece of a long output.
         let mut searched = 0;
         self.wait_printed(|printed| {
             let found = printed[searched..].contains(text);
@@ -163,7 +164,7 @@ impl Running {
         })
     }
 
-    /// Waits until what the guest has printed is `enough`; returns it.
+    /// Waits until `enough` accepts the guest's output; returns that output.
     ///
     /// # Panics
     /// When the guest ends before.
@@ -182,7 +183,7 @@ impl Running {
         self.printed.whole.clone()
     }
 
-    /// Waits until the events since the start are `enough`; returns them.
+    /// Waits until `enough` accepts the events since the start; returns them.
     ///
     /// # Panics
     /// When the guest ends before, an event was lost, or after [`Running::hear_no_more`].
@@ -198,7 +199,7 @@ impl Running {
         &self.seen
     }
 
-    /// Waits until `enough` says so of the machine, which it has to be asked again and again.
+    /// Waits until `enough` accepts the machine, by polling.
     ///
     /// # Panics
     /// When the guest ends before, or after [`wait::LIMIT`].
@@ -231,7 +232,7 @@ impl Running {
         }
     }
 
-    /// Where `symbol` is.
+    /// Returns the address of `symbol`.
     ///
     /// # Panics
     /// When the kernel has none or several of that name.
@@ -243,7 +244,7 @@ impl Running {
         }
     }
 
-    /// The function named `symbol` as the guest has it now.
+    /// Returns the current text of the function `symbol` in the guest.
     ///
     /// # Panics
     /// When it cannot be read.
@@ -258,7 +259,8 @@ impl Running {
         }
     }
 
-    /// Where the instructions of `symbol` begin, as offsets, as the guest has it now.
+    /// Returns the offsets of the instructions of `symbol` in its current text, followed by the offset behind
+    /// the last one.
     ///
     /// # Panics
     /// When it cannot be read.
@@ -277,8 +279,8 @@ impl Running {
         offsets
     }
 
-    /// Waits for the command to end, and for its guest if that is its own, whatever became of its events.
-    /// Returns how it ended and what the guest printed.
+    /// Waits for the end of the command and, if the guest is not shared, of the guest, whether or not events
+    /// were lost. Returns how the command ended and the guest's output.
     ///
     /// # Panics
     /// When a shared guest ends.
@@ -303,7 +305,7 @@ impl Running {
         (ended, self.printed.whole.clone())
     }
 
-    /// As [`Running::end`]; returns every event, too.
+    /// Does the same as [`Running::end`] and also returns every event.
     ///
     /// # Panics
     /// When an event was lost, or a shared guest ends.
@@ -339,11 +341,11 @@ impl Drop for Running {
     }
 }
 
-/// What was printed, as far as it is text.
+/// Output of the guest as text; invalid UTF-8 is replaced.
 #[derive(Debug, Default)]
 struct Text {
     whole: String,
-    /// What may be the beginning of a character.
+    /// Possible beginning of a character.
     rest: Vec<u8>,
 }
 
@@ -370,11 +372,11 @@ impl Text {
     }
 }
 
-/// How long a guest is waited for until the log is told where it stands, and it is ended, and the test
-/// with it: less than what `cargo lab test` lets pass in silence.
+/// Time to wait for a guest. After it, the state of its virtual CPUs is printed and the guest is stopped, so
+/// that the test fails. Less than the time that `cargo lab test` allows without output.
 const LONG: Duration = Duration::from_secs(80);
 
-/// Tells the log where the guest stands, and ends it, if this is not dropped for long.
+/// Prints the state of the virtual CPUs and stops the guest, unless dropped within [`LONG`].
 struct Quiet(#[expect(dead_code, reason = "ends the watch when dropped")] Sender<()>);
 
 impl Quiet {

@@ -1,13 +1,15 @@
-//! Guests that the tests of one program use one after another, as most of a test's time is its guest's boot.
+//! Guests that the tests of one program use one after another, because booting a guest takes most of a test's
+//! time.
 //!
 //! ```text
 //!   (none) ──boot──► leased, runs a command ──give_back──► free, paused ──take──► leased
 //!                       └── the test failed, or the guest is not as it was ──► stopped
 //! ```
-//! A guest is leased to one test at a time, and takes no processor from others while it is free. It comes back only as it was found: the command has ended, no
-//! probe is registered, and the kernel's text has the bytes that it had after the boot, but for what the
-//! kernel itself rewrites. So no test can depend on, or suffer from, one before it; which of them ran
-//! before in the same guest is not promised.
+//! A guest is leased to one test at a time. A free guest is paused, so it takes no processor from others. A
+//! guest is freed only in the state in which it was taken: the command has ended, no probe is registered, and
+//! the kernel's text has the bytes that it had after the boot, except where the kernel itself rewrites them. So
+//! no test can depend on, or suffer from, an earlier one; which tests ran in the same guest before is not
+//! specified.
 
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,42 +22,43 @@ use super::chain;
 use super::running::Running;
 use crate::wait;
 
-/// The program of the guest's image that runs commands (`tests/guest/commands`).
+/// Program in the guest's image that runs commands (`tests/guest/commands`).
 const COMMANDS: &str = "commands";
-/// What it prints when it can be given the first one.
+/// Line that it prints when it is ready for the first command.
 const READY: &str = "hvprobe-guest: takes commands";
-/// The most that a terminal takes as one line (`N_TTY_BUF_SIZE`), with room for what goes around a command.
+/// Maximum length of a command line: what a terminal takes as one line (`N_TTY_BUF_SIZE`), less room for the
+/// text around a command.
 const LONGEST: usize = 4000;
 
-/// How much text is read at a time.
+/// Size of a read of kernel text.
 const PIECE: usize = 64 << 10;
 
-/// Guests that nobody uses at the moment.
+/// Free guests.
 static FREE: Mutex<Vec<Guest>> = Mutex::new(Vec::new());
 
-/// A guest that takes commands.
+/// A guest that runs commands.
 #[derive(Debug)]
 struct Guest {
     machine: Arc<Machine>,
-    /// What it was booted with.
+    /// Configuration of its boot.
     config: MachineConfig,
     text_at: Gva,
     /// The kernel's text after the boot.
     text: Vec<u8>,
-    /// Commands that it was given.
+    /// Number of commands it was given.
     commands: u64,
 }
 
-/// The right to use a guest, until the test ends.
+/// Exclusive use of a guest, until the test ends.
 #[derive(Debug)]
 pub(super) struct Lease(Guest);
 
-/// The line that the guest prints when a command has ended.
+/// Prefix of the line that the guest prints when a command has ended.
 #[derive(Debug)]
 pub(super) struct Ends(String);
 
 impl Lease {
-    /// A free guest that is like that of `config`, or a new one.
+    /// Takes a free guest that matches `config`, or boots one.
     pub(super) fn take(config: &MachineConfig) -> Self {
         let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
         let like = free.iter().position(|guest| guest.is_like(config));
@@ -73,7 +76,8 @@ impl Lease {
         &self.0.machine
     }
 
-    /// Plants the probes of `config` and starts its command; what is printed when it begins.
+    /// Plants the probes of `config` and starts its command. Returns the line that the guest prints when the
+    /// command begins.
     pub(super) fn start(&self, config: &MachineConfig) -> String {
         let Guest {
             machine, commands, ..
@@ -96,10 +100,10 @@ impl Lease {
         Ends(format!("hvprobe-guest: command {commands} ended with "))
     }
 
-    /// Frees the guest, of which the test has seen what it `printed`.
+    /// Frees the guest. `printed` is the output that the test has read.
     ///
     /// # Panics
-    /// When it is not as it was found, unless the test has failed already.
+    /// When the guest is not in the state in which it was taken, unless the test has failed already.
     pub(super) fn give_back(self, printed: &str) {
         let ends = self.ends();
         let Self(guest) = self;
@@ -125,7 +129,7 @@ impl Lease {
 }
 
 impl Ends {
-    /// The status of the command, if its end was printed.
+    /// Returns the status of the command, if its end was printed.
     pub(super) fn status(&self, printed: &str) -> Option<u8> {
         let (_, rest) = printed.split_once(&self.0)?;
         rest.split_once(['\r', '\n'])?.0.parse().ok()
@@ -172,7 +176,7 @@ impl Guest {
             && (&own.kernel, &own.initrd) == (&wanted.kernel, &wanted.initrd)
     }
 
-    /// Types `line` and the end of it, as fast as the guest takes it.
+    /// Types `line` and a newline, as fast as the guest takes it.
     fn type_line(&self, line: &str) {
         assert!(
             line.len() < LONGEST,
@@ -191,7 +195,8 @@ impl Guest {
         );
     }
 
-    /// Takes out what the test left to be taken out; what else is not as it was found.
+    /// Unregisters the probes that the test left; fails if anything else differs from the state in which it was
+    /// taken.
     fn tidy_up(&self) -> Result<(), String> {
         let machine = &self.machine;
         if !machine.armed() {
@@ -199,7 +204,7 @@ impl Guest {
         }
         let ids: Vec<ProbeId> = machine.probes().iter().map(|probe| probe.id).collect();
         machine.unregister(&ids).map_err(|error| chain(&error))?;
-        // The guest's own kprobes and tracers take theirs out a little later.
+        // The guest's own kprobes and tracers are removed with a delay.
         let changed = wait::until(
             "text as it was",
             || self.changed(),
@@ -208,7 +213,7 @@ impl Guest {
         changed.map(drop)
     }
 
-    /// Where the kernel's text is not as it was, and no place that the kernel itself rewrites.
+    /// Returns the places where the kernel's text has changed, without those that the kernel itself rewrites.
     fn changed(&self) -> Result<Vec<String>, String> {
         let mut changed = Vec::new();
         let mut now = vec![0; PIECE];
@@ -217,7 +222,7 @@ impl Guest {
             let now = &mut now[..before.len()];
             let read = self.machine.read_kernel(at, now);
             read.map_err(|error| chain(&error))?;
-            // Hardly ever is there any other: a piece is compared at once before its bytes are.
+            // Compares pieces first, because nearly all of them are unchanged.
             if now != before {
                 let bytes = (0..).zip(now.iter().zip(before));
                 let others = bytes.filter(|(_, (now, before))| now != before);
@@ -236,7 +241,7 @@ impl Guest {
     }
 }
 
-/// `command` as a shell reads it, in one line whatever its words contain.
+/// Quotes `command` for a shell, in one line whatever its words contain.
 fn quoted(command: &[String]) -> String {
     let mut line = String::new();
     for word in command {
@@ -244,7 +249,7 @@ fn quoted(command: &[String]) -> String {
         for letter in word.chars() {
             match letter {
                 '\'' | '\\' => line.extend(['\\', letter]),
-                // A terminal would take it for something else.
+                // A terminal would interpret it.
                 letter if letter.is_control() => {
                     let _ = write!(line, "\\{:03o}", u32::from(letter));
                 }

@@ -1,4 +1,4 @@
-//! That nothing a run leaves escapes the comparison.
+//! Tests that the comparison covers every part of the state after a run.
 
 use expect_test::{Expect, expect};
 use kvm_bindings::kvm_sregs;
@@ -97,7 +97,7 @@ fn what_is_not_determined_is_not_compared_and_the_rest_is() {
     );
 }
 
-/// Memory that is nowhere, or that takes everything.
+/// Memory that is entirely absent, or entirely writable.
 struct Ram {
     is_there: bool,
 }
