@@ -1,4 +1,4 @@
-//! How much of the stock kernel's text takes probes.
+//! Share of the stock kernel's text that can be probed.
 
 use hvprobe_tests::differential::coverage::Coverage;
 use hvprobe_tests::differential::text::{Text, stock_kernel};

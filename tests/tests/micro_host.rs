@@ -1,4 +1,4 @@
-//! What probes need of a host and what every KVM seen so far does, whatever it runs on.
+//! Features that probes need of a host, and that every KVM seen so far has on any processor.
 
 use hvprobe_vm::host;
 

@@ -1,5 +1,4 @@
-//! What a guest is told of the time it stood still, on a micro-kernel with kvmclock, on whatever KVM
-//! there is.
+//! A guest that was stopped for long learns that from kvmclock. Uses a micro-kernel, on any KVM.
 
 use std::time::Duration;
 
@@ -13,14 +12,14 @@ use iced_x86::code_asm::registers::*;
 
 /// `MSR_KVM_SYSTEM_TIME_NEW` (Documentation/virt/kvm/x86/msr.rst in the kernel).
 const SYSTEM_TIME: u32 = 0x4b56_4d01;
-/// Offset of the flags in what KVM writes there, `struct pvclock_vcpu_time_info`, and the one that
-/// says that the guest was stopped.
+/// Offset of the flags in the `struct pvclock_vcpu_time_info` that KVM writes there, and the flag for a guest
+/// that was stopped.
 const FLAGS: u64 = 29;
 const STOPPED: u32 = 1 << 1;
-/// How far the kernel's addresses are from those of memory.
+/// Offset from the kernel's physical to its virtual addresses.
 const VIRT_TO_PHYS: u64 = 0xffff_ffff_8000_0000;
 
-/// Holds the guest at a hit for `stood`, and returns what it finds in its flags afterwards.
+/// Holds the guest at a hit for `stood`; returns the flag that the guest reads afterwards.
 fn flags_after(hold: Hold, stood: Duration) -> Option<u8> {
     match host::catch_mode() {
         Ok(Some(_)) => {}

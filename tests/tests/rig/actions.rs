@@ -1,5 +1,4 @@
-//! What a hit does for the user, on a stock guest: captures, changes, skipped functions,
-//! post-handlers and faults.
+//! Actions of a hit on a stock guest: captures, changes, skipped functions, post-handlers and faults.
 
 use std::collections::HashMap;
 
@@ -10,21 +9,21 @@ use hvprobe_machine::{Event, Mechanism, ProbeId};
 use hvprobe_spec::{Change, Item, Then};
 use hvprobe_tests::rig::{Running, assert_clean, guest, info, probe, rig, values};
 
-/// Offsets in `struct pt_regs` (arch/x86/include/asm/ptrace.h), which is what the function of a
-/// system call gets in RDI.
+/// Offsets in `struct pt_regs` (arch/x86/include/asm/ptrace.h), which the function of a system call gets in
+/// RDI.
 const PT_SI: i64 = 104;
 const PT_DI: i64 = 112;
 const PT_ORIG_AX: i64 = 120;
 
 const SYS_GETPGID: u64 = 121;
 const ENTRY: &str = "__x64_sys_getpgid";
-/// What [`ENTRY`] calls with the process id in EDI.
+/// Function called by [`ENTRY`] with the process id in EDI.
 const INNER: &str = "do_getpgid";
 const EPERM: i64 = 1;
 const ESRCH: i64 = 3;
 const EFAULT: i64 = 14;
 const ENOSYS: i64 = 38;
-/// A process id that no process of the guest has.
+/// Process id of no process in the guest.
 const NOBODY: u64 = 31_007;
 /// An address of user space where nothing is mapped.
 const UNMAPPED: u64 = 0x0066_6000;
@@ -105,7 +104,7 @@ fn a_changed_argument_is_the_one_the_kernel_acts_on() {
     if rig("changes").is_none() {
         return;
     }
-    // In the memory the entry reads, and in the register the inner function reads.
+    // In the memory that the entry reads, and in the register that the inner function reads.
     let mut memory = probe(&format!("p {ENTRY}"));
     memory.actions.changes = vec![Change::Memory {
         base: Some(Gpr::Rdi),
@@ -152,7 +151,7 @@ fn memory_of_the_process_is_captured_and_changed_at_a_hit() {
     if rig("user memory").is_none() {
         return;
     }
-    // It gets the path to open in RSI, and has not read it yet.
+    // The function gets the path to open in RSI, and has not read it yet.
     let mut spec = probe("p do_sys_openat2");
     spec.actions.capture = vec![Item::Memory {
         base: Gpr::Rsi,
@@ -164,7 +163,8 @@ fn memory_of_the_process_is_captured_and_changed_at_a_hit() {
         offset: 0,
         bytes: Box::new(*b"/other\0"),
     }];
-    // The shell has written the path itself: before 5.11 a program could write its arguments only after a fault.
+    // The path is written by the shell itself: before 5.11 a program's arguments were writable only after a
+    // fault.
     let commands = "echo one > /first; echo two > /other; echo first; read line; \
                     read what </first; echo $what; echo second; read line; \
                     workload held raw 257 -100 buffer 0";
@@ -180,7 +180,7 @@ fn memory_of_the_process_is_captured_and_changed_at_a_hit() {
         "{printed}"
     );
     machine.console_input(b"\n");
-    // This path is in memory that nothing has touched: it is not there.
+    // This path is in memory that was never accessed, so it is not mapped.
     running.wait_for("ready");
     let id = running.register(spec);
     machine.console_input(b"\n");
@@ -264,7 +264,7 @@ fn a_function_sent_elsewhere_runs_there() {
     assert_eq!(kinds, [EventKind::Hit]);
 }
 
-/// Every offset of `function` that can be probed.
+/// Returns every probeable offset of `function`.
 fn probeable(running: &Running, function: &str) -> Vec<u64> {
     let size = running.text(function).len() as u64;
     (0..size)
@@ -327,7 +327,7 @@ fn a_post_handler_sees_what_the_next_pre_handler_sees() {
         calls += usize::from(pre.regs.rip == at.0);
         let post = events.next().expect("a post-handler for each pre-handler");
         assert_eq!((post.kind, post.probe), (EventKind::Post, pre.probe));
-        // A call goes through another function before the next of ours.
+        // A call executes another function before our next probepoint.
         if inside(post.regs.rip).is_some() {
             let next = events.peek().expect("a hit where the guest goes on");
             assert_eq!(post.regs, next.regs);
@@ -339,14 +339,14 @@ fn a_post_handler_sees_what_the_next_pre_handler_sees() {
     eprintln!("{pairs} pairs, {emulated} emulated and {stepped} stepped sites");
 }
 
-/// Where an instruction of the kernel touches user memory, and a system call that gets there with
-/// the address of the memory as argument `address`.
+/// A place where an instruction of the kernel accesses user memory, and a system call that gets there with the
+/// memory's address as the argument `@`.
 struct UserAccess {
-    /// Functions, with offsets in them; the processor's abilities decide on one.
+    /// Candidate functions with offsets; the processor's features decide which one is used.
     places: &'static [(&'static str, u64)],
-    /// Which register has the address at the instruction.
+    /// Register with the address at the instruction.
     register: Gpr,
-    /// The call, with `@` for the address.
+    /// Arguments of the call, with `@` for the address.
     call: &'static str,
     write: bool,
 }
@@ -422,7 +422,7 @@ fn an_access_to_user_memory_faults_in_its_place() {
     }
     machine.console_input(b"\n");
     running.wait_printed(|printed| values(printed, "result").len() == 6 * TIMES);
-    // Others in the guest copy as well: nothing is counted from here on.
+    // Other tasks in the guest copy user memory as well: nothing is counted from here on.
     machine.disable(&ids).expect("registered");
     let counts: HashMap<_, _> = ids
         .iter()
@@ -443,7 +443,7 @@ fn an_access_to_user_memory_faults_in_its_place() {
         let is_fault = |event: &Event| matches!(event.kind, EventKind::Fault { .. });
         assert_eq!(counts.hits, count(&|event| event.kind == EventKind::Hit));
         assert_eq!(counts.faults, count(&is_fault));
-        // Each hit ends in one way or the other.
+        // Each hit ends in one of the two ways.
         let posts = count(&|event| event.kind == EventKind::Post);
         assert_eq!(counts.hits, counts.faults + posts);
         assert_eq!(counts.missed, 0);
@@ -470,7 +470,7 @@ fn an_access_to_user_memory_faults_in_its_place() {
                     error_code: Some(u32::from(access.write) << 1),
                 }
             );
-            // RIP is the probepoint, the flags are the guest's own.
+            // RIP is the probepoint, and the flags are the guest's own.
             assert_eq!(pair[1].regs, pair[0].regs);
         }
         eprintln!("{function}: {:?}", counts[id]);

@@ -29,7 +29,7 @@ use tonic_health::pb::health_client::HealthClient;
 
 use client::{Running, detail, request, specs};
 
-/// Says that it is ready, then ends with the status it is told.
+/// Prints that it is ready, then exits with the status that it reads.
 const OBEDIENT: &[&str] = &["sh", "-c", "echo ready; read status; exit $status"];
 
 #[tokio::test(flavor = "multi_thread")]
@@ -202,7 +202,7 @@ async fn mistakes_change_nothing_and_say_what_was_wrong() {
     let told = detail(&error);
     assert_eq!((told.kind(), told.index), (ErrorKind::Refused, Some(1)));
     assert_eq!(told.remedy(), Remedy::NotNow);
-    // Nobody gave this server the debug information of that kernel.
+    // This server was not given debug information of that kernel.
     let lines = ListLinesRequest {
         machine: machine.clone(),
         function: "vfs_read".to_owned(),

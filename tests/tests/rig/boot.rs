@@ -59,8 +59,8 @@ fn a_probe_on_a_system_call_counts_exactly_the_calls_of_the_workload() {
     }
 }
 
-/// Retpolines and return thunks are what the kernel makes of its own indirect calls and returns, and
-/// where the processor needs it, a system call comes in with page tables of its own.
+/// Retpolines and return thunks replace the kernel's indirect calls and returns. Where the processor needs it,
+/// a system call enters the kernel with page tables of its own.
 #[test]
 fn a_guest_with_its_mitigations_on_is_probed_like_any_other() {
     const CALLS: u64 = 500;
@@ -69,8 +69,7 @@ fn a_guest_with_its_mitigations_on_is_probed_like_any_other() {
     }
     let script = "cat /sys/devices/system/cpu/vulnerabilities/*; grep -m 1 flags /proc/cpuinfo; \
                   workload calls getpgid 500";
-    // What the kernel makes of the processor, and page tables of their own for user space whether it
-    // thinks that the processor needs them or not.
+    // With the kernel's own choice of page-table isolation, and with isolation forced on.
     let ways = [(false, true), (true, false), (false, false), (true, true)];
     for (pti, optimize) in ways.into_iter().take(if is_short() { 2 } else { 4 }) {
         let mut config = guest(1, &["sh", "-c", script]);

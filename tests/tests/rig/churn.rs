@@ -1,7 +1,7 @@
-//! Probes that come and go at functions that sleep: calls wait in the code of probes that have left,
-//! often of several at once, and every one of them comes home.
+//! Probes that are registered and unregistered at functions that sleep: calls wait in the code of unregistered
+//! probes, often of several at once, and every call returns to its caller.
 //!
-//! What happens at random is decided by a seed, which is printed: `HVPROBE_CHURN_SEED` repeats it, and
+//! A seed decides the random choices and is printed: `HVPROBE_CHURN_SEED` repeats it, and
 //! `HVPROBE_CHURN_SECONDS` makes the test longer.
 
 use std::env;
@@ -15,7 +15,7 @@ use hvprobe_tests::rig::{
     Running, assert_clean, chain, info, optimizing_guest, probe, rig, rounds,
 };
 
-/// Functions in which the guest's loops sleep, or are most of the time.
+/// Functions in which the guest's loops sleep or spend most of their time.
 const FUNCTIONS: [&str; 10] = [
     "pipe_read",
     "pipe_write",
@@ -28,14 +28,14 @@ const FUNCTIONS: [&str; 10] = [
     "do_sys_poll",
     "do_wait",
 ];
-/// The most probes at a time.
+/// Maximum number of probes at a time.
 const MOST: usize = 12;
-/// How many changes there are at least.
+/// Minimum number of changes.
 const CHANGES: u32 = 40;
-/// For how long changes go on until a probe that leaves has been hit.
+/// Time for which changes continue until an unregistered probe has had a hit.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// Four loops that block and wake, until a line comes.
+/// Four loops that block and wake, until a line is read.
 const LOOPS: &str = "n=0; while [ $n -lt 4 ]; do \
     (while [ ! -e /tmp/over ]; do usleep 2000; echo; done | cat >/dev/null) & n=$((n+1)); done; \
     echo ready; read line; : >/tmp/over; wait; echo finished";
@@ -46,8 +46,8 @@ fn setting(name: &str) -> Option<u64> {
     Some(number.unwrap_or_else(|_| panic!("{name}={value} is no number")))
 }
 
-/// A return probe with room for any number of calls, so that its memory is soon wanted by others; an
-/// ordinary one; or a kprobe.
+/// Returns a random probe: a return probe with 4096 instances, so that others soon need its memory; one with
+/// the default number; or a kprobe.
 fn newcomer(random: &mut Random, functions: &[&str]) -> ProbeSpec {
     let function = random.pick(functions);
     let mut spec = probe(&match random.below(10) {
@@ -65,7 +65,7 @@ fn newcomer(random: &mut Random, functions: &[&str]) -> ProbeSpec {
     spec
 }
 
-/// Changes at random, one probe at a time, on a guest with `cpus` CPUs.
+/// Makes random changes, one probe at a time, on a guest with `cpus` CPUs.
 fn every_call_comes_home(cpus: u32) {
     let seed = setting("HVPROBE_CHURN_SEED").unwrap_or(u64::from(cpus));
     let time = Duration::from_secs(setting("HVPROBE_CHURN_SECONDS").unwrap_or(0));
@@ -82,14 +82,14 @@ fn every_call_comes_home(cpus: u32) {
     let (started, mut progress) = (Instant::now(), Progress::start());
     let mut here: Vec<ProbeId> = Vec::new();
     let (mut changes, mut refused, mut hits) = (0_u32, 0, 0);
-    // A guest that gets little of a busy machine comes to a probe only now and then.
+    // A guest that gets little time on a busy machine hits a probe only now and then.
     let none_yet = |hits| hits == 0 && started.elapsed() < PATIENCE;
     while changes < rounds(CHANGES) || started.elapsed() < time || none_yet(hits) {
         changes += 1;
         if here.len() < MOST && (here.is_empty() || random.chance(50)) {
             match machine.register(&[newcomer(&mut random, &functions)]) {
                 Ok(ids) => here.extend(ids),
-                // There is room for so many instances only.
+                // The memory for instances is limited.
                 Err(error) => {
                     let why = chain(&error);
                     assert!(why.contains("instances"), "{why}");
@@ -160,7 +160,7 @@ fn a_call_that_sleeps_while_others_take_its_probes_place_comes_home() {
     let sleeping = register(&sleeping.each_ref().map(String::as_str));
     machine.console_input(b"\n");
     running.wait_while_running(|machine| info(machine, sleeping[2]).counts.hits > 0);
-    // Of the two, only the second stands on the reader's stack.
+    // Of the two return probes' stubs, only the second is on the reader's stack.
     unregister(&sleeping[..1]);
     for _ in 0..3 {
         let others = register(&["r4096:c vfs_write", "r4096:d vfs_read"]);

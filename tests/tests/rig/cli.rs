@@ -1,5 +1,4 @@
-//! The program `hvprobe` as a user has it: what it prints, how it ends, and that nothing stays
-//! behind.
+//! The program `hvprobe` as a user runs it: its output, its exit status, and that it leaves nothing behind.
 
 #![allow(
     clippy::unwrap_used,
@@ -20,9 +19,9 @@ use rustix::process::{Signal, test_kill_process_group};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// Calls getpgid without end, and nothing else does.
+/// Calls getpgid without end; nothing else does.
 const BUSY: [&str; 4] = ["--", "workload", "stdin-hold", "1"];
-/// Calls it now and then without end: as often as somebody can read.
+/// Calls getpgid without end, but slowly enough for a reader to keep up.
 const CALM: [&str; 4] = [
     "--",
     "sh",
@@ -35,7 +34,7 @@ fn json(lines: &[String]) -> Vec<Value> {
     lines.iter().map(parse).collect()
 }
 
-/// A hit as it is printed.
+/// Fields of a printed hit.
 #[derive(Debug)]
 struct Hit<'a> {
     comm: &'a str,
@@ -45,7 +44,7 @@ struct Hit<'a> {
     place: &'a str,
 }
 
-/// Reads a line of hits: `comm-pid [cpu] seconds: event: (symbol+offset) registers`.
+/// Parses the line of a hit: `comm-pid [cpu] seconds: event: (symbol+offset) registers`.
 fn hit(line: &str) -> Option<Hit<'_>> {
     let (task, rest) = line.trim_start().split_once(char::is_whitespace)?;
     let (comm, pid) = task.rsplit_once('-')?;
@@ -72,7 +71,7 @@ fn hexadecimal(text: &str) -> Option<u64> {
     u64::from_str_radix(text.strip_prefix("0x")?, 16).ok()
 }
 
-/// Place, hits, missed and events of the probe called `name` in the table that closes a trace.
+/// Returns place, hits, missed and events of the probe `name` in the table at the end of a trace.
 fn row<'a>(told: &'a [String], name: &str) -> (&'a str, u64, u64, u64) {
     let row = told.iter().find_map(|line| {
         let mut cells = line.split_whitespace();
@@ -92,7 +91,7 @@ fn told(finished: &Finished, text: &str) -> bool {
 
 const FUNCTION: &str = "__x64_sys_getpgid";
 
-/// What the table calls the place so many bytes into the function.
+/// Returns the table's name of the place `offset` bytes into the function.
 fn place_at(offset: u64) -> String {
     match offset {
         0 => FUNCTION.to_owned(),
@@ -100,7 +99,7 @@ fn place_at(offset: u64) -> String {
     }
 }
 
-/// What a hit of `calls` at the entry looks like.
+/// Returns the text that marks a printed hit of `calls` at the entry.
 fn called() -> String {
     format!("calls: ({FUNCTION}+{:#x})", names::entry(FUNCTION))
 }
@@ -172,7 +171,7 @@ fn run_stops_after_as_many_hits_as_asked_for_and_prints_them_as_json() {
     let run = hvprobe(&[&["run", "--json", "--hits", "3"], &probe[..], &BUSY].concat());
     assert_eq!(run.status, Some(0), "{run:#?}");
     let mut lines = json(&run.out);
-    // It is called as often as it can be: what there is no room for is told.
+    // The function is called at the highest rate: events without room are reported as dropped.
     lines.retain(|line| line["type"] != "dropped" || line["count"] == 0);
     let (summaries, events): (Vec<_>, Vec<_>) = lines
         .into_iter()
@@ -249,7 +248,7 @@ fn interrupted_run_ends_in_order_and_leaves_nothing_behind() {
     let bound = if kind == "bochs" { 120 } else { 10 };
     assert!(took < Duration::from_secs(bound), "{took:?}");
 
-    // Probes were taken out before they were counted: the table is complete.
+    // Probes were removed before the counts were read, so the table is complete.
     assert!(
         run.out
             .iter()
@@ -282,7 +281,7 @@ fn server_keeps_machines_and_probes_for_clients_that_come_and_go() {
     let added = json(&ok(&[&add[..], &at, &calls].concat()));
     assert_eq!(added.len(), 1);
     assert_eq!(added[0]["name"], "calls");
-    // Comes back when the guest is up and calls.
+    // Returns when the guest is up and calls the function.
     let trace = ["trace", "--json", "--probe", "calls", "--hits", "5"];
     let traced = json(&ok(&[&trace[..], &at].concat()));
     let hits = traced.iter().filter(|line| line["type"] == "event");
@@ -306,7 +305,7 @@ fn server_keeps_machines_and_probes_for_clients_that_come_and_go() {
     ok(&[&["probe", "remove", "calls"], &at[..]].concat());
     assert_eq!(ok(&list), [""; 0]);
 
-    // Taken by the guest's handler, which asks for the reason of each, and lived through.
+    // The guest's handler takes each NMI and asks for its reason, and the guest survives.
     ok(&[&["probe", "add", "p:nmi default_get_nmi_reason"], &at[..]].concat());
     let to_one = ["vm", "nmi", "--cpu", "0", "web"];
     for (words, addressee, nth) in [(&to_one[..2], "all CPUs", 1), (&to_one, "CPU 0", 2)] {
@@ -333,7 +332,7 @@ fn server_keeps_machines_and_probes_for_clients_that_come_and_go() {
     server.signal(Signal::TERM);
     let served = server.finish();
     assert_eq!(served.status, Some(0), "{served:#?}");
-    // A busy emulated machine may not let it tell the time of a hit, which it says once.
+    // A busy emulated machine may prevent the server from determining the time of a hit, which it logs once.
     let untold = "there are hits whose time cannot be told";
     let said: Vec<_> = served
         .err
@@ -345,7 +344,7 @@ fn server_keeps_machines_and_probes_for_clients_that_come_and_go() {
     assert_eq!(test_kill_process_group(group), Err(Errno::SRCH));
 }
 
-/// Probes at lines are planted in the kernel whose lines they are, and in no other.
+/// Checks that probes at source lines are planted only in the kernel that the lines belong to.
 fn refuses_debug_information_of_other_kernels(at: &[&str], folder: &Path) {
     let shown = json(&ok(&[&["vm", "show", "web"], at].concat()));
     let own = shown[0]["kernel_build_id"].as_str().unwrap();
@@ -372,7 +371,7 @@ fn refuses_debug_information_of_other_kernels(at: &[&str], folder: &Path) {
     }
 }
 
-/// A server with a machine that has the probe `stays`, and what `hvprobe trace -p` adds to it.
+/// A server with a machine that has the probe `stays`; `hvprobe trace -p` adds another.
 struct Traced {
     server: Program,
     socket: String,
@@ -420,7 +419,7 @@ impl Traced {
         eprintln!("{after}: gone after {:?}", since.elapsed());
     }
 
-    /// Ends it, if the guest has noticed nothing.
+    /// Stops the server after a further hit, which shows that the guest still runs.
     fn end(self) {
         let hits = || self.probes()[0]["hits"].as_u64();
         let (before, since) = (hits(), Instant::now());
@@ -444,7 +443,7 @@ fn what_a_trace_plants_goes_with_it_when_it_ends_dies_or_does_not_run_for_long()
     assert_eq!(interrupted.status, Some(130), "{interrupted:#?}");
     let (_, hits, _, events) = row(&interrupted.err, "mine");
     assert!(hits >= events && events > 0, "{interrupted:#?}");
-    // It has waited for that.
+    // The trace ends only after that.
     assert_eq!(traced.names(), [r#""stays""#]);
 
     let killed = traced.trace();
@@ -452,7 +451,7 @@ fn what_a_trace_plants_goes_with_it_when_it_ends_dies_or_does_not_run_for_long()
     assert_eq!(killed.finish().status, None);
     traced.only_one_stays("killed");
 
-    // Its connection stays open, but nothing comes over it.
+    // Its connection stays open, but carries no data.
     let frozen = traced.trace();
     frozen.signal(Signal::STOP);
     traced.only_one_stays("frozen");
@@ -464,7 +463,8 @@ fn what_a_trace_plants_goes_with_it_when_it_ends_dies_or_does_not_run_for_long()
     traced.end();
 }
 
-/// Gives an emulated machine a name, and tells it. Others have one, which may be a part of any word.
+/// Sets the host name of an emulated machine, and returns it. Other machines have a name of their own, which
+/// may be part of any word; for them returns `None`.
 fn host_name() -> Option<String> {
     const NAME: &str = "tower-of-tests";
     let emulated = env::var("HVPROBE_RIG").is_ok_and(|rig| rig != "direct");
@@ -516,7 +516,7 @@ fn report_of_the_doctor_tells_all_of_the_host_but_which_one_it_is() {
             "kprobe, stepped" => 2.0,
             _ => 1.0,
         };
-        // The console, and what else the guest's kernel does meanwhile.
+        // The rest is due to the console and to other work of the guest's kernel.
         assert!((exits - expected).abs() < 0.1, "{row}");
     }
     assert!(report.contains("the function is as it was"));

@@ -1,5 +1,5 @@
-//! The commands about machines and about traces, as scripts use them: a machine from its boot to its
-//! removal, and a trace that writes into a file.
+//! The commands about machines and about traces, as scripts use them: a machine from its boot to its removal,
+//! and a trace into a file.
 
 #![allow(
     clippy::unwrap_used,
@@ -16,7 +16,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// A server, and what its commands are told of it.
+/// A server, and the option and folder that commands for it need.
 struct Server {
     program: Program,
     socket: String,
@@ -36,7 +36,7 @@ impl Server {
         }
     }
 
-    /// `words`, which end at `--`, if it is there, and are about this server.
+    /// Returns `words` with the option for this server, before any `--`.
     fn words<'a>(&'a self, words: &[&'a str]) -> Vec<&'a str> {
         let end = words.iter().position(|word| *word == "--");
         let (options, command) = words.split_at(end.unwrap_or(words.len()));
@@ -55,12 +55,12 @@ impl Server {
         ok(&self.words(words))
     }
 
-    /// The names of the machines that `vm list` finds with these options.
+    /// Returns the names of the machines that `vm list` finds with these options.
     fn found(&self, options: &[&str]) -> Vec<String> {
         names(&self.ok(&[&["vm", "list", "--json"], options].concat()))
     }
 
-    /// The names of the probes of `owner`.
+    /// Returns the names of the probes of `owner`.
     fn owned(&self, owner: &str) -> Vec<String> {
         names(&self.ok(&["probe", "list", "--json", "--owner", owner]))
     }
@@ -124,7 +124,7 @@ fn a_machine_is_followed_from_its_boot_to_its_removal() {
     server.end();
 }
 
-/// Whether `line` has a time such as `2026-11-25T15:00:00.123456Z`.
+/// Returns whether `line` contains a time such as `2026-11-25T15:00:00.123456Z`.
 fn has_date(line: &str) -> bool {
     let is_date = |word: &str| {
         let digits = word.chars().filter(char::is_ascii_digit).count();
@@ -144,7 +144,7 @@ fn a_trace_writes_into_a_file_with_dates_and_has_an_owner_meanwhile() {
     let command = ["--", "workload", "stdin-hold", "1"];
     server.ok(&[&["vm", "boot", "--name", "web"], &command[..]].concat());
     watch.wait_out("web  running");
-    // No hit comes before what is planted has been looked at.
+    // No hit happens before the planted probes have been checked.
     server.ok(&["vm", "pause", "web"]);
     let file = server.folder.path().join("hits");
     let path = file.to_str().unwrap();

@@ -1,5 +1,5 @@
-//! What times are worth, on a stock guest: durations of calls whose length the guest knows, whichever
-//! way their entries and returns are seen; and one order of all events.
+//! Accuracy of times on a stock guest: durations of calls whose length the guest knows, for every mechanism at
+//! entry and return; and one order of all events.
 
 use std::arch::x86_64::_rdtsc;
 use std::collections::BTreeMap;
@@ -12,20 +12,20 @@ use hvprobe_spec::Item;
 use hvprobe_tests::rig::{Running, assert_clean, optimizing_guest, probe, rig, rounds};
 
 const FUNCTION: &str = "hrtimer_nanosleep";
-/// What calls it.
+/// Caller of [`FUNCTION`].
 const CALLER: &str = "__x64_sys_nanosleep";
 const NAP: Duration = Duration::from_millis(10);
 const THREADS: usize = 2;
 const NAPS: usize = 24;
-/// What a time may be off.
+/// Tolerance of a time.
 const OFF: Duration = Duration::from_micros(200);
 
-/// How the entries and the returns of the naps are seen.
+/// Mechanisms at the entries and the returns of the naps.
 struct Ways {
     name: &'static str,
-    /// Of the entry, and of the kprobe there.
+    /// Mechanism of the entry, and of the kprobe there; `None` for optimized.
     entry: Option<Mechanism>,
-    /// Whether the return takes an exit too.
+    /// Whether the return takes an exit, too.
     trampoline: bool,
 }
 
@@ -53,7 +53,8 @@ const WAYS: [Ways; 4] = [
 ];
 
 impl Ways {
-    /// A return probe and a kprobe, and one on what calls the function, which is the other way.
+    /// Returns a return probe and a kprobe on the function, and a kprobe on its caller with the other
+    /// mechanism.
     fn specs(&self) -> Vec<ProbeSpec> {
         let mut returns = ProbeSpec {
             mechanism: self.entry,
@@ -89,7 +90,7 @@ fn call(event: &Event) -> Option<Call> {
     }
 }
 
-/// When the host's counter was read, which goes as fast as the guest's.
+/// A reading of the host's counter, which has the same frequency as the guest's.
 #[derive(Clone, Copy, Debug)]
 struct Counter {
     at: Instant,
@@ -106,7 +107,7 @@ impl Counter {
         }
     }
 
-    /// How long so many ticks take, as it has been since.
+    /// Converts `ticks` to a duration, by the counter's rate since this reading.
     fn took(self, ticks: u64) -> Duration {
         let now = Self::now();
         let since = now.ticks.wrapping_sub(self.ticks);
@@ -114,9 +115,9 @@ impl Counter {
     }
 }
 
-/// How long a call took by each of the guest's clocks, and what its kernel's own probes say from just before the
-/// function to the end of the sleep in it, which is but for some instructions what the function takes, what
-/// becomes of a probe at its entry included.
+/// Duration of a call by each of the guest's clocks, and by its kernel's own probes (`slept`): from just before
+/// the function to the end of the sleep in it. Except for a few instructions that is the duration of the
+/// function, and it includes the time taken by a probe at the function's entry.
 #[derive(Clone, Copy, Debug)]
 struct Told {
     clock: Duration,
@@ -125,16 +126,16 @@ struct Told {
 }
 
 impl Told {
-    /// What both agree on. Where they do not, the clock is wrong, which is made of the processor's counter: on a host
-    /// whose counter is unstable that stands still at times for milliseconds, and the clock then makes up for it, so
-    /// that a nap ends early.
+    /// Returns the duration on which both clocks agree. If they disagree, `clock` is wrong. It is derived from
+    /// the processor's counter, which on a host with an unstable counter sometimes stops for milliseconds; then
+    /// the clock catches up, so that a nap ends early.
     fn agreed(self) -> Option<Duration> {
         let agreed = self.clock.abs_diff(self.pit) <= OFF;
         agreed.then_some(self.clock.max(self.pit))
     }
 }
 
-/// How long each call took as the guest has it, by thread: one that does not sleep and a nap, in turn.
+/// Returns the durations that the guest printed, by thread: a call that does not sleep and a nap in turn.
 fn naps(printed: &str) -> BTreeMap<i32, Vec<Told>> {
     let mut naps: BTreeMap<i32, Vec<Told>> = BTreeMap::new();
     for line in printed.lines() {
@@ -156,8 +157,8 @@ fn naps(printed: &str) -> BTreeMap<i32, Vec<Told>> {
     naps
 }
 
-/// Holds all calls of a batch against the guest's word. How many naps took as long as its kernel's own
-/// probes say.
+/// Compares all calls of a batch with the durations that the guest printed. Returns the number of naps whose
+/// duration agrees with that of the kernel's own probes.
 fn check(
     name: &str,
     ids: &[ProbeId],
@@ -187,8 +188,8 @@ fn check(
                 let off = told.slept.abs_diff(took);
                 close += usize::from(off <= told.slept.mul_f64(0.05) + OFF);
             }
-            // Beside a call at which the guest's clock was wrong, a record may have no time, or stand among those
-            // of the call next to it, which another virtual CPU made.
+            // Next to a call during which the guest's clock was wrong, a record may have no time, or be ordered
+            // among the records of the neighbouring call, which another virtual CPU made.
             let around = &agreed[n.saturating_sub(1)..agreed.len().min(n + 2)];
             let (Some(longest), true) = (agreed[n], around.iter().all(Option::is_some)) else {
                 continue;
@@ -200,19 +201,19 @@ fn check(
             if is_nap {
                 assert!(took + OFF >= NAP.mul_f64(0.95), "{took:?}: {what}");
             }
-            // Both are hits of one entry, between which the guest may have had an interrupt.
+            // Both are hits of one entry, but the guest may have handled an interrupt between them.
             let off = Duration::from_nanos(entry.host_ns.abs_diff(call.entry_ns));
             let between = match call.entry_tsc {
-                // One exit is both.
+                // One exit serves both.
                 0 => Duration::ZERO,
                 tsc => since.took(tsc.abs_diff(entry.guest_tsc)),
             };
-            // The time of a record that is taken up at once is absent where KVM told the guest one to come.
+            // A record that is read at once has no time if KVM announced a future time to the guest.
             assert!(
                 entry.host_ns == 0 || off.abs_diff(between) <= OFF,
                 "{off:?}, {between:?}: {what}"
             );
-            // All mechanisms are in one order.
+            // Events of all mechanisms are in one order.
             assert!(before.seq < entry.seq && entry.seq < back.seq, "{what}");
         }
     }
@@ -222,7 +223,7 @@ fn check(
 fn durations(cpus: u32) {
     let count = rounds(NAPS);
     let ways = WAYS.len();
-    // A line begins another way of seeing them, and the end.
+    // Each line that is typed starts the next batch, the last one ends the guest.
     let script = format!("workload naps {THREADS} {count} {ways} && read line");
     let mut running = Running::boot(optimizing_guest(cpus, &["sh", "-c", &script]));
     let since = Counter::now();
@@ -253,7 +254,8 @@ fn durations(cpus: u32) {
         let all = THREADS * count;
         let told = format!("{name}: {close} of {all} durations as the guest has them");
         eprintln!("{told}");
-        // Threads lose their processors between two probes, or the clocks of a host that has none to spare disagree.
+        // Not all: threads may be preempted between two probes, and on a host without spare processors the
+        // clocks disagree.
         assert!(close * 2 > all, "{told}");
         machine.unregister(&ids).expect("they are registered");
     }

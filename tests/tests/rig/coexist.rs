@@ -1,6 +1,6 @@
-//! Probes beside the guest's own ways of patching text and catching breakpoints: kprobes and
-//! kretprobes of its own, static keys and tracepoints, a debugger in user space, and ftrace on the
-//! very functions that we probe.
+//! Probes beside the guest's own ways of patching text and catching breakpoints: its own kprobes and
+//! kretprobes, static keys and tracepoints, a debugger in user space, and ftrace on the functions that we
+//! probe.
 
 mod any_order;
 
@@ -19,7 +19,7 @@ fn the_guests_own_breakpoints_and_patches_go_on_beside_ours() {
     if rig("the guest's own breakpoints").is_none() {
         return;
     }
-    // Ours are on the caller of the function that the guest's own probes are in.
+    // Our probes are on the caller of the function with the guest's own probes.
     let inner = names::behind_entry("do_getpgid");
     let script = &format!(
         "workload calls getpgid 50; \
@@ -52,7 +52,7 @@ fn the_guests_own_breakpoints_and_patches_go_on_beside_ours() {
     }
 }
 
-/// Functions of a guest that does nothing with the network, but for the files it reads.
+/// Patterns of functions in a guest that does not use the network and only reads files.
 const HUNDREDS: [&str; 4] = ["tcp_*", "vfs_*", "ip_*", "skb_*"];
 
 #[test]
@@ -80,7 +80,7 @@ fn a_guest_that_traces_hundreds_of_probed_functions_goes_on() {
     assert_eq!(count(ProbeState::Placed), ids.len());
     machine.console_input(b"\n");
     running.wait_for("traced");
-    // What has no entry nop is not traced.
+    // Functions without an entry nop are not traced.
     let traced = count(ProbeState::Gone);
     assert!(traced * 10 > ids.len() * 9, "{traced} of {}", ids.len());
     machine.console_input(b"\n");
@@ -129,7 +129,7 @@ fn a_function_entry_is_left_to_the_guests_ftrace_while_it_traces_it() {
 /// A function in which a jump can displace several instructions.
 const SPANNED: &str = "do_getpgid";
 
-/// An offset into [`SPANNED`] where a probe gets a jump over several instructions, and the offset of
+/// Returns an offset into [`SPANNED`] at which a probe gets a jump over several instructions, and the offset of
 /// the second of them.
 fn spanned(running: &Running) -> [u64; 2] {
     let start = running.address(SPANNED);
@@ -180,8 +180,9 @@ fn a_jump_and_the_guests_own_kprobe_never_meet() {
            done; \
          done"
     );
-    // What is left in freed memory and on the stacks of tasks that have ended (new ones are given those,
-    // empty, until a line comes) would look as if somebody were under the jump, where an instruction of it is too far behind.
+    // A look would take stale words, in freed memory and on the stacks of ended tasks, for tasks under a jump
+    // where an int3 cannot guard an instruction. So freed memory is cleared, and until a line is read, new
+    // tasks overwrite these stacks.
     let mut config = optimizing_guest(2, &["sh", "-c", &script]);
     config.cmdline += " init_on_free=1";
     let mut running = Running::boot(config);
@@ -192,8 +193,9 @@ fn a_jump_and_the_guests_own_kprobe_never_meet() {
     let spec = probe(&format!("p {SPANNED}+{offset}"));
     let count = |printed: &str, key| values(printed, key).len();
 
-    // Ours is there first: the guest finds a breakpoint there, and refuses. A jump it would take for an instruction
-    // like any other; and a moment later there is one again, as it has registered nothing.
+    // Ours is first: its jump has become an int3 when the guest looks, so the guest refuses. It would take a
+    // jump for an ordinary instruction. Shortly afterwards the jump is back, because the guest has registered
+    // nothing.
     let id = running.register(spec.clone());
     assert_eq!(info(&machine, id).mechanism, Some(Mechanism::Optimized));
     machine.console_input(format!("{offset}\n").as_bytes());
@@ -207,7 +209,7 @@ fn a_jump_and_the_guests_own_kprobe_never_meet() {
     running.wait_printed(|printed| count(printed, "gone") == 1);
     machine.console_input(b"\n");
 
-    // The guest's is there first, not armed yet, under the jump that ours would get.
+    // The guest's kprobe is first, but not armed yet, under the jump that ours would get.
     machine.console_input(format!("{second}\n").as_bytes());
     running.wait_printed(|printed| count(printed, "own") == 2);
     let there = probe(&format!("p {SPANNED}+{second}"));
@@ -224,7 +226,7 @@ fn a_jump_and_the_guests_own_kprobe_never_meet() {
     assert_eq!(info(&machine, id).counts.hits, 200);
     machine.console_input(b"\n");
     running.wait_printed(|printed| count(printed, "gone") == 2);
-    // Now there is nothing in the way.
+    // Now nothing prevents the jump.
     running.wait_while_running(|machine| info(machine, id).unoptimized.is_none());
     machine.unregister(&[id]).expect("registered");
     assert_eq!(running.text(SPANNED), text);

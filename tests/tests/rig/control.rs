@@ -1,5 +1,5 @@
-//! What is done to probes and machines while a stock guest is busy: stops at a hit, the global
-//! switch, forced mechanisms, and batches of thousands.
+//! Control of probes and machines while a stock guest is busy: stops at a hit, the global switch, forced
+//! mechanisms, and batches of thousands.
 
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ use hvprobe_tests::rig::{Running, assert_clean, chain, guest, info, probe, rig, 
 /// Offset of the first argument in `struct pt_regs` (arch/x86/include/asm/ptrace.h).
 const PT_DI: i64 = 112;
 const ENTRY: &str = "__x64_sys_getpgid";
-/// What [`ENTRY`] calls with the process id in EDI.
+/// Function called by [`ENTRY`] with the process id in EDI.
 const INNER: &str = "do_getpgid";
 
 fn script(commands: &str) -> [&str; 3] {
@@ -25,7 +25,7 @@ fn of(events: &[Event], id: ProbeId) -> Vec<&Event> {
     events.iter().filter(|event| event.probe == id).collect()
 }
 
-/// Waits until a hit has stopped the machine; tells of which probe, on which CPU.
+/// Waits until a hit has stopped the machine; returns its probe and CPU.
 fn wait_stopped(machine: &Machine) -> (ProbeId, usize) {
     let mut status = machine.status();
     loop {
@@ -44,7 +44,7 @@ fn a_hit_stops_the_machine_until_it_is_resumed() {
     if rig("stops").is_none() {
         return;
     }
-    // One CPU hammers on the function whose hits stop the machine, another on a file.
+    // One CPU calls the function whose hits stop the machine, another reads a file.
     let commands = "workload reads 1000000 & \
         echo ready; read line; workload calls getpgid 10; kill %1; wait; echo over";
     let mut running = Running::shared(&guest(2, &script(commands)));
@@ -61,12 +61,12 @@ fn a_hit_stops_the_machine_until_it_is_resumed() {
         assert_eq!(probe, id);
         let events = running.wait_events(|events| of(events, id).len() == stop);
         let event = of(events, id)[stop - 1];
-        // Memory is as the hit found it: the argument is where the registers say.
+        // Memory is in the state of the hit: the argument is where the registers point.
         let mut argument = [0xff; 8];
         let pt_di = Gva(event.regs.rdi).wrapping_add(PT_DI.cast_unsigned());
         machine.read_kernel(pt_di, &mut argument).expect("mapped");
         assert_eq!(argument, [0; 8]);
-        // Both virtual CPUs stand still, also while text is being changed.
+        // Both virtual CPUs stay stopped, also while text is changed.
         machine.pause().expect("paused already");
         let runs = || machine.ioctls().iter().map(|i| i.run).collect::<Vec<_>>();
         let standing = runs();
@@ -92,7 +92,8 @@ fn a_hit_stops_the_machine_until_it_is_resumed() {
     assert_clean(&ending, &printed, 0);
     assert_eq!(values(&printed, "calls"), [10]);
     assert_eq!((before.hits, before.missed), (10, 0));
-    // The probe that held left while it held: the one behind it did not run at that hit.
+    // The probe that stopped the machine was unregistered during its last stop, so the probe behind it did not
+    // run at that hit.
     assert_eq!(behind.hits + behind.missed, 10);
     assert_eq!(machine.status().stopped_at, None);
 }
@@ -159,7 +160,7 @@ fn a_forced_mechanism_counts_every_call_of_two_busy_vcpus() {
     if rig("forced mechanisms").is_none() {
         return;
     }
-    // `mov 0x70(%rdi),%edi`, which only a copy can do.
+    // `mov 0x70(%rdi),%edi`, which can only be executed as a copy.
     let definition = format!("p {ENTRY}+{}", names::behind_entry(ENTRY));
     for (wanted, post) in [
         (Some(Mechanism::Boosted), false),

@@ -1,5 +1,4 @@
-//! What `hvprobe explain` says of definitions, held against what becomes of them in a guest with the same
-//! kernel.
+//! Compares the output of `hvprobe explain` for definitions with the probes in a guest with the same kernel.
 
 use std::process::{Command, Stdio};
 
@@ -7,14 +6,14 @@ use hvprobe_tests::names;
 use hvprobe_tests::rig::{is_short, quickly, rig};
 use serde_json::Value;
 
-/// What is asked for beside the definitions, and whether return probes can do that.
+/// Options beside the definitions, and whether return probes support them.
 const OPTIONS: [(&[&str], bool); 3] = [
     (&[], true),
     (&["--mechanism", "emulated"], true),
     (&["--post"], false),
 ];
 
-/// The definitions, each with a name.
+/// Returns the definitions, each with a name.
 fn definitions() -> Vec<String> {
     let inside = |function: &str| format!("{function}+{}", names::behind_entry(function));
     vec![
@@ -28,7 +27,7 @@ fn definitions() -> Vec<String> {
     ]
 }
 
-/// The lines of JSON that `hvprobe` prints.
+/// Returns the lines of JSON that `hvprobe` prints.
 fn lines(words: &[&str]) -> Vec<Value> {
     let output = Command::new("hvprobe")
         .args(words)
@@ -82,7 +81,7 @@ fn probes_become_what_was_said_of_them() {
                 .find(|line| line["type"] == "summary" && line["event"].as_str() == event)
                 .unwrap_or_else(|| panic!("{said}: {ran:?}"));
             let (mechanism, with_exits) = (text(said, "mechanism"), text(said, "with_exits"));
-            // Whether a task stands there is told by the guest only.
+            // Only the guest shows whether a task stands there.
             let provided = said["provided"].to_string().contains("no task stands");
             let may_be = |it| it == mechanism || provided && it == with_exits;
             assert!(may_be(text(is, "mechanism")), "{said}\n{is}");

@@ -1,8 +1,8 @@
-//! Probes on, in and around what newer kernels make of their text: return thunks, BPF programs called from
-//! a function's entry, lazy preemption, Rust.
+//! Probes on, in and near features of newer kernels: return thunks, BPF programs called at a function's entry,
+//! lazy preemption, Rust.
 //!
-//! Which of them there is, is up to the kernel and to its processor; a guest says so, and what it has not
-//! is a line that starts with `skipped:`.
+//! Which of these exist depends on the kernel and on its processor. The guest shows that; for a missing feature
+//! the test prints a line that starts with `skipped:`.
 
 use hvprobe_linux::symbols::SymbolKind;
 use hvprobe_machine::{Machine, MachineConfig, Mechanism, ProbeSpec, ProbeState, Refusals};
@@ -15,7 +15,7 @@ use hvprobe_tests::rig::{
 const FUNCTION: &str = "__x64_sys_getpgid";
 const INNER: &str = "do_getpgid";
 
-/// Probes of the two functions in all ways, and how many there are.
+/// Returns probes of all kinds on the two functions.
 fn all_ways() -> Vec<ProbeSpec> {
     let inside = |function: &str| format!("p {function}+{}", names::behind_entry(function));
     let stepped = ProbeSpec {
@@ -33,8 +33,8 @@ fn all_ways() -> Vec<ProbeSpec> {
     ways.chain([stepped]).collect()
 }
 
-/// Probes functions that return through a thunk of the kernel's, as they do where processors need it, or
-/// are said to.
+/// Probes functions that return through one of the kernel's thunks. They do so on processors that need it, or
+/// when the command line forces it.
 fn returns_through_a_thunk(optimize: bool) {
     const CALLS: u64 = 300;
     const WANTED: &str = "untrained return thunk";
@@ -164,7 +164,7 @@ fn functions_in_rust_take_probes_and_are_as_they_were_afterwards() {
     let mut running = Running::boot(optimizing_guest(2, &["workload", "stdin-hold", "2"]));
     running.wait_for("ready");
     let machine = running.machine.clone();
-    // The prefix of names that are mangled as Rust does it.
+    // Prefix of Rust's mangled names.
     let Ok(found) = machine.image().symbols().glob("_R*") else {
         panic!("it is a pattern");
     };

@@ -1,5 +1,5 @@
-//! The promises that hold on every kernel, in a few guests: `cargo lab matrix` runs these tests with one
-//! kernel after another. Nothing here knows how a kernel's functions look.
+//! Properties that hold on every kernel, tested in a few guests: `cargo lab matrix` runs these tests with one
+//! kernel after another. Nothing here depends on the code of a kernel's functions.
 
 use std::time::Duration;
 
@@ -10,11 +10,12 @@ use hvprobe_tests::rig::{
     Running, assert_clean, chain, guest, info, optimizing_guest, probe, rig, values,
 };
 
-/// A function that nobody but the workload calls.
+/// A function that only the workload calls.
 const FUNCTION: &str = "__x64_sys_getpgid";
 const SLEEP: &str = "__x64_sys_clock_nanosleep";
 
-/// Registers a probe of [`FUNCTION`] that is carried out by `wanted`, beside those that there are.
+/// Registers a probe of [`FUNCTION`] with mechanism `wanted` at one of `offsets`, and removes that offset from
+/// them.
 fn register(running: &Running, wanted: Mechanism, offsets: &mut Vec<u64>) -> ProbeId {
     let machine = &running.machine;
     let mut reasons = Vec::new();
@@ -69,7 +70,7 @@ fn mechanisms() {
     let machine = running.machine.clone();
     let text = running.text(FUNCTION);
     let mut offsets = running.instructions(FUNCTION);
-    // What only some instructions can be comes first.
+    // Mechanisms that only some instructions allow come first.
     let ids = [
         Mechanism::Optimized,
         Mechanism::Boosted,
@@ -94,8 +95,8 @@ fn mechanisms() {
     assert!(events.iter().all(named), "a hit without its task");
 }
 
-/// Whether return probes tell what functions returned and how long they took, with exits or without.
-/// Tells the mechanisms that they had.
+/// Checks that return probes report return values and durations, with exits or without. Returns the mechanisms
+/// used.
 fn follow(config: impl FnOnce(u32, &[&str]) -> MachineConfig) -> [Mechanism; 2] {
     const SLEPT: Duration = Duration::from_millis(50);
     const ESRCH: i64 = 3;
@@ -154,7 +155,8 @@ fn returns_without_exits() {
     }
 }
 
-/// Of a kernel whose modules nothing tells of, probes of them are refused, and the guest goes on.
+/// Checks that probes of modules are refused if the kernel's symbols do not lead to its modules, and that the
+/// guest goes on.
 fn without_modules(mut running: Running, definitions: &[&str]) {
     let machine = running.machine.clone();
     for definition in definitions {
@@ -164,7 +166,7 @@ fn without_modules(mut running: Running, definitions: &[&str]) {
         let why = chain(&refused);
         assert!(why.contains("CONFIG_KALLSYMS_ALL"), "{definition}: {why}");
     }
-    // There may be no such module for it.
+    // The guest may lack a module for this kernel.
     machine.console_input(b"\n\n\n");
     let (ending, printed) = running.end();
     assert_clean(&ending, &printed, 0);
@@ -196,7 +198,7 @@ fn modules() {
         let info = info(&machine, id);
         assert_eq!(info.state, ProbeState::Placed, "{info:?}");
     }
-    // Loading makes one device.
+    // Loading creates one device.
     let hits = |id| info(&machine, id).counts.hits;
     assert_eq!([hits(ids[0]), hits(ids[1])], [1, 1]);
     machine.console_input(b"\n");

@@ -1,4 +1,4 @@
-//! Guests that leave their kernel for another, by kexec or when it panics: the probes of the first are
+//! Guests that leave their kernel for another, by kexec or after a panic: the probes of the first kernel are
 //! gone, and the second is left alone.
 
 use std::fs;
@@ -12,11 +12,11 @@ use hvprobe_tests::rig::{
 use hvprobe_vm::loader::command_archive;
 use tempfile::NamedTempFile;
 
-/// Where the guest finds the second kernel, and what that gets.
+/// Paths in the guest of the second kernel and of its initramfs.
 const KERNEL: &str = "second/kernel";
 const INITRD: &str = "second/initrd";
 
-/// Gives the guest a second kernel, the same as the first, that is to run `command`.
+/// Gives the guest a second kernel, the same as the first, which runs `command`.
 fn with_second(config: &mut MachineConfig, command: &str) -> NamedTempFile {
     let first = config.initrd.as_ref().expect("stock guests have one");
     let first = fs::read(first).expect("it is there");
@@ -46,7 +46,7 @@ fn with_second(config: &mut MachineConfig, command: &str) -> NamedTempFile {
     file
 }
 
-/// What the second kernel does: prints, waits for a line, makes calls, and tells what it is for.
+/// Commands of the second kernel: prints a line, waits for input, makes calls, and exits with a status.
 const SECOND: &str = "echo second kernel; read line; workload calls getpgid 1000; exit 7";
 
 fn of_both_kinds() -> Vec<ProbeSpec> {
@@ -59,8 +59,8 @@ fn of_both_kinds() -> Vec<ProbeSpec> {
         .collect()
 }
 
-/// That the probes of `running` are gone, that none can be registered, and that the second kernel
-/// goes on to its end.
+/// Asserts that the probes of `running` are gone, that none can be registered, and that the second kernel runs
+/// to its end.
 fn assert_left_alone(mut running: Running) {
     running.wait_for("second kernel");
     let machine = running.machine.clone();
@@ -82,7 +82,7 @@ fn assert_left_alone(mut running: Running) {
     machine.unregister(&ids).expect("nothing is to be done");
     assert!(machine.probes().is_empty());
     let (ending, printed) = running.end();
-    // A kernel that panics says so.
+    // The output of a kernel that panics is not clean.
     let from = if machine.config().cmdline.contains("crashkernel") {
         printed.find("second kernel").unwrap_or(0)
     } else {
@@ -115,7 +115,7 @@ fn probes_are_gone_with_the_kernel_that_a_panic_leaves() {
     if rig("a crash kernel").is_none() {
         return;
     }
-    // The crash kernel has the memory that was set aside for it, and one processor.
+    // The crash kernel runs in the memory reserved for it, on one processor.
     let command = format!(
         "workload kdump /{KERNEL} /{INITRD} '{} nr_cpus=1' && workload die panic",
         short()

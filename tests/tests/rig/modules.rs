@@ -1,4 +1,4 @@
-//! Probes of kernel modules that come and go, on a stock guest.
+//! Probes in kernel modules that are loaded and unloaded, on a stock guest.
 
 mod arguments;
 mod builds;
@@ -10,7 +10,7 @@ use hvprobe_machine::{Event, ProbeId, ProbeSpec, ProbeState};
 use hvprobe_tests::names;
 use hvprobe_tests::rig::{Running, assert_clean, chain, guest, info, probe, rig};
 
-/// Reads lines and does what they say; `stats` runs `dummy_get_stats64` once.
+/// Reads lines and executes them as commands; `stats` makes `dummy_get_stats64` run once.
 const COMMANDS: &str = "echo ready; while read -r line; do case $line in \
     load) insmod /lib/modules/dummy.ko;; \
     other) insmod /lib/modules/crc-itu-t.ko;; \
@@ -25,7 +25,7 @@ fn boot(cpus: u32) -> Running {
     running
 }
 
-/// Has the guest do `what` and waits until it is done, for the `nth` time.
+/// Makes the guest execute the command `what`, and waits until it has done so for the `nth` time.
 fn have(running: &mut Running, what: &str, nth: usize) {
     running
         .machine
@@ -42,7 +42,8 @@ fn text_at(running: &Running, at: Gva) -> [u8; 32] {
     text
 }
 
-/// Hits of probe `id` by the program that reads the statistics; the network asks for them, too.
+/// Returns the number of hits of probe `id` in the program that reads the statistics; the network stack reads
+/// them, too.
 fn by_cat(events: &[Event], id: ProbeId) -> usize {
     let by_cat = |event: &&Event| event.task.is_some_and(|task| task.comm() == "cat");
     let hits = events.iter().filter(|event| event.probe == id);
@@ -78,7 +79,7 @@ fn a_pending_probe_fires_once_its_module_is_there_and_is_gone_with_it() {
         );
     }
     have(&mut running, "load", 1);
-    // Loading makes one device.
+    // Loading creates one device.
     assert_eq!((hits(&running, setup), hits(&running, init)), (1, 1));
     for id in [setup, init, stats, returned] {
         let info = info(&machine, id);
@@ -96,7 +97,7 @@ fn a_pending_probe_fires_once_its_module_is_there_and_is_gone_with_it() {
     let counted = hits(&running, stats);
     assert_eq!(hits(&running, returned), counted);
 
-    // Gone is for good; a new registration is for the module that is there now.
+    // A gone probe stays gone; a new registration uses the module that is loaded now.
     have(&mut running, "load", 2);
     have(&mut running, "stats", 2);
     assert_eq!(
@@ -151,7 +152,7 @@ fn probes_of_one_module_leave_the_text_of_others_alone() {
         assert!(types["dummy"].function("crc_itu_t").is_err());
         assert!(types["crc_itu_t"].function("crc_itu_t").is_ok());
     }
-    // Registered disabled, to learn where the functions are.
+    // Registered disabled, to get the functions' addresses.
     let disabled = |definition: &str| ProbeSpec {
         disabled: true,
         ..probe(definition)

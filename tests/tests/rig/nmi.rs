@@ -1,9 +1,8 @@
-//! NMIs into guests with probes. An NMI comes anywhere: in the middle of a detour, before a stepped
-//! copy has run, on the way from an int3 to us. Its handler runs into probes itself, and into the
-//! very detour it interrupted.
+//! NMIs into guests with probes. An NMI may arrive anywhere: inside a detour, before a stepped copy has run, or
+//! between an int3 and its exit. The NMI's handler hits probes itself, also in the very detour it interrupted.
 //!
-//! When they come is decided by a seed, which a failing test prints; `HVPROBE_STRESS_SEED` repeats it
-//! as far as that goes.
+//! A seed decides when the NMIs are sent, and a failing test prints it; `HVPROBE_STRESS_SEED` repeats it as far
+//! as possible.
 
 use std::env;
 use std::thread::{JoinHandle, sleep, spawn};
@@ -20,15 +19,15 @@ use hvprobe_tests::rig::{
     Running, amid_nmis, assert_clean, chain, guest, info, probe, rig, rig_cpus, rounds, values,
 };
 
-/// Called once for each NMI that nobody knows the reason of, on the NMI's own stack.
+/// Called once for each NMI without a known reason, on the NMI's own stack.
 const WITNESS: &str = "default_get_nmi_reason";
-/// What else the kernel calls because of such an NMI, and lets be probed.
+/// Further functions that the kernel calls for such an NMI and that can be probed.
 const NMI_PATH: [&str; 3] = ["vprintk_store", "irq_work_queue", "nmi_handle.part.0"];
-/// Bytes between the witness's stack pointer and those that it captures.
+/// Distance from the witness's stack pointer to the bytes that it captures.
 const SKIPPED: i64 = 64;
 const CAPTURED: u16 = 240;
 
-/// What an NMI interrupted: the frame that the processor pushed (SDM vol. 3, 6.14.2).
+/// State that an NMI interrupted, from the frame that the processor pushed (SDM vol. 3, 6.14.2).
 #[derive(Clone, Copy, Debug)]
 struct Interrupted {
     rip: u64,
@@ -36,7 +35,7 @@ struct Interrupted {
 }
 
 impl Interrupted {
-    /// Finds the frame in what the witness captured of its stack.
+    /// Finds the frame in the bytes that the witness captured of its stack.
     fn of(event: &Event) -> Option<Self> {
         const KERNEL: [u64; 2] = [0x10, 0x18];
         const USER: [u64; 2] = [0x33, 0x2b];
@@ -55,15 +54,15 @@ impl Interrupted {
     }
 }
 
-/// Sends NMIs to a guest that is busy.
+/// Sender of NMIs to a busy guest.
 struct Storm {
     random: Random,
-    /// How many each CPU was sent.
+    /// Number of NMIs sent to each CPU.
     sent: Vec<u64>,
 }
 
 impl Storm {
-    /// Sends `count` at random times, in between calls of the function that `busy` is on.
+    /// Sends `count` NMIs at random times, between which the probe `busy` is hit.
     fn send(&mut self, running: &mut Running, count: u64, busy: ProbeId) {
         let mut progress = Progress::start();
         let machine = running.machine.clone();
@@ -78,7 +77,7 @@ impl Storm {
             for (index, sent) in self.sent.iter_mut().enumerate() {
                 *sent += u64::from(all || index == cpu);
             }
-            // Where the guest is by then, nobody knows; its virtual CPUs need this CPU.
+            // The NMI may arrive anywhere in the guest. The sleep gives this CPU to its virtual CPUs.
             sleep(Duration::from_micros(self.random.below(4000)));
             if number % 500 == 0 {
                 let seen = hits(&machine);
@@ -89,8 +88,8 @@ impl Storm {
     }
 }
 
-/// A storm of `count` NMIs over a guest in which each call of getpgid is to be counted by the probes
-/// that `exact` gives. Returns what the NMIs interrupted.
+/// Sends `count` NMIs to a guest in which the probes returned by `exact` must count each call of getpgid.
+/// Returns what the NMIs interrupted.
 fn every_call_is_counted(
     optimize: bool,
     count: u64,
@@ -108,7 +107,7 @@ fn every_call_is_counted(
     });
     running.wait_for("ready");
     let machine = running.machine.clone();
-    // Not all kernels have all of these.
+    // Some kernels lack some of these.
     let is_there = |name: &&&str| machine.image().symbols().lookup(name).is_ok();
     let nmi_path: Vec<&str> = NMI_PATH.iter().filter(is_there).copied().collect();
     let probed = [&["__x64_sys_getpgid", "do_getpgid", WITNESS][..], &nmi_path].concat();
@@ -148,7 +147,7 @@ fn every_call_is_counted(
         sent: vec![0; cpus],
     };
     storm.send(&mut running, count, exact[0]);
-    // Every virtual CPU has taken what it was sent before it stops.
+    // Every virtual CPU takes the NMIs sent to it before it stops.
     machine.pause().expect("running");
     machine.resume().expect("paused");
     machine.console_input(b"\n");
@@ -171,7 +170,7 @@ fn every_call_is_counted(
     for (sent, taken) in storm.sent.iter().zip(&taken) {
         assert!((1..=*sent).contains(taken), "{taken} of {sent}");
     }
-    // While a stepped instruction is put off, its hit is not over: what the NMI's handler hits is missed.
+    // While a stepped instruction is postponed, its hit is not over: hits in the NMI's handler are missed.
     let counts = info(&machine, witness).counts;
     let (hits, missed) = (counts.hits, counts.missed);
     assert_eq!(hits + missed, taken.iter().sum::<u64>(), "{printed}");
@@ -210,22 +209,22 @@ fn every_call_is_counted(
     }
 }
 
-/// What the witness tells of the NMIs.
+/// Results of the witness.
 struct Seen {
-    /// Where they came.
+    /// State that each NMI interrupted.
     interrupted: Vec<Interrupted>,
-    /// How many came before a stepped copy ran.
+    /// Number of NMIs that arrived before a stepped copy ran.
     missed: u64,
 }
 
-/// How many NMIs each CPU has had, by its own account.
+/// Returns the number of NMIs of each CPU, as the guest counts them.
 fn taken(printed: &str) -> Vec<u64> {
     let line = printed.lines().find(|line| line.trim().starts_with("NMI:"));
     let words = line.expect("a row of NMIs").split_whitespace().skip(1);
     words.map_while(|word| word.parse().ok()).collect()
 }
 
-/// The events of a probe until the machine ends.
+/// Collects the events of a probe until the machine ends.
 fn follow(machine: &Machine, id: ProbeId) -> JoinHandle<Vec<Event>> {
     let mut stream = machine.subscribe(vec![id], 1 << 16);
     spawn(move || {
@@ -280,7 +279,7 @@ fn every_call_is_counted_by_breakpoints_that_nmis_interrupt() {
             ..probe(definition)
         };
         stepped_at = running.address("do_getpgid").0 + names::entry("do_getpgid");
-        // The first instruction that can be boosted is one that every call comes to.
+        // The first instruction that can be boosted is one that every call executes.
         let boosted = (1..32)
             .map(|offset| with(&format!("p do_getpgid+{offset}"), Mechanism::Boosted))
             .find(|spec| {
@@ -294,8 +293,8 @@ fn every_call_is_counted_by_breakpoints_that_nmis_interrupt() {
             (probe("r64 __x64_sys_getpgid"), Mechanism::Emulated),
         ]
     });
-    // Interrupts are on in this function, and off while a copy is stepped: such an NMI came before the
-    // copy ran, and is among those that were missed.
+    // Interrupts are on in this function, and off while a copy is stepped: such an NMI arrived before the copy
+    // ran, and is among the missed ones.
     let stepping = interrupted
         .iter()
         .filter(|it| it.rip == stepped_at && it.rflags & rflags::IF == 0)

@@ -1,5 +1,5 @@
-//! What a stock guest says of a fault at a probepoint, in whatever way its instruction is carried out:
-//! it names the probed function, as if nothing were there.
+//! Oops messages of a stock guest for a fault at a probepoint, for every mechanism: they name the probed
+//! function, as if there were no probe.
 
 use hvprobe_arch::regs::Gpr;
 use hvprobe_machine::{EndReason, Mechanism, ProbeSpec};
@@ -7,12 +7,12 @@ use hvprobe_spec::Change;
 use hvprobe_tests::names;
 use hvprobe_tests::rig::{Running, info, optimizing_guest, probe, rig};
 
-/// It loads the process id from where RDI points, right behind its entry nop.
+/// Loads the process id from the address in RDI, right behind the entry nop.
 const ENTRY: &str = "__x64_sys_getpgid";
-/// Nothing is mapped there.
+/// Address at which nothing is mapped.
 const NOWHERE: u64 = 0x10;
 
-/// Each process dies of its fault.
+/// Each process is killed by its fault.
 const COMMANDS: &str = "for n in 1 2 3; do \
        echo ready $n; read line; workload calls getpgid 1; echo died $n; \
      done; dmesg | grep -o 'RIP: 0010:[^ ]*'; echo told; exit 5";
@@ -55,7 +55,7 @@ fn an_oops_names_the_probed_function() {
     let (ending, _) = running.end();
     assert_eq!(ending.reason, Some(EndReason::Shutdown), "{printed}");
     assert_eq!(ending.guest_status, Some(5), "{printed}");
-    // An oops tells it twice.
+    // An oops prints RIP twice.
     let named: Vec<&str> = printed
         .lines()
         .filter_map(|line| line.trim().strip_prefix("RIP: 0010:"))

@@ -52,7 +52,7 @@ fn hits_at_an_entry_are_all_recorded_without_exits() {
     let after = machine.probes().remove(0);
     assert_eq!((after.counts.hits, after.counts.missed), (CALLS as u64, 0));
     let (events, dropped) = take(&machine, &mut stream);
-    // A busy host may not keep up; what it loses is counted.
+    // A busy host may not keep up; lost events are counted.
     assert_eq!(events.len() as u64 + dropped, CALLS as u64);
     assert!(!events.is_empty());
     let at = after.addr.expect("placed").0;
@@ -77,7 +77,7 @@ fn calls_whose_entry_exits_are_followed_to_their_returns_without_another() {
     }
 }
 
-/// Return probes and a kprobe, all with this mechanism, follow calls that take so many exits each.
+/// Follows calls by return probes and a kprobe, all with mechanism `forced`. Each call takes `expected` exits.
 fn follow_calls(forced: Option<Mechanism>, expected: usize) {
     const CALLS: usize = 5_000;
     let calls = CALLS.to_string();
@@ -121,11 +121,11 @@ fn follow_calls(forced: Option<Mechanism>, expected: usize) {
     for event in &events {
         match event.kind {
             EventKind::Return(call) => {
-                // Now and then a time cannot be told: see below.
+                // Occasionally a time is unknown; see below.
                 let is_told = call.entry_ns > 0 && event.host_ns > 0;
                 assert!(!is_told || call.entry_ns <= event.host_ns, "{event:?}");
                 untold += usize::from(!is_told);
-                // Where the entry takes an exit, the host tells its time, and no counter is known.
+                // If the entry takes an exit, the host determines its time, and its counter value is unknown.
                 let is_known = call.entry_tsc != 0;
                 assert_eq!(is_known, expected == 0, "{event:?}");
                 assert!(!is_known || call.entry_tsc < event.guest_tsc, "{event:?}");
@@ -138,7 +138,7 @@ fn follow_calls(forced: Option<Mechanism>, expected: usize) {
         }
     }
     assert!(untold * 100 < events.len(), "{untold} of {}", events.len());
-    // Which of the two came first makes no difference to what they tell.
+    // Both return probes report the same caller, whichever of them runs first.
     callers.sort_unstable();
     callers.dedup();
     assert_eq!(callers.len(), 1, "{callers:x?}");
@@ -165,7 +165,7 @@ fn a_breakpoint_and_a_jump_tell_the_same() {
             }];
             spec
         };
-        // getpgid's number is what is in RSI there.
+        // RSI holds getpgid's number there.
         let number = u64::try_from(libc::SYS_getpgid).expect("a number");
         let taken = |kind| spec(&format!("{kind} {FUNCTION}"), number);
         let left = |kind| spec(&format!("{kind} {FUNCTION}"), number + 1);
@@ -181,10 +181,10 @@ fn a_breakpoint_and_a_jump_tell_the_same() {
             .collect();
         let (all, none) = ((CALLS, 0, 0), (0, CALLS, 0));
         assert_eq!(counts, [all, none, all, none], "optimize: {optimize}");
-        // What differs from boot to boot is left out: places on the stack, and times.
+        // Addresses on the stack and times are left out, because they differ from boot to boot.
         let event = |event: &Event| {
             let entry = match event.kind {
-                // The result is told though RAX is not shown.
+                // The result is reported although RAX is not shown.
                 EventKind::Return(call) => Some((call.entry.rsi, call.entry.rip, event.regs.rax)),
                 _ => None,
             };
@@ -197,7 +197,7 @@ fn a_breakpoint_and_a_jump_tell_the_same() {
                     event.regs.rsi,
                     event.task.map(|task| task.comm()),
                 ),
-                // The return address.
+                // Return address.
                 words[..8].to_vec(),
                 words.len(),
                 entry,
@@ -216,7 +216,7 @@ fn exits(machine: &Machine) -> u64 {
     runs
 }
 
-/// Every event that `stream` has got by now, and how many were lost.
+/// Returns every event that `stream` has received by now, and the number of lost ones.
 fn take(machine: &Machine, stream: &mut Subscription) -> (Vec<Event>, u64) {
     assert!(machine.flush_events(), "events are not handed on");
     let (mut events, mut dropped) = (Vec::new(), 0);
@@ -235,17 +235,17 @@ fn every_call_of_busy_vcpus_is_counted_while_the_probe_changes_its_mechanism() {
     let cpus = u32::try_from(rig_cpus()).expect("few");
     let threads = cpus.to_string();
     let mut config = optimizing_guest(cpus, &["workload", "stdin-hold", &threads]);
-    // Nobody else calls it.
+    // Only the workload calls it.
     config.probes = vec![probe(&format!("p {FUNCTION}"))];
     let mut running = Running::shared(&config);
     running.hear_no_more();
     running.wait_for("ready");
     let machine = running.machine.clone();
     let id = machine.probes()[0].id;
-    // Another one, which leaves in the middle of it.
+    // A second probe, which is unregistered during the test.
     let (inner, text) = ("do_getpgid", running.text("do_getpgid"));
     let leaving = running.register(probe(&format!("p {inner}")));
-    // Each time the list is asked for, what waits in the ring is read first: much for one processor.
+    // Each listing first reads the records in the ring: much work for one processor.
     let mut hits = 0;
     let turns = rounds(12);
     for turn in 0..=turns {
@@ -281,7 +281,7 @@ fn tasks_that_are_preempted_in_detours_hold_nothing_up() {
         return;
     }
     let cpus = u32::try_from(rig_cpus()).expect("few").max(2);
-    // Far more than processors, so that each is preempted again and again, wherever it is.
+    // Far more threads than processors, so that each is preempted again and again, at any point.
     let threads = (8 * cpus).to_string();
     let mut config = optimizing_guest(cpus, &["workload", "stdin-hold", &threads]);
     config.cmdline += " preempt=full";
@@ -307,7 +307,7 @@ fn tasks_that_are_preempted_in_detours_hold_nothing_up() {
         }
         told
     });
-    // Each time the list is asked for, everything finished is read, whoever stands before it.
+    // Each listing reads all finished records, even those behind unfinished ones.
     let listed = |machine: &Machine| machine.probes().iter().map(|it| it.counts.hits).min();
     let last = Cell::new(listed(&machine));
     for _ in 0..rounds(20) {
@@ -333,7 +333,7 @@ fn tasks_that_are_preempted_in_detours_hold_nothing_up() {
     assert!(events > 0);
 }
 
-/// Functions on the way of every getpgid, of every timer interrupt, and between tasks.
+/// Functions executed in every getpgid, in every timer interrupt, and between tasks.
 const HOT: [&str; 12] = [
     "do_getpgid",
     "find_task_by_vpid",
@@ -363,8 +363,8 @@ fn hot_functions_carry_jumps_further_in_too() {
     }
 }
 
-/// Tries jumps at these `offsets` from the entries of the hot functions on, one offset after the other. More than these must be
-/// possible, over one instruction and over several.
+/// Tries probes at these `offsets` from the entries of the hot functions, one offset after the other. There
+/// must be more than `more_than` jumps, over one instruction and over several.
 fn jumps_at(offsets: Range<u64>, more_than: [u32; 2]) {
     let cpus = u32::try_from(rig_cpus()).expect("few");
     let threads = cpus.to_string();
@@ -377,7 +377,7 @@ fn jumps_at(offsets: Range<u64>, more_than: [u32; 2]) {
     let machine = running.machine.clone();
     let hot = HOT.map(names::own);
     let original: Vec<Vec<u8>> = hot.iter().map(|name| running.text(name)).collect();
-    // How many carried a jump, by the instructions under it: one, or several.
+    // Number of jumps over one instruction, and over several.
     let mut jumps = [0, 0];
     let mut reasons = BTreeMap::new();
     for offset in offsets {
@@ -385,7 +385,7 @@ fn jumps_at(offsets: Range<u64>, more_than: [u32; 2]) {
             .iter()
             .map(|name| probe(&format!("p {name}+{}", names::entry(name) + offset)))
             .collect();
-        // What is no instruction, or cannot be probed, is left out.
+        // Skips offsets that are not the start of an instruction or cannot be probed.
         let registered = machine.register_batch(&specs, Refusals::Skip);
         let mut ids = registered
             .unwrap_or_else(|error| panic!("{}", chain(&error)))
@@ -393,7 +393,7 @@ fn jumps_at(offsets: Range<u64>, more_than: [u32; 2]) {
         if ids.is_empty() {
             continue;
         }
-        // Whoever was to come to grief has been there meanwhile.
+        // After this many calls, the guest has executed the jumps, and a wrong one would have crashed it.
         let own = running.register(probe("p __x64_sys_getpgid"));
         running.wait_while_running(|machine| info(machine, own).counts.hits > 200);
         for probe in infos(&machine, &ids) {
@@ -435,7 +435,7 @@ fn jumps_at(offsets: Range<u64>, more_than: [u32; 2]) {
     );
 }
 
-/// Why a probe is not optimized, without the place.
+/// Returns why a probe is not optimized, without addresses.
 fn reason(why: &Unoptimized) -> String {
     let text = why.to_string();
     let words = text.split(' ').filter(|word| !word.contains("0x"));

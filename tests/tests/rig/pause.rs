@@ -1,6 +1,6 @@
-//! What a guest makes of a pause: it stood still, and reports no lockup and no stall afterwards.
+//! A guest that was paused reports no lockup and no stall afterwards.
 //!
-//! `HVPROBE_PAUSE_SECONDS` adds a pause of so long, of a guest with 4 GiB and 4 CPUs.
+//! `HVPROBE_PAUSE_SECONDS` adds a pause of this length, of a guest with 4 GiB and 4 CPUs.
 
 use std::env;
 use std::thread;
@@ -10,9 +10,9 @@ use hvprobe_machine::MachineConfig;
 use hvprobe_tests::progress;
 use hvprobe_tests::rig::{Running, assert_clean, info, optimizing_guest, probe, rig};
 
-/// The shortest timeouts the kernel takes.
+/// Shortest timeouts that the kernel accepts.
 const WATCHDOGS: &str = " rcupdate.rcu_cpu_stall_timeout=3 watchdog_thresh=1";
-/// Several of them.
+/// Several times these timeouts.
 const PAUSE: Duration = Duration::from_secs(12);
 
 #[test]
@@ -52,7 +52,7 @@ fn pause(mut config: MachineConfig, length: Duration) {
     let machine = running.machine.clone();
     let calls = running.register(probe("p __x64_sys_getpgid"));
     machine.console_input(b"\n");
-    // In the middle of what it does.
+    // In the middle of its work.
     running.wait_while_running(|machine| info(machine, calls).counts.hits > 100);
     machine.pause().expect("it runs");
     let since = Instant::now();

@@ -1,5 +1,5 @@
-//! What probes promise, on a stock guest: colocation, changes while the guest is busy, the guest's
-//! own breakpoints, and what a hit costs.
+//! Properties of probes on a stock guest: colocation, changes while the guest is busy, the guest's own
+//! breakpoints, and the cost of a hit.
 
 use hvprobe_arch::Gva;
 use hvprobe_linux::symbols::SymbolKind;
@@ -7,7 +7,7 @@ use hvprobe_machine::{Mechanism, ProbeInfo, ProbeState};
 use hvprobe_tests::rig::{Running, assert_clean, guest, probe, rig};
 use hvprobe_tests::{names, wait};
 
-/// Functions that every workload and every timer interrupt passes through.
+/// Functions that every workload and every timer interrupt enters.
 const HOT: [&str; 16] = [
     "vfs_read",
     "vfs_write",
@@ -28,10 +28,10 @@ const HOT: [&str; 16] = [
 ];
 
 const FUNCTION: &str = "__x64_sys_getpgid";
-/// Enough to hold the function and what we may have patched.
+/// Enough for the function and for all bytes that may have been patched.
 const FUNCTION_BYTES: usize = 64;
 
-/// `key: value` as the workload prints it.
+/// Returns the value of the line `key: value` that the workload prints.
 fn value(printed: &str, key: &str) -> u64 {
     printed
         .lines()
@@ -40,7 +40,7 @@ fn value(printed: &str, key: &str) -> u64 {
         .unwrap_or_else(|| panic!("no `{key}: N` in:\n{printed}"))
 }
 
-/// Starts of the first instructions of the function that can be probed, found by trying.
+/// Returns the offsets of the function's first probeable instructions, found by registering probes.
 fn probeable_offsets(running: &Running, wanted: usize) -> Vec<u64> {
     let mut found = Vec::new();
     for offset in 0..FUNCTION_BYTES as u64 {
@@ -117,12 +117,12 @@ fn an_emulated_hit_costs_one_kvm_run_and_no_other_ioctl() {
     machine.pause().expect("running");
     let (after, hits_after) = (machine.ioctls()[0], hits());
     let hits = hits_after - hits_before;
-    // Parking reads the guest's TSC; that is all that may not be KVM_RUN.
+    // Parking reads the guest's TSC; nothing else needs an ioctl other than KVM_RUN.
     assert!(
         after.other - before.other <= 2,
         "{before:?} {after:?} {hits} hits"
     );
-    // Timer ticks and the like add exits of their own, but not one a hit.
+    // Timer ticks and the like cause further exits, but not one for each hit.
     let runs = after.run - before.run;
     assert!(
         runs >= hits && runs < hits + hits / 2 + 100,
@@ -200,8 +200,8 @@ fn the_guests_own_kprobe_counts_every_call_beside_ours() {
     if rig("the guest's own kprobe").is_none() {
         return;
     }
-    // Ours is on the caller; the guest's is past the entry nop of the function it calls, where
-    // ftrace cannot do it, so an int3.
+    // Ours is on the caller. The guest's is on the called function behind its entry nop, where ftrace cannot be
+    // used, so it is an int3.
     let inner = format!("do_getpgid+{}", names::behind_entry("do_getpgid"));
     let mut config = guest(1, &["workload", "kprobe-event", &inner, "300"]);
     config.probes = vec![probe(&format!("p {FUNCTION}"))];
@@ -270,7 +270,7 @@ fn hundreds_of_probes_all_over_the_kernel_leave_the_guest_sound() {
     for name in everywhere.map(String::as_str).chain(HOT.map(names::own)) {
         let register = |offset: u64| machine.register(&[probe(&format!("p {name}+{offset}"))]);
         entries += usize::from(register(0).is_ok());
-        // The first instruction past the entry nop that begins 6 to 30 bytes in.
+        // First instruction behind the entry nop, 6 to 29 bytes into the function.
         inside += usize::from((6..30).any(|offset| register(offset).is_ok()));
     }
     assert!(

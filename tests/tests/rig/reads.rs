@@ -1,6 +1,6 @@
-//! Detours that read memory, on a stock guest: what is not there, amid NMIs.
+//! Detours that read memory, on a stock guest: unmapped addresses, while NMIs arrive.
 //!
-//! `HVPROBE_STORM` is how many calls are made with pointers that lead nowhere, instead of a few thousand.
+//! `HVPROBE_STORM` sets the number of calls with bad pointers; the default is a few thousand.
 
 use std::env;
 use std::thread::{sleep, spawn};
@@ -13,17 +13,18 @@ use hvprobe_tests::rig::{
 };
 
 const FUNCTION: &str = "__x64_sys_getpgid";
-/// The call's argument, which the entry of the system call has put into `pt_regs`; and what it points to: as
-/// the kernel's, as the process', as a text of either, and beyond one load.
+/// Reads the call's argument, which the system call entry has put into `pt_regs`, and the memory it points to:
+/// as the kernel's, as the process's, as a text of either, as more bytes than one load, and through a further
+/// pointer.
 const READS: &str = "at=+112(%di):u64 k=+0(+112(%di)):u64 u=+u0(+112(%di)):u32 t=+0(+112(%di)):string \
                      m=+0(+112(%di)):x8[24] far=+8(+0(+112(%di))):u16";
-/// Items of it that can be read: the first.
+/// Number of leading items that can be read.
 const READABLE: usize = 1;
 const ITEMS: usize = 6;
-/// Time between two NMIs, at most, in microseconds.
+/// Maximum time between two NMIs in microseconds.
 const APART: u64 = 4000;
 
-/// What is wrong with the event of a call that had nothing but bad pointers.
+/// Returns what is wrong with the event of a call in which only the pointer itself can be read.
 fn complaint(event: &Event) -> Option<String> {
     let unread: Vec<usize> = (0..ITEMS)
         .filter(|index| event.captured.is_unreadable(*index))

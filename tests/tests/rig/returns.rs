@@ -1,5 +1,5 @@
-//! What return probes promise, on a stock guest: values and durations, exact counts, calls that
-//! sleep, nest, move between CPUs or never return, and unregistering with calls in flight.
+//! Properties of return probes on a stock guest: values and durations, exact counts, calls that sleep, nest,
+//! move between CPUs or never return, and unregistering with calls in flight.
 
 use std::time::Duration;
 
@@ -14,14 +14,14 @@ use hvprobe_tests::rig::{Running, assert_clean, chain, guest, info, probe, rig, 
 /// Offset of the first argument in `struct pt_regs` (arch/x86/include/asm/ptrace.h).
 const PT_DI: i64 = 112;
 const ENTRY: &str = "__x64_sys_getpgid";
-/// What [`ENTRY`] calls with the process id in EDI.
+/// Function called by [`ENTRY`] with the process id in EDI.
 const INNER: &str = "do_getpgid";
 const EPERM: i64 = 1;
 const ESRCH: i64 = 3;
-/// A process id that no process of the guest has.
+/// Process id of no process in the guest.
 const NOBODY: u64 = 31_007;
 
-/// Blocks readers of a pipe: `start N` starts N of them, `close` lets them see its end.
+/// Blocks readers of a pipe: `start N` starts N of them, `close` lets them read its end.
 const READERS: &str = "mkfifo /tmp/pipe; exec 3<>/tmp/pipe; \
     start() { n=0; while [ $n -lt $1 ]; do cat </tmp/pipe 3>&- & n=$((n+1)); done; }; \
     close() { exec 3>&-; wait; }; ";
@@ -34,7 +34,7 @@ fn readers(commands: &str) -> String {
     format!("{READERS}{commands}")
 }
 
-/// A probe of this kind on what reads from the pipe of [`READERS`].
+/// Returns a probe of this kind on the function that reads from the pipe of [`READERS`].
 fn pipe_read(kind: &str) -> ProbeSpec {
     probe(&format!("{kind} {}", names::own("pipe_read")))
 }
@@ -50,7 +50,7 @@ fn of(events: &[Event], id: ProbeId) -> Vec<&Event> {
     events.iter().filter(|event| event.probe == id).collect()
 }
 
-/// Hits, missed, vetoed, orphans.
+/// Returns hits, missed, vetoed and orphans of probe `id`.
 fn counts(machine: &Machine, id: ProbeId) -> [u64; 4] {
     let counts = info(machine, id).counts;
     assert_eq!((counts.errors, counts.faults), (0, 0));
@@ -61,7 +61,7 @@ fn returned(event: &Event) -> i64 {
     event.regs.rax.cast_signed()
 }
 
-/// What the guest printed last as `key: N`.
+/// Returns the last value that the guest printed as `key: N`.
 fn value(printed: &str, key: &str) -> u64 {
     match values(printed, key)[..] {
         [.., last] => u64::try_from(last).expect("a count"),
@@ -69,8 +69,8 @@ fn value(printed: &str, key: &str) -> u64 {
     }
 }
 
-/// Runs `command` on `cpus` CPUs with `specs` from the start; returns the guest, its events and
-/// what it printed.
+/// Runs `command` on `cpus` CPUs with the probes `specs` from the start; returns the guest, its events and its
+/// output.
 fn run(cpus: u32, command: &[&str], specs: &[ProbeSpec]) -> (Running, Vec<Event>, String) {
     let mut config = guest(cpus, command);
     config.probes = specs.to_vec();
@@ -156,7 +156,7 @@ fn several_probes_of_one_function_share_a_stop_at_its_entry_and_its_return() {
     for id in &ids {
         assert_eq!(counts(machine, *id), [CALLS as u64, 0, 0, 0]);
     }
-    // The innermost registration runs first.
+    // Return probes of a function run in reverse order of registration.
     let order = [ids[1], ids[4], ids[3], ids[2], ids[0]];
     assert_eq!(events.len(), order.len() * CALLS);
     for hit in events.chunks(order.len()) {
@@ -250,7 +250,7 @@ fn a_changed_return_value_is_what_user_space_gets() {
     };
     let specs = [
         change(&format!("r {ENTRY}"), 77),
-        // Runs first, so it is overruled, and what it did is what the other sees.
+        // Runs first, so the other probe sees this value and overrides it.
         change(&format!("r {ENTRY}"), -EPERM),
         change("r __x64_sys_getsid", -EPERM),
     ];
@@ -324,7 +324,7 @@ fn calls_beyond_maxactive_are_missed_and_auto_misses_none() {
     machine.console_input(b"\n");
     let (ending, events, printed) = running.finish();
     assert_clean(&ending, &printed, 0);
-    // All saw the pipe's end.
+    // All readers have read the pipe's end.
     assert!(of(&events, auto).iter().all(|event| returned(event) == 0));
 }
 
@@ -345,7 +345,7 @@ fn tasks_that_die_in_a_call_leave_orphans_whose_instances_come_back() {
     let [hits, missed, vetoed, orphans] = counts(machine, ids[0]);
     assert_eq!((missed, vetoed, orphans), (0, 0, killed));
     assert_eq!(hits, of(&events, ids[0]).len() as u64);
-    // More died there than there are instances, so these have come back.
+    // More tasks died there than there are instances, so instances were reused.
     assert!(killed > 20);
     let [hits, missed, vetoed, orphans] = counts(machine, ids[1]);
     assert_eq!((hits, missed, vetoed, orphans), (reads, 0, 0, 0));
@@ -419,7 +419,7 @@ fn calls_that_sleep_nest_move_and_change_their_program_are_all_followed() {
             .collect();
         assert_eq!(numbers.len() as u64, hits);
     }
-    // What is nested returns in the order of nesting: the deepest, lowest frame first.
+    // Nested calls return in reverse order: the deepest, with the lowest frame, first.
     let depth = of(&events, ids[2]);
     let last: Vec<_> = depth[depth.len() - 4..]
         .iter()
@@ -470,7 +470,7 @@ fn unregister_in_flight(optimize: bool) {
     running.wait_events(|events| of(events, entry).len() == BLOCKED);
     machine.unregister(&ids).expect("registered");
     assert_eq!(running.text("do_task_dead"), task_dead);
-    // New ones, on a function with frames of the old ones and others without any.
+    // A new return probe: some calls of its function have frames of the old probes, others have none.
     let later = running.register(pipe_read("r"));
     machine.console_input(b"\n");
     running.wait_events(|events| of(events, entry).len() == BLOCKED + 3);
@@ -582,7 +582,7 @@ fn tasks_that_end_take_no_instance_of_what_they_call_last() {
         running.wait_for("over");
         let machine = running.machine.clone();
         let id = machine.probes()[0].id;
-        // The last ones are freed a grace period later.
+        // The last tasks are freed a grace period later.
         running.wait_while_running(|machine| counts(machine, id)[3] >= ENDED);
         let [hits, missed, vetoed, _] = counts(&machine, id);
         assert!(hits > ENDED, "{hits}");

@@ -1,5 +1,4 @@
-//! Many probes, and hits that are too many: patterns, a batch of 10,000, and budgets, on a stock
-//! guest.
+//! Many probes and too many hits: patterns, a batch of 10,000 probes, and budgets, on a stock guest.
 
 use std::time::Instant;
 
@@ -114,7 +113,7 @@ fn ten_thousand_probes_are_planted_in_one_stop_and_count_exactly() {
     let functions: Vec<&str> = symbols
         .iter()
         .filter(|symbol| {
-            // Behind an ENDBR64, where there is one.
+            // Behind an ENDBR64, if there is one.
             let mut entries = [0, 4]
                 .map(|into| symbol.addr.wrapping_add(into))
                 .into_iter();
@@ -154,7 +153,7 @@ fn ten_thousand_probes_are_planted_in_one_stop_and_count_exactly() {
     assert_clean(&ending, &printed, 0);
 }
 
-/// A probe of the function with a budget.
+/// Returns a probe of the function with a budget.
 fn budgeted(rate: u32, excess: Excess) -> ProbeSpec {
     ProbeSpec {
         budget: Some(Budget {

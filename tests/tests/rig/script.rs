@@ -1,4 +1,4 @@
-//! Scripts in the language of bpftrace, on a stock guest: held against the histograms of the guest's own kernel.
+//! Scripts in the language of bpftrace on a stock guest, compared with histograms of the guest's own kernel.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,12 +7,12 @@ use std::process::{Child, Command, Output, Stdio};
 
 use hvprobe_tests::rig::{quickly, rig};
 
-/// What is counted of reads of `dd`, whose sizes are these.
+/// Sizes of the counted reads of `dd`.
 const SIZES: [u64; 9] = [1, 2, 3, 10, 11, 64, 300, 1024, 4096];
-/// What a guest prints whose kernel has no histograms.
+/// Output of a guest whose kernel has no histograms.
 const NONE: &str = "no histograms here";
 
-/// How often `dd` reads so much at a time.
+/// Number of reads of `dd` with this size.
 fn count(size: u64) -> u64 {
     size % 5 + 2
 }
@@ -30,7 +30,7 @@ fn run(args: &[&str], script: &str) -> Output {
     output.expect("hvprobe is there")
 }
 
-/// The numbers of the kernel's histogram in `printed`: by size how many hits there were.
+/// Returns the kernel's histogram in `printed`: hits by size.
 fn of_kernel(printed: &str) -> BTreeMap<u64, u64> {
     let lines = printed.lines().filter_map(|line| {
         let rest = line.trim().strip_prefix("{ len:")?;
@@ -42,7 +42,7 @@ fn of_kernel(printed: &str) -> BTreeMap<u64, u64> {
     lines.collect()
 }
 
-/// The entries of the map that `head` begins, by their keys.
+/// Returns the entries of the map whose lines begin with `head`, by key.
 fn map(printed: &str, head: &str) -> BTreeMap<u64, u64> {
     let lines = printed.lines().filter_map(|line| {
         let (key, value) = line.strip_prefix(head)?.split_once("]: ")?;
@@ -51,7 +51,7 @@ fn map(printed: &str, head: &str) -> BTreeMap<u64, u64> {
     lines.collect()
 }
 
-/// The rows of the histogram behind the line `head`: what each is of, and how many hits there are.
+/// Returns the rows of the histogram behind the line `head`: ranges and hits.
 fn rows(printed: &str, head: &str) -> Vec<(String, u64)> {
     let lines = printed.lines().skip_while(|line| line.trim_end() != head);
     let rows = lines.skip(1).map_while(|line| {
@@ -79,7 +79,7 @@ fn maps_are_those_of_the_guests_own_histograms() {
                    END { printf(\"that was %d%%\\n\", 100); }\n";
     fs::write(file.path(), program).expect("it can be written");
     let sizes = SIZES.map(|size| size.to_string()).join(" ");
-    // What `ksys_read` is asked for, `vfs_read` is asked for by it.
+    // `ksys_read` passes the requested size on to `vfs_read`.
     let script = format!(
         "mount -t tracefs t /sys/kernel/tracing 2>/dev/null; cd /sys/kernel/tracing\n\
          grep -q hist:keys README || echo {NONE}\n\
@@ -109,13 +109,14 @@ fn maps_are_those_of_the_guests_own_histograms() {
     } else {
         assert_eq!(asked, of_kernel(&printed), "{printed}");
     }
-    // What else `dd` reads, its libraries, is larger.
+    // Other reads of `dd`, those of its libraries, are larger.
     for size in SIZES.into_iter().filter(|size| *size < 800) {
         assert_eq!(asked.get(&size), Some(&count(size)), "{printed}");
         let returned = map(&printed, "@returned[");
         assert_eq!(returned.get(&size), Some(&count(size)), "{printed}");
     }
-    // Times of calls are of all that return, and short; what is divided is counted together.
+    // Durations are measured for all calls that return, and are short. Sizes with the same quotient are counted
+    // together.
     let returned = map(&printed, "@returned[");
     let mut quarters = BTreeMap::new();
     for (size, hits) in &returned {
@@ -124,7 +125,7 @@ fn maps_are_those_of_the_guests_own_histograms() {
     assert_eq!(map(&printed, "@quarters["), quarters, "{printed}");
     let took = rows(&printed, "@us:");
     let timed: u64 = took.iter().map(|(_, hits)| hits).sum();
-    // A time that is not certain is not told, but how often.
+    // An uncertain duration is not counted; the number of such hits is printed.
     let untimed = told.lines().find_map(|line| {
         let hits = line.strip_suffix(" hits the value for @us could not be read")?;
         hits.rsplit(' ').next()?.parse::<u64>().ok()
@@ -245,9 +246,9 @@ fn traces_carry_out_scripts_for_as_long_as_they_run() {
     let command = ["--", "workload", "stdin-hold", "1"];
     let booted = told(&socket, &[&boot[..], &quickly(), &command].concat());
     assert_eq!(booted.trim(), "web");
-    // At the return the call inside it was counted.
+    // At this return, the call inside has already been counted.
     let counted = "kprobe:do_getpgid { @calls[comm, pid] = count(); }";
-    // Those at one return run in the order of the script.
+    // Probes at one return run in the order of the script.
     let printing = "kretprobe:__x64_sys_getpgid /comm == \"workload\"/ { printf(\"<%s\", comm); } \
          kretprobe:__x64_sys_getpgid /comm == \"workload\"/ { printf(\" again>\\n\"); exit(); }";
     let first = ["trace", "--vm", "web", "-e", counted, "-e", printing];
@@ -260,18 +261,18 @@ fn traces_carry_out_scripts_for_as_long_as_they_run() {
     let second = ["trace", "--vm", "web", "-e", counted, "-e", every];
     let printed = told(&socket, &second);
     assert!(printed.starts_with("@calls[workload, "), "{printed}");
-    // What goes with the trace is gone.
+    // The trace's probes are gone with it.
     assert_eq!(
         told(&socket, &["probe", "list", "--vm", "web", "--json"]),
         ""
     );
 }
 
-/// A server, until it is dropped.
+/// A server that runs until it is dropped.
 struct Server(Child);
 
 impl Server {
-    /// Starts one, which listens when this returns.
+    /// Starts a server, and returns when it listens.
     fn start(socket: &str) -> Self {
         let mut command = Command::new("hvprobe");
         command.args(["serve", "--socket", socket]);
@@ -287,13 +288,13 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended.
+        // The server may have ended.
         let _killed = self.0.kill();
         let _reaped = self.0.wait();
     }
 }
 
-/// What `hvprobe` prints for a client of the server at `socket`.
+/// Returns the output of `hvprobe` as a client of the server at `socket`.
 fn told(socket: &str, words: &[&str]) -> String {
     let output = Command::new("hvprobe")
         .args(words)

@@ -1,7 +1,8 @@
-//! A long life: what probes take is there again when they have gone, however many there were.
+//! A long run: the resources of probes are available again after they were unregistered, however many there
+//! were.
 //!
-//! `HVPROBE_SOAK_MINUTES` says for how long, in a guest of 8 GiB then (`cargo lab soak` gives the machine so much);
-//! `HVPROBE_SOAK_SEED` repeats what happened.
+//! `HVPROBE_SOAK_MINUTES` sets the duration; the guest has 8 GiB then (`cargo lab soak` gives the machine
+//! enough for that). `HVPROBE_SOAK_SEED` repeats a run.
 
 use std::env;
 use std::fs;
@@ -17,7 +18,7 @@ use hvprobe_tests::rig::{
     Running, assert_clean, chain, infos, optimizing_guest, probe, rig, rounds,
 };
 
-/// Functions that the guest is in all the time, or sleeps in.
+/// Functions that the guest executes all the time, or sleeps in.
 const FUNCTIONS: [&str; 12] = [
     "vfs_read",
     "vfs_write",
@@ -32,14 +33,15 @@ const FUNCTIONS: [&str; 12] = [
     "do_sys_poll",
     "handle_mm_fault",
 ];
-/// More than its kernel and its processes touch, by far: most of it is never there. The former for a moment.
+/// Memory of the guest, in a short and in a long run: far more than its kernel and its processes touch, so most
+/// of it is never allocated.
 const MEMORY: [u64; 2] = [1 << 30, 8 << 30];
-/// How many probes come and go together.
+/// Maximum number of probes registered together.
 const TOGETHER: u64 = 16;
-/// How many rounds there are at least.
+/// Minimum number of rounds.
 const ROUNDS: u32 = 40;
 
-/// Processes come and go, and others wake and sleep, until a line comes.
+/// Processes start and exit, and others wake and sleep, until a line is read.
 const LIFE: &str = "n=0; while [ $n -lt 2 ]; do \
     (while [ ! -e /tmp/over ]; do usleep 1000; /bin/true; echo; done | cat >/dev/null) & n=$((n+1)); done; \
     echo ready; read line; : >/tmp/over; wait; echo finished";
@@ -50,7 +52,7 @@ fn setting(name: &str) -> Option<u64> {
     Some(number.unwrap_or_else(|_| panic!("{name}={value} is no number")))
 }
 
-/// A probe of any kind.
+/// Returns a random probe of any kind.
 fn any_probe(random: &mut Random, functions: &[&str]) -> ProbeSpec {
     let function = random.pick(functions);
     let mut spec = probe(&match random.below(6) {
@@ -70,11 +72,11 @@ fn any_probe(random: &mut Random, functions: &[&str]) -> ProbeSpec {
     spec
 }
 
-/// What is not to grow.
+/// Resources that must not grow.
 #[derive(Clone, Copy, Debug, Default)]
 struct Held {
     usage: Usage,
-    /// Of this process: pages that are there, but for the guest's memory, file descriptors and threads.
+    /// Private data in KiB, file descriptors and threads of this process.
     private: u64,
     descriptors: u64,
     threads: u64,
@@ -88,7 +90,8 @@ impl Held {
             let number = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
             number.unwrap_or_else(|| panic!("no {name}"))
         };
-        // The guest's memory is anonymous, too, and what it has once touched stays.
+        // Not the resident anonymous memory: the guest's memory is anonymous, too, and pages it has touched
+        // stay resident.
         Self {
             usage: machine.usage(),
             private: field("VmData:"),
@@ -97,7 +100,7 @@ impl Held {
         }
     }
 
-    /// What each is, its name, and by how much it may differ from another time's.
+    /// Returns the name and amount of each resource, and the tolerance of a comparison with another time.
     fn all(&self) -> [(&'static str, u64, u64); 8] {
         let usage = &self.usage;
         [
@@ -136,7 +139,7 @@ fn what_probes_take_is_there_again_when_they_have_gone() {
     let original: Vec<Vec<u8>> = functions.iter().map(|name| running.text(name)).collect();
     let (started, mut progress) = (Instant::now(), Progress::start());
     let (mut round, mut probes, mut hits) = (0_u32, 0, 0);
-    // After a third of the time all has been used, and has been taken back, as often as it takes.
+    // After a third of the time, all resources have been used and reclaimed several times.
     let mut settled: Option<Held> = None;
     while round < rounds(ROUNDS) || started.elapsed() < time {
         round += 1;
@@ -186,7 +189,7 @@ fn what_probes_take_is_there_again_when_they_have_gone() {
         Held::now(&machine)
     );
     assert!(hits > 0);
-    // There is as much room as for the first of them.
+    // There is as much room as for the first probes.
     machine.set_optimization(true).expect("it runs");
     let last = ["r4096 vfs_read", "r vfs_write", "p vfs_read"].map(probe);
     let ids = machine.register(&last);

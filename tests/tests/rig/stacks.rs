@@ -1,5 +1,4 @@
-//! Stacks of the kernel, on a stock guest: held against those that its own kernel records at the same
-//! functions.
+//! Kernel stacks on a stock guest, compared with those that its own kernel records at the same functions.
 
 mod modules;
 
@@ -14,16 +13,16 @@ use hvprobe_tests::rig::{
     Running, assert_clean, guest, info, optimizing_guest, probe, quickly, rig,
 };
 
-/// A function, and what of its stacks is looked at.
+/// A function whose stacks are compared.
 struct Compared {
     function: &'static str,
-    /// Only those of tasks of this name.
+    /// Only stacks of tasks with this name.
     comm: Option<&'static str>,
-    /// Whether all are the same whenever they are recorded; if not, those of most hits are.
+    /// Whether the stacks are always the same; otherwise most of our stacks must be among those of the kernel.
     exact: bool,
 }
 
-/// Of a call, an exception and an interrupt, and of a thread of the kernel's own.
+/// Functions reached by a call, an exception and an interrupt, and from a kernel thread.
 const COMPARED: [Compared; 4] = [
     Compared {
         function: "vfs_read",
@@ -47,14 +46,14 @@ const COMPARED: [Compared; 4] = [
     },
 ];
 
-/// Below this there is what the interrupt came upon.
+/// Frames below this one belong to the interrupted code.
 const INTERRUPT: &str = "asm_sysvec_apic_timer_interrupt";
-/// Calls and page faults of `dd`, and a second for threads of the kernel's own. The first time finds files out
-/// of memory.
+/// Calls and page faults of `dd`, and a second for kernel threads. Runs once before the comparison, so that
+/// files are in the page cache.
 const WORKLOAD: &str = "work() { for n in 1 2 3; do dd if=/dev/zero of=/dev/null bs=1 count=3 \
      2>/dev/null; done; sleep 1; }; work; ";
 
-/// What is read of the kernel's stack at every hit of `definition`.
+/// Returns the probe `definition` with a stack trace at every hit.
 fn stacks(definition: &str) -> ProbeSpec {
     let mut spec = probe(definition);
     let most = u8::try_from(FRAMES_MAX).expect("small");
@@ -66,10 +65,10 @@ fn stacks(definition: &str) -> ProbeSpec {
     spec
 }
 
-/// The functions on a stack, each with the offset, and whether it goes on.
+/// Functions on a stack, each with the offset, and whether the stack is truncated.
 type Stack = (Vec<String>, bool);
 
-/// The function that `at` is in, with the offset, as far as it can be told now.
+/// Returns the function that contains `at`, with the offset, or the address if there is none now.
 fn name(machine: &Machine, at: Gva) -> String {
     let named = |(symbol, offset): (Symbol<'_>, u64)| format!("{}+{offset:#x}", symbol.name);
     let of_kernel = machine.image().symbols().containing(at).map(named);
@@ -82,7 +81,7 @@ fn name(machine: &Machine, at: Gva) -> String {
         .unwrap_or_else(|| format!("{:#x}", at.0))
 }
 
-/// The stack in `event`, of which nothing else was captured.
+/// Returns the stack in `event`, which captured nothing else.
 fn stack(machine: &Machine, event: &Event) -> Stack {
     let (header, halves) = event
         .captured
@@ -101,8 +100,8 @@ fn stack(machine: &Machine, event: &Event) -> Stack {
     (names.collect(), truncated)
 }
 
-/// The stacks that the kernel printed of one function, each with its offsets but for the first, where a
-/// probe of its own begins a byte behind the function's entry.
+/// Returns the stacks of one function that the kernel printed, with offsets. The first frame has none, because
+/// there the kernel's own probe reports an address one byte behind the function's entry.
 fn theirs(printed: &str, function: &str) -> BTreeSet<Vec<String>> {
     let mut found = BTreeSet::new();
     let (_, section) = printed
@@ -124,7 +123,7 @@ fn theirs(printed: &str, function: &str) -> BTreeSet<Vec<String>> {
     found
 }
 
-/// What is compared of a stack.
+/// Returns the part of a stack that is compared.
 fn compared(mut names: Vec<String>) -> Vec<String> {
     if let Some(first) = names.first_mut() {
         let end = first.find('+').unwrap_or(first.len());
@@ -137,12 +136,12 @@ fn compared(mut names: Vec<String>) -> Vec<String> {
     names
 }
 
-/// Has the guest's own kernel record stacks of its functions.
+/// Makes the guest's own kernel record stacks at its probes.
 const TRACEFS: &str = "mount -t tracefs t /sys/kernel/tracing 2>/dev/null; cd /sys/kernel/tracing; \
      echo 96 > buffer_size_kb; echo 1 > options/sym-offset; echo 1 > options/stacktrace; ";
 
-/// Has the guest's own kernel record the stacks of `function` during `work`, those of one program's if
-/// `comm` names it, and prints them.
+/// Returns commands that make the guest's own kernel record the stacks of `function` during `work`, and print
+/// them. If `comm` is given, only those of tasks with this name.
 fn recorded(function: &str, comm: Option<&str>, work: &str) -> String {
     let filter = comm.map_or_else(String::new, |comm| {
         format!("echo 'comm == \"{comm}\"' > events/kprobes/e/filter; ")
@@ -155,7 +154,8 @@ fn recorded(function: &str, comm: Option<&str>, work: &str) -> String {
     )
 }
 
-/// A guest that has its own kernel record stacks of its functions, then works again, and then waits.
+/// Returns the script of a guest that records stacks with its own kernel, then repeats the work, and then
+/// waits.
 fn script() -> String {
     let sections = COMPARED.map(|it| recorded(it.function, it.comm, "work"));
     format!(
@@ -187,7 +187,7 @@ fn stacks_that_were_copied_are_those_that_the_guests_own_kernel_records() {
     }
 }
 
-/// Of hits that take exits, or of those that take none.
+/// Compares stacks of hits that take exits or, with `Optimized`, of hits that take none.
 fn compare_stacks(mechanism: Option<Mechanism>) {
     let config = match mechanism {
         None => guest(1, &["sh", "-c", &script()]),
@@ -215,7 +215,7 @@ fn compare_stacks(mechanism: Option<Mechanism>) {
         for event in &hits {
             let (names, goes_on) = stack(&machine, event);
             assert!(!goes_on || names.len() == FRAMES_MAX, "{names:#?}");
-            // Behind its `endbr64`, if it has one.
+            // Behind the `endbr64`, if the function has one.
             let entry = ["+0x0", "+0x4"].map(|offset| format!("{}{offset}", what.function));
             assert!(entry.contains(&names[0]), "{names:#?}");
             let names = compared(names);
@@ -240,7 +240,7 @@ fn compare_stacks(mechanism: Option<Mechanism>) {
     }
 }
 
-/// `vfs_read` of one `dd`, while calls of its caller are followed.
+/// Compares the stacks of `vfs_read` in one `dd` with and without a return probe on its caller.
 fn with_returns(config: impl Fn(&[&str]) -> MachineConfig, returning: &ProbeSpec) {
     let script = format!("{WORKLOAD} echo ready; read line; work; echo more; read line; work");
     let mut running = Running::shared(&config(&["sh", "-c", &script]));
@@ -265,7 +265,7 @@ fn with_returns(config: impl Fn(&[&str]) -> MachineConfig, returning: &ProbeSpec
     assert_eq!(found, expected);
     let calls = of(&events, outer, Some("dd"));
     assert!(!calls.is_empty(), "no call returned");
-    // A return begins with the caller.
+    // The stack of a return begins with the caller.
     let callers: BTreeSet<Stack> = expected
         .into_iter()
         .map(|(names, goes_on)| (names[1..].to_vec(), goes_on))
@@ -292,7 +292,7 @@ fn calls_that_are_followed_without_exits_leave_no_trace_in_stacks() {
     );
 }
 
-/// What `hvprobe run` prints with these options, of a guest that runs `dd`.
+/// Returns the output of `hvprobe run` with these options for a guest that runs `dd`.
 fn printed(options: &[&str]) -> String {
     let mut command = Command::new("hvprobe");
     command.arg("run").args(quickly());

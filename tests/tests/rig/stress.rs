@@ -1,10 +1,10 @@
-//! Busy guests: every call accounted for while probes come and go at random, and guests that die
-//! in the middle of hits.
+//! Busy guests: every call is accounted for while probes are registered and unregistered at random, and guests
+//! die during hits.
 //!
-//! The workload counts its own calls by the kernel function they enter, and rests between
-//! stretches; a probe that stays over a stretch must have counted the same calls. What happens at
-//! random is decided by a seed, which a failing test prints; `HVPROBE_STRESS_SEED` repeats it, and
-//! `HVPROBE_STRESS_SECONDS` makes the test longer.
+//! The workload counts its own calls by the kernel function they enter, and rests between stretches. A probe
+//! that stays registered over a stretch must have counted the same calls. A seed decides all random choices,
+//! and a failing test prints it: `HVPROBE_STRESS_SEED` repeats it, and `HVPROBE_STRESS_SECONDS` makes the test
+//! longer.
 
 use std::collections::{BTreeMap, HashMap};
 use std::env;
@@ -19,7 +19,7 @@ use hvprobe_tests::rig::{
 };
 use hvprobe_tests::{names, wait};
 
-/// Functions that the kernel enters once for each call the workload counts under their name.
+/// Functions that the kernel enters once for each call that the workload counts under their name.
 const COUNTED: [&str; 11] = [
     "__x64_sys_getpgid",
     "__x64_sys_getsid",
@@ -34,7 +34,7 @@ const COUNTED: [&str; 11] = [
     "__x64_sys_sched_setaffinity",
 ];
 
-/// Functions that other probes come to and go from, beside those above.
+/// Further functions on which other probes are registered and unregistered.
 const BUSY: [&str; 13] = [
     "do_getpgid",
     "hrtimer_nanosleep",
@@ -51,9 +51,9 @@ const BUSY: [&str; 13] = [
     "wake_up_new_task",
 ];
 
-/// Functions that every CPU enters most of the time, whatever it does: where time is told and tasks
-/// are scheduled, where interrupts arrive, where memory is handed out. Only with jumps, as little
-/// else would go on beside so many exits.
+/// Functions that every CPU enters most of the time, whatever it does: those that read the time, schedule
+/// tasks, handle interrupts and allocate memory. Probed only with jumps, because with so many exits little else
+/// would run.
 const HOT: [&str; 17] = [
     "ktime_get",
     "update_process_times",
@@ -74,13 +74,13 @@ const HOT: [&str; 17] = [
     "update_load_avg",
 ];
 
-/// Calls of a counted function that are followed at a time: more than the workload has tasks.
+/// Number of calls of a counted function followed at a time: more than the workload has tasks.
 const MAXACTIVE: usize = 64;
-/// Changes in each stretch.
+/// Number of changes in each stretch.
 const CHANGES: usize = 25;
-/// Hits of the probes that stay between two changes.
+/// Minimum number of hits, of the staying probes, between two changes.
 const PACE: u64 = 100;
-/// The furthest from its start that a function is probed.
+/// Offsets at which functions are probed are below this.
 const REACH: u64 = 48;
 
 fn setting(name: &str) -> Option<u64> {
@@ -89,21 +89,21 @@ fn setting(name: &str) -> Option<u64> {
     Some(number.unwrap_or_else(|_| panic!("{name}={value} is no number")))
 }
 
-/// The probes that come and go.
+/// Probes that are registered and unregistered at random.
 struct Crowd {
     random: Random,
-    /// The functions they come to: those that are counted, and others.
+    /// Functions to probe: counted ones and others.
     counted: Vec<&'static str>,
     busy: Vec<&'static str>,
     here: Vec<ProbeId>,
     changes: u64,
     accepted: usize,
-    /// Probes of batches that were refused, by the reason.
+    /// Numbers of probes in refused batches, by the reason.
     refused: BTreeMap<&'static str, usize>,
 }
 
 impl Crowd {
-    /// One change at random.
+    /// Makes one random change.
     fn change(&mut self, running: &Running) {
         let machine = &running.machine;
         self.changes += 1;
@@ -117,7 +117,7 @@ impl Crowd {
                         self.accepted += ids.len();
                         self.here.extend(ids);
                     }
-                    // Nothing of the batch is there.
+                    // Nothing of the batch was registered.
                     Err(error) => {
                         let why = expected(&error).unwrap_or_else(|| panic!("{}", chain(&error)));
                         *self.refused.entry(why).or_default() += batch.len();
@@ -169,7 +169,7 @@ impl Crowd {
     }
 }
 
-/// What this refusal is called, if it is one that a place chosen at random may meet.
+/// Returns a name for this refusal, if a randomly chosen place may be refused so.
 fn expected(error: &RegisterError) -> Option<&'static str> {
     let RegisterError::Refused { source, .. } = error else {
         return None;
@@ -190,14 +190,14 @@ fn must<E: std::error::Error>(changed: Result<(), E>) {
     }
 }
 
-/// Hits of these probes together.
+/// Returns the sum of the probes' hits.
 fn hits(machine: &Machine, ids: &[ProbeId]) -> u64 {
     let probes = machine.probes();
     let of_these = probes.iter().filter(|probe| ids.contains(&probe.id));
     of_these.map(|probe| probe.counts.hits).sum()
 }
 
-/// Calls of each counted function since the workload's start, as it printed last.
+/// Returns the calls of each counted function since the workload's start, as it printed them last.
 fn calls(printed: &str) -> HashMap<&'static str, i64> {
     let last = |function| values(printed, function).last().copied();
     COUNTED
@@ -206,8 +206,8 @@ fn calls(printed: &str) -> HashMap<&'static str, i64> {
         .collect()
 }
 
-/// Random changes on a guest with `cpus` CPUs for `stretches` stretches, or as long as the
-/// environment says; with jumps where they can be, or without.
+/// Makes random changes on a guest with `cpus` CPUs for `stretches` stretches, or as long as the environment
+/// asks for; with optimization or without.
 fn every_call_is_accounted_for(cpus: u32, stretches: u32, optimize: bool) {
     let seed = setting("HVPROBE_STRESS_SEED").unwrap_or(1);
     let least = Duration::from_secs(setting("HVPROBE_STRESS_SECONDS").unwrap_or(0));
@@ -222,12 +222,12 @@ fn every_call_is_accounted_for(cpus: u32, stretches: u32, optimize: bool) {
     let hot = if optimize { &HOT[..] } else { &[] };
     let here = |functions: &[&'static str]| names::known(functions).into_iter().map(names::own);
     let busy: Vec<_> = here(&BUSY).chain(here(hot)).collect();
-    // The workload tells its calls by the names of Linux 6.1.
+    // The workload names its calls as in Linux 6.1.
     let told = names::known(&COUNTED);
     let counted: Vec<_> = told.iter().map(|function| names::own(function)).collect();
     let functions = [&counted[..], &busy].concat();
     let original: Vec<Vec<u8>> = functions.iter().map(|name| running.text(name)).collect();
-    // One of each kind on each counted function stays.
+    // A probe and a return probe on each counted function stay registered.
     let staying: Vec<ProbeSpec> = counted
         .iter()
         .flat_map(|function| {
@@ -284,7 +284,7 @@ fn every_call_is_accounted_for(cpus: u32, stretches: u32, optimize: bool) {
                 );
                 let new = counts.hits - hits_before.insert(id, counts.hits).unwrap_or(0);
                 assert_eq!(i64::try_from(new).expect("a count"), made, "{what}");
-                // There is an instance for every task there is, and all of these return.
+                // There is an instance for every task, and all calls return.
                 assert_eq!((counts.missed, counts.orphans), (0, 0), "{what}");
             }
         }
@@ -345,7 +345,7 @@ fn every_call_of_four_vcpus_is_accounted_for_while_jumps_and_breakpoints_take_tu
     }
 }
 
-/// Boots a guest with probes on what all its CPUs call, and tells it to die that way.
+/// Boots a guest with probes on functions that all its CPUs call, and makes it die in the way of `how`.
 fn dying(how: &str) -> Running {
     let cpus = u32::try_from(rig_cpus().clamp(1, 2)).expect("two at most");
     let mut config = guest(cpus, &["workload", "die", how]);
@@ -393,7 +393,7 @@ fn guests_that_die_amid_hits_are_reported() {
         assert!(expected, "{how}: {ending:?}:\n{printed}");
         assert_eq!(ending.guest_status, None, "{how}");
         assert!(matches!(machine.status().state, State::Stopped(_)), "{how}");
-        // It can still be asked, and answers sensibly.
+        // The machine still answers requests.
         assert!(machine.pause().is_err(), "{how}");
         assert!(machine.register(&[probe("p vfs_read")]).is_err(), "{how}");
         let _ = machine.probes();

@@ -1,6 +1,6 @@
-//! A kernel without `CONFIG_KALLSYMS_ALL`, BTF, ftrace and kprobes of its own, as sandboxes have it
-//! (`--kernel 6.1-stripped`): nothing that it changes or looks up itself is left without protection. What
-//! works there as everywhere is in `rig::kernels`.
+//! A kernel without `CONFIG_KALLSYMS_ALL`, BTF, ftrace and kprobes of its own, as sandboxes use it (`--kernel
+//! 6.1-stripped`): every place that it patches or looks up itself is still protected. Tests that hold for all
+//! kernels are in `rig::kernels`.
 
 use hvprobe_arch::Gva;
 use hvprobe_engine::Refused;
@@ -11,7 +11,7 @@ use hvprobe_tests::rig::{
     Running, assert_clean, chain, guest, info, optimizing_guest, probe, rig, values,
 };
 
-/// Whether the test has a rig whose guests have such a kernel.
+/// Returns whether the test has a rig whose guests run such a kernel.
 fn stripped(test: &str) -> bool {
     if rig(test).is_none() {
         return false;
@@ -23,14 +23,15 @@ fn stripped(test: &str) -> bool {
     is_stripped
 }
 
-/// Functions that have jump labels of `sched_schedstats`, which the workload flips. More of the scheduler's, or
-/// what runs at each tick of the clock, and an emulated processor comes to nothing else.
+/// Functions with jump labels of `sched_schedstats`, which the workload flips. With more functions of the
+/// scheduler, or those that run at each timer tick, an emulated processor would do nothing else.
 const LABELLED: [&str; 2] = ["enqueue_task_fair", "dequeue_task_fair"];
 
-/// Probes every instruction of [`LABELLED`] while the kernel rewrites the jump labels among them.
+/// Probes every instruction of [`LABELLED`] while the kernel rewrites the jump labels among them. Returns the
+/// mechanisms used.
 ///
-/// On one processor: in QEMU another still runs into an int3 of the kernel's own that is gone by then, which
-/// only a kernel with kprobes forgives. Such a guest dies without any probe.
+/// Uses one processor: in QEMU another one may still execute an int3 that the kernel has already removed, which
+/// only a kernel with kprobes tolerates. Such a guest dies even without probes.
 fn rewrite_labels(config: impl FnOnce(u32, &[&str]) -> MachineConfig) -> Vec<Mechanism> {
     let script = "echo ready; read go; workload static-keys 3; echo flipped; read go; \
         workload static-keys 1";
@@ -95,8 +96,8 @@ fn jump_labels_are_rewritten_among_jumps() {
     }
 }
 
-/// What copies to user memory, of which the kernel chooses one by the processor, and what stores a word
-/// there.
+/// Functions that copy to user memory, of which the kernel chooses one by the processor's features, and
+/// functions that store a word there.
 const TO_USER: [&str; 6] = [
     "copy_user_enhanced_fast_string",
     "copy_user_generic_string",
@@ -110,7 +111,7 @@ const TO_USER: [&str; 6] = [
 fn copies_to_user_memory_that_fault_find_their_fixups() {
     const TIMES: usize = 3;
     const EFAULT: i64 = 14;
-    /// Nothing is mapped there.
+    /// Address at which nothing is mapped.
     const NOWHERE: u64 = 0x10_0000;
     if !stripped("user memory") {
         return;
@@ -177,7 +178,7 @@ fn what_cannot_be_told_is_refused_with_the_reason() {
         ("p exc_page_fault", "noinstr code"),
         ("p asm_exc_int3", "entry code"),
         ("p __x86_indirect_thunk_rax", "thunk"),
-        // By its name: this kernel has no list.
+        // Refused by its name: this kernel has no list.
         ("p notify_die", "kprobe blacklist"),
     ] {
         let error = machine

@@ -1,5 +1,5 @@
-//! A machine that really hangs: the thread of its virtual CPU stands still in the host and never takes
-//! another step. Others, and what is asked of all, do not wait for it.
+//! A machine that really hangs: the thread of its virtual CPU is stopped in the host and never continues. Other
+//! machines, and requests about all machines, do not wait for it.
 
 #![allow(
     clippy::unwrap_used,
@@ -14,13 +14,13 @@ use hvprobe_tests::program::{Program, ok};
 use hvprobe_tests::rig::rig;
 use rustix::process::Signal;
 
-/// How long a server waits for machines that do not end, and what else stopping may take in a rig.
+/// Time for which a server waits for machines that do not end, and for all else that stopping takes in a rig.
 const STOPPED: Duration = Duration::from_secs(10 + 20);
 
-/// How long anything about other machines may take meanwhile, the start of a program in a rig included.
+/// Time limit of a request about other machines meanwhile, including the start of a program in a rig.
 const ANSWERED: Duration = Duration::from_secs(5);
 
-/// The thread called `name` of the process `process`.
+/// Returns the thread called `name` of process `process`.
 fn thread(process: i32, name: &str) -> i32 {
     let threads = fs::read_dir(format!("/proc/{process}/task")).unwrap();
     let numbers = threads.map(|thread| thread.unwrap().file_name().into_string().unwrap());
@@ -32,7 +32,7 @@ fn thread(process: i32, name: &str) -> i32 {
     number.expect("such a thread").parse().unwrap()
 }
 
-/// Stops a thread of another process for as long as this one lives.
+/// Stops a thread of another process for the life of this thread.
 fn freeze(thread: i32) {
     let none = std::ptr::null_mut::<libc::c_void>();
     for request in [libc::PTRACE_SEIZE, libc::PTRACE_INTERRUPT] {
@@ -43,12 +43,13 @@ fn freeze(thread: i32) {
     assert!(libc::WIFSTOPPED(changed(thread)));
 }
 
-/// The status to which a thread comes that this one has stopped, or stops.
+/// Returns the next wait status of a thread that this one has stopped or is stopping.
 ///
-/// Waits until it stops or has ended, and reaps it then: before that, nobody can reap its process.
+/// Waits until it stops or has ended, and reaps it in the latter case: before that, its process cannot be
+/// reaped.
 fn changed(thread: i32) -> i32 {
     let mut status = 0;
-    // SAFETY: `status` is where the kernel may write one.
+    // SAFETY: the kernel may write a status to `status`.
     let told = unsafe { libc::waitpid(thread, &raw mut status, libc::__WALL) };
     assert_eq!(told, thread, "{}", io::Error::last_os_error());
     status

@@ -1,4 +1,4 @@
-//! The arguments of system calls, held against the guest's own events of them.
+//! Arguments of system calls, compared with the guest's own events of them.
 
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
@@ -7,10 +7,10 @@ use hvprobe_machine::{ProbeSpec, Refusals};
 use hvprobe_spec::shape::ShapeKind;
 use hvprobe_tests::rig::{Running, assert_clean, chain, optimizing_guest, probe, quickly, rig};
 
-/// What a guest prints whose kernel has no events of system calls.
+/// Output of a guest whose kernel has no events of system calls.
 const NONE: &str = "no events of calls";
 
-/// Prints each call with its arguments' types and names, all in one line.
+/// Prints each call with the types and names of its arguments in one line.
 const FORMATS: &str = "mount -t tracefs t /sys/kernel/tracing 2>/dev/null; \
      cd /sys/kernel/tracing/events/syscalls || echo 'no events of calls'; \
      awk '/^name: sys_enter_/ { sub(\"sys_enter_\", \"\", $2); call = $2 } \
@@ -19,7 +19,7 @@ const FORMATS: &str = "mount -t tracefs t /sys/kernel/tracing 2>/dev/null; \
      /^print fmt/ { print \"call \" call line; line = \"\"; seen = 0 }' sys_enter_*/format; \
      echo formats end; read line";
 
-/// The arguments of each call by its name, as type and name.
+/// Returns the arguments of each call, as type and name.
 fn formats(printed: &str) -> BTreeMap<&str, Vec<(&str, &str)>> {
     let lines = printed.lines().map(str::trim_end);
     let calls = lines.filter_map(|line| line.strip_prefix("call "));
@@ -27,7 +27,7 @@ fn formats(printed: &str) -> BTreeMap<&str, Vec<(&str, &str)>> {
         let mut parts = line.split(';');
         let call = parts.next().expect("one part at least");
         let arguments = parts.filter_map(|field| field.rsplit_once(' '));
-        // What newer kernels add to show texts is no argument.
+        // Newer kernels add fields that show texts, which are not arguments.
         let arguments = arguments.filter(|(ty, _)| !ty.contains("__data_loc"));
         (call, arguments.collect())
     });
@@ -63,7 +63,7 @@ fn calls_take_what_the_guests_own_events_say() {
             };
             let shown = info.shown.arguments.iter();
             let names: Vec<_> = shown.clone().map(|it| it.name.as_str()).collect();
-            // What cannot be traced is left out of the types of old kernels.
+            // The types of old kernels lack functions that cannot be traced.
             let at = info.addr.expect("placed");
             if names.is_empty() && !expected.is_empty() && !machine.image().is_ftrace_site(at) {
                 continue;
@@ -91,7 +91,7 @@ fn calls_take_what_the_guests_own_events_say() {
         );
         let ids: Vec<_> = machine.probes().iter().map(|info| info.id).collect();
         machine.unregister(&ids).expect("registered");
-        // Its registers are those of the new program when it returns.
+        // At its return, the registers are those of the new program.
         let of_execve = probe("r __x64_sys_execve filename:ustring");
         let refused = machine.register(&[of_execve]).expect_err("it has none");
         let why = chain(&refused);
@@ -103,7 +103,7 @@ fn calls_take_what_the_guests_own_events_say() {
     assert_clean(&ending, &printed, 0);
 }
 
-/// The numbers of one call, as the kernel's event or ours shows them.
+/// Returns the numbers of one call, from the kernel's event or ours.
 fn numbers(list: &str, between: char) -> Vec<u64> {
     let values = list.split([',', ' ', ')']).filter_map(|word| {
         let word = match between {
@@ -115,13 +115,13 @@ fn numbers(list: &str, between: char) -> Vec<u64> {
     values.collect()
 }
 
-/// The folder, the text and the flags of a call of openat, as newer kernels and our events show them;
-/// `between` is between names and values.
+/// Returns the folder, the text and the flags of a call of openat, as newer kernels and our events show them.
+/// `between` separates a name from its value.
 fn opened(list: &str, between: char) -> Option<(i32, &str, &str)> {
     let value = |name: &str| list.split_once(&format!("{name}{between}")).map(|it| it.1);
     let (number, _) = value("dfd")?.split_once(',')?;
     let number = number.trim().parse::<i64>().ok()?;
-    // The kernel takes it for unsigned.
+    // The kernel prints it as unsigned.
     let number =
         u32::try_from(number).map_or_else(|_| number.try_into(), |it| Ok(it.cast_signed()));
     let text = list.split('"').nth(1)?;
@@ -172,7 +172,7 @@ fn values_are_those_of_the_guests_own_events() {
     }
     let task = |line: &str| line.split_whitespace().next().map(str::to_owned);
     let is_traced = |task: &str| task.starts_with("cat-") || task.starts_with("workload-");
-    // Kernels that show what is opened leave the numbers out.
+    // Kernels that show the path leave the numbers out.
     let shows = |line: &&str| line.contains("sys_openat(") && line.contains('"');
     let shown: Vec<_> = printed.lines().filter(shows).collect();
     let calls = [("o: ", "sys_openat("), ("m: ", "sys_mmap(")];
@@ -199,7 +199,7 @@ fn values_are_those_of_the_guests_own_events() {
             let numbers = numbers(line.split_once(call)?.1, ':');
             Some((task(line)?, numbers))
         });
-        // What the shell did before and will do after is not traced.
+        // The kernel does not trace what the shell does before and after.
         let theirs: Vec<_> = theirs.filter(|(task, _)| is_traced(task)).collect();
         let ours = told.lines().filter_map(|line| {
             let numbers = numbers(line.split_once(&format!(" {event}("))?.1, '=');

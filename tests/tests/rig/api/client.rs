@@ -1,4 +1,4 @@
-//! A server on a socket of its own, and a client of it.
+//! A server on its own socket, and a client of it.
 
 use std::path::PathBuf;
 
@@ -23,10 +23,10 @@ use tokio::task::JoinHandle;
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
 
-/// More pages than any list of probes has here, of one probe each.
+/// Maximum number of pages of a list, with one probe each: more than any list here has.
 const PAGES: usize = 1000;
 
-/// A server on a socket of its own.
+/// A server on its own socket.
 pub(crate) struct Running {
     folder: TempDir,
     stop: oneshot::Sender<()>,
@@ -98,7 +98,7 @@ impl Client {
         self.machines.boot(request).await.unwrap().into_inner()
     }
 
-    /// Follows the machine until its kernel is up.
+    /// Watches the machine until its kernel is up; returns the states seen.
     pub(crate) async fn wait_running(&mut self, machine: &str) -> Vec<MachineState> {
         let request = WatchRequest {
             machine: machine.into(),
@@ -189,7 +189,7 @@ pub(crate) fn specs(definitions: &[&str]) -> Vec<ProbeSpec> {
     definitions.iter().map(spec).collect()
 }
 
-/// What programs are told of an error.
+/// Returns the machine-readable detail of an error.
 pub(crate) fn detail(status: &Status) -> ErrorDetail {
     let packed = tonic_types::Status::decode(status.details()).unwrap();
     ErrorDetail::decode(packed.details[0].value.as_slice()).unwrap()

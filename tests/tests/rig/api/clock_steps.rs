@@ -1,4 +1,4 @@
-//! A wall clock that is set while a server runs: nothing but what times stand for depends on it.
+//! The wall clock is set while a server runs: only the meaning of times depends on it.
 
 use std::time::{Duration, Instant};
 
@@ -16,21 +16,21 @@ use tonic_health::pb::health_client::HealthClient;
 use super::client::{Client, Running};
 use super::sessions::{LONG, Session};
 
-/// Calls it now and then without end: what is read is never far behind.
+/// Calls getpgid at a low rate without end, so that reading events keeps up.
 const CALM: &[&str] = &[
     "sh",
     "-c",
     "echo ready; while workload calls getpgid 10; do :; done",
 ];
 const HOUR: i64 = 3600;
-/// What the session outlives its client by: far less than the steps.
+/// Time for which the session outlives its client: far less than the steps.
 const TTL: Duration = Duration::from_secs(5);
-/// How long the stream is read after a step, at least.
+/// Minimum time for which the stream is read after a step.
 const AFTER: Duration = Duration::from_secs(1);
-/// How far what is told of a step may be off, in seconds.
+/// Maximum error of a reported step in seconds.
 const OFF: i64 = 60;
 
-/// The rig's wall clock, so many seconds from what it was.
+/// Offset in seconds of the rig's wall clock from its original time; restored when dropped.
 struct Wall(i64);
 
 impl Wall {
@@ -50,28 +50,28 @@ impl Drop for Wall {
     }
 }
 
-/// Of CLOCK_MONOTONIC, in nanoseconds.
+/// Returns CLOCK_MONOTONIC in nanoseconds.
 fn monotonic() -> u64 {
     let time = clock_gettime(ClockId::Monotonic);
     u64::try_from(time.tv_sec).unwrap() * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap()
 }
 
-/// How many seconds the wall clock is ahead of the other.
+/// Returns by how many seconds the wall clock is ahead of the monotonic clock.
 fn ahead(anchor: Anchor) -> i64 {
     let apart = i128::from(anchor.realtime_ns) - i128::from(anchor.monotonic_ns);
     i64::try_from(apart / 1_000_000_000).unwrap()
 }
 
-/// A stream of events, and a session that is renewed while it is read.
+/// A stream of events, and a session that is renewed while the stream is read.
 struct Reader {
     stream: Streaming<SubscribeResponse>,
     session: Session,
-    /// Of the next event.
+    /// Number of the next event.
     seq: Option<u64>,
 }
 
 impl Reader {
-    /// The next message, which begins where the last one ended.
+    /// Returns the next message, and checks that it begins where the last one ended.
     async fn next(&mut self) -> SubscribeResponse {
         let message = tokio::time::timeout(LONG, self.stream.message()).await;
         let message = message.expect("events come").unwrap().expect("it goes on");
@@ -89,7 +89,7 @@ impl Reader {
         message
     }
 
-    /// Reads until there are events from after `since`; what they are told to stand for.
+    /// Reads until there are events made after `since`; returns the anchor of their times.
     async fn anchor(&mut self, since: u64) -> Anchor {
         let begun = Instant::now();
         let mut anchor = None;
@@ -97,10 +97,10 @@ impl Reader {
         while begun.elapsed() < AFTER || !seen {
             assert!(begun.elapsed() < LONG, "no events are from after the step");
             let message = self.next().await;
-            // The last: it is told anew as well where a reading of the clocks took long.
+            // The last anchor counts: a new one is also sent after a reading of the clocks that took long.
             anchor = message.anchor.or(anchor);
             events += message.events.len();
-            // The first message that was made after the step tells of it.
+            // The first message made after the step carries its anchor.
             seen |= message.events.iter().any(|event| event.host_ns > since);
             assert!(anchor.is_some() || !seen, "the step is not told");
         }
@@ -157,7 +157,7 @@ async fn a_wall_clock_that_is_set_changes_what_times_stand_for_and_nothing_else(
     };
     let mut before = ahead(reader.anchor(0).await);
     let mut wall = Wall(0);
-    // An hour ahead, an hour behind, and back.
+    // One hour ahead, two hours back, and one hour ahead.
     for seconds in [HOUR, -2 * HOUR, HOUR] {
         wall.step(seconds);
         let after = ahead(reader.anchor(monotonic()).await);
@@ -166,7 +166,7 @@ async fn a_wall_clock_that_is_set_changes_what_times_stand_for_and_nothing_else(
         before = after;
         is_well(&mut client, &id).await;
     }
-    // Nor does a session wait for an hour that is told anew.
+    // Nor does the expiry of a session wait for the hour by which the clock was set back.
     wall.step(-HOUR);
     let begun = Instant::now();
     let ended = reader.session.ended().await;

@@ -15,7 +15,7 @@ use tonic_types::StatusExt as _;
 
 use super::client::{Client, Running, detail};
 
-/// A histogram of a client's.
+/// Histogram of a client, open while its stream exists.
 struct Histogram {
     to: mpsc::Sender<AggregateRequest>,
     answers: Streaming<AggregateResponse>,
@@ -47,7 +47,7 @@ fn command(command: HistogramCommand) -> Ask {
     Ask::Command(command.into())
 }
 
-/// Opens a histogram with this request.
+/// Opens a histogram with the request `first`.
 async fn aggregate(client: &mut Client, first: Ask) -> Result<Histogram, Status> {
     let (to, requests) = mpsc::channel(4);
     to.send(asked(first)).await.unwrap();
@@ -143,7 +143,7 @@ async fn histograms_count_for_as_long_as_their_streams_live() {
     let info = error.get_details_error_info().unwrap();
     let told = ["limit", "most", "left"].map(|name| info.metadata[name].as_str());
     assert_eq!(told, ["histograms_per_machine", "64", "0"]);
-    // Those whose streams have ended make room, as soon as the server has seen that.
+    // A histogram whose stream has ended makes room once the server has noticed that.
     histograms.truncate(2);
     let room = async {
         while let Err(error) = aggregate(&mut client, keys.clone()).await {

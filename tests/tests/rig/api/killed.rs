@@ -1,12 +1,12 @@
-//! Clients that are killed at random moments, with all they have: nothing stays behind.
+//! Clients that are killed at random moments together with all they own: nothing is left behind.
 //!
-//! A client plants probes that count, stop the machine or ask it, pauses the machine, decides, subscribes,
-//! and is killed: its connection is closed, or nothing goes over it any more although it is open, as of a
-//! host that is gone, or nothing for longer than its session lives, as of a process that is frozen. They come
-//! in rounds. When all of a round are gone, the machine has to run, and in every other round nobody resumes
-//! it, which would hide a pause that is left. At the end all of the kernel's text is as it was.
-//! `HVPROBE_CLIENTS` says how many there are; `HVPROBE_STRESS_SEED` makes the same
-//! ones again.
+//! A client plants probes that count, stop the machine or ask the client. It pauses the machine, decides,
+//! subscribes, and is killed in one of three ways: its connection is closed; or the connection stays open but
+//! carries no more data, as with a host that is gone; or it carries none for longer than the session's
+//! lifetime, as with a frozen process. The clients run in rounds. When all of a round are gone, the machine
+//! must run. In every other round no client resumes it, because that would hide a pause that was left. At the
+//! end the kernel's text must be the original. `HVPROBE_CLIENTS` sets the number of clients;
+//! `HVPROBE_STRESS_SEED` repeats a run.
 
 use std::env;
 use std::io;
@@ -36,17 +36,17 @@ use super::client::{Client, Running, detail, request, specs};
 use super::sessions::{BUSY, LONG, Session, asking, plant, stopping, wait_until};
 use super::used::Used;
 
-/// Clients when nothing is said, and at a time.
+/// Default number of clients, and number of concurrent clients.
 const CLIENTS: u64 = 16;
 const AT_A_TIME: usize = 8;
-/// Clients of a round, and of the first one, which is before those whose traces are looked for.
+/// Number of clients of a round, and of the first round, after which the reference of used resources is taken.
 const ROUND: u64 = 16;
 const FIRST: u64 = 8;
-/// How long a session outlives its client.
+/// Time for which a session outlives its client.
 const TTL: Duration = Duration::from_secs(1);
-/// The longest that a client lives.
+/// Maximum life of a client in milliseconds.
 const LIFE: u64 = 3000;
-/// How much of the guest's kernel is read at a time, as much as may be.
+/// Size of a read of the guest's kernel: the maximum.
 const PIECE: u32 = 1 << 20;
 
 /// Functions that the workload calls, or that are called all the time.
@@ -61,18 +61,18 @@ const FUNCTIONS: [&str; 8] = [
     "dput",
 ];
 
-/// How a client is killed.
+/// Way in which a client is killed.
 #[derive(Clone, Copy, Debug)]
 enum Death {
     /// Its connection is closed, as by SIGKILL.
     Closed,
-    /// Nothing goes over its connection any more, which stays open.
+    /// Its connection stays open, but carries no more data.
     HalfOpen,
-    /// It does nothing for longer than its session lives; then it goes on.
+    /// It does nothing for longer than its session's lifetime; then it continues.
     Frozen,
 }
 
-/// A connection over which nothing goes while it is frozen.
+/// Connects a client through a relay that passes nothing on while `frozen` is true.
 async fn connect(socket: PathBuf, frozen: watch::Receiver<bool>) -> Client {
     let server = UnixStream::connect(socket).await.unwrap();
     let (near, far) = UnixStream::pair().unwrap();
@@ -91,7 +91,7 @@ async fn connect(socket: PathBuf, frozen: watch::Receiver<bool>) -> Client {
     Client::over(channel.unwrap())
 }
 
-/// Passes on what comes, unless it is frozen, until either end is closed.
+/// Relays bytes, except while `frozen`, until either end is closed.
 async fn pump(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut frozen: watch::Receiver<bool>) {
     let mut bytes = vec![0; 16 << 10];
     while let Ok(count @ 1..) = from.read(&mut bytes).await {
@@ -102,9 +102,7 @@ async fn pump(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut frozen: watch
     }
 }
 
-/// A client's life, until it is killed.
-///
-/// Resumes the machine now and then if it `resumes`.
+/// Acts as a client until it is killed. Resumes the machine now and then if `resumes` is set.
 async fn live(
     mut client: Client,
     machine: String,
@@ -118,7 +116,7 @@ async fn live(
         match random.below(10) {
             0..4 => {
                 let probes = (0..=random.below(3)).map(|_| some(&mut random)).collect();
-                // It may be that one of another kind is there, or that the session ends meanwhile.
+                // A probe of another kind may be there, or the session may end meanwhile.
                 let _refused = plant(&mut client, &machine, &session.id, probes).await;
             }
             4 => {
@@ -159,7 +157,7 @@ fn some(random: &mut Random) -> ProbeSpec {
     }
 }
 
-/// Decides for a probe, and lets some questions pass.
+/// Decides for a probe, and lets some questions expire.
 async fn decide(client: &mut Client, machine: &str, session: &Session, random: &mut Random) {
     let asks = asking("p do_getpgid", 50);
     let Ok(probes) = plant(client, machine, &session.id, vec![asks]).await else {
@@ -186,7 +184,7 @@ async fn decide(client: &mut Client, machine: &str, session: &Session, random: &
     }
 }
 
-/// Has one client live, and die.
+/// Runs one client until it is killed; returns how.
 async fn one(socket: PathBuf, machine: String, resumes: bool, mut random: Random) -> Death {
     let (freeze, frozen) = watch::channel(false);
     let mut client = connect(socket, frozen).await;
@@ -204,7 +202,7 @@ async fn one(socket: PathBuf, machine: String, resumes: bool, mut random: Random
             let _killed = timeout(life, lives).await;
         }
         Death::HalfOpen | Death::Frozen => {
-            // With all that it is doing.
+            // Frozen in the middle of whatever it does.
             let frozen = async {
                 sleep(life).await;
                 freeze.send_replace(true);
@@ -225,8 +223,8 @@ async fn one(socket: PathBuf, machine: String, resumes: bool, mut random: Random
     death
 }
 
-/// Has clients with these numbers live and die, a few at a time; those of even number resume the machine, if
-/// any are to.
+/// Runs clients with these numbers, a few at a time; returns how often each way of dying occurred. If `resume`
+/// is set, those with even numbers resume the machine.
 async fn kill(
     server: &Running,
     machine: &str,
@@ -276,7 +274,7 @@ async fn none_left(client: &mut Client) {
     }
 }
 
-/// Waits until the machine runs, which nobody is there to resume.
+/// Waits until the machine runs without any client to resume it.
 async fn goes_on(client: &mut Client, machine: &str) {
     none_left(client).await;
     let names: Vec<_> = client
@@ -289,7 +287,7 @@ async fn goes_on(client: &mut Client, machine: &str) {
     let runs = |machine: &hvprobe_proto::v1::Machine| machine.state() == MachineState::Running;
     let last = wait_until(client, machine, "running", runs).await;
     assert_eq!((last.stopped_at, last.paused_by.len()), (None, 0));
-    // It is not only said to run.
+    // A hit proves that it really runs.
     let hits = client.list(machine).await[0].hits;
     let since = Instant::now();
     while client.list(machine).await[0].hits == hits {
@@ -298,7 +296,7 @@ async fn goes_on(client: &mut Client, machine: &str) {
     }
 }
 
-/// Where the kernel's `name` is.
+/// Returns the address of the kernel's symbol `name`.
 async fn address(client: &mut Client, machine: &str, name: &str) -> u64 {
     let request = ListSymbolsRequest {
         machine: machine.into(),
@@ -310,7 +308,7 @@ async fn address(client: &mut Client, machine: &str, name: &str) -> u64 {
     first.unwrap_or_else(|| panic!("no {name}")).symbols[0].address
 }
 
-/// The kernel's text, and where it begins.
+/// Returns the start of the kernel's text, and the text.
 async fn text(client: &mut Client, machine: &str) -> (u64, Vec<u8>) {
     let begin = address(client, machine, "_stext").await;
     let end = address(client, machine, "_etext").await;
@@ -330,7 +328,7 @@ async fn text(client: &mut Client, machine: &str) -> (u64, Vec<u8>) {
     (begin, all)
 }
 
-/// Asserts that the kernel's text is as it was `before`.
+/// Asserts that the kernel's text equals `before`.
 async fn text_is(client: &mut Client, machine: &str, before: &(u64, Vec<u8>)) {
     let (begin, now) = text(client, machine).await;
     assert_eq!((begin, now.len()), (before.0, before.1.len()));

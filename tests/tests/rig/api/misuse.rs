@@ -1,5 +1,5 @@
-//! Clients that mean no good, about a machine whose guest runs: it goes on as if nobody had called. And such
-//! that leave off what takes long: it is done or not, and nothing of it is left.
+//! Malicious clients of a machine whose guest runs: the guest goes on as if they had called nothing. And
+//! clients that abandon long calls: the call is either done or not, and nothing of it is left behind.
 
 use std::env;
 use std::hash::{BuildHasher as _, RandomState};
@@ -26,10 +26,11 @@ use super::client::{Client, Running, request};
 use super::sessions::LONG;
 use super::used::Used;
 
-/// Calls, and how many are under way at a time.
+/// Number of calls, and of concurrent calls.
 const CALLS: u64 = 500;
 const AT_ONCE: usize = 8;
-/// What would end the guest, or wait for its end, or be of another machine. Most are left off further below.
+/// Methods that would end the guest, wait for its end, or concern another machine. Another test abandons most
+/// of them.
 const LEFT_OUT: [&str; 6] = [
     "/hvprobe.v1.Host/Report",
     "/hvprobe.v1.Machines/Boot",
@@ -38,14 +39,14 @@ const LEFT_OUT: [&str; 6] = [
     "/hvprobe.v1.Machines/Stop",
     "/hvprobe.v1.Machines/Wait",
 ];
-/// Boots that are left off, how many of them are before those whose traces are looked for, and after how long
-/// at most.
+/// Number of boots that are abandoned, number of boots before the reference of used resources is taken, and
+/// maximum time in milliseconds until a boot is abandoned.
 const BOOTS: u64 = 10;
 const FIRST: u64 = 2;
 const BOOT_LEFT_AFTER: u64 = 2000;
-/// After how many milliseconds other calls are left off, at most.
+/// Maximum time in milliseconds until other calls are abandoned.
 const LEFT_AFTER: u64 = 20;
-/// Functions that the guest does not call, whatever is to be done at their hits.
+/// Functions that the guest does not call, so that no action is ever taken at a hit.
 const FUNCTIONS: &str = "__x64_sys_getp[gp]id";
 const DEFINITIONS: [&str; 9] = [
     "p __x64_sys_getpgid",
@@ -59,7 +60,7 @@ const DEFINITIONS: [&str; 9] = [
     "p nowhere",
 ];
 
-/// What the guest has of the functions in its memory.
+/// Reads the functions in the guest's memory.
 async fn text(client: &mut Client, machine: &str) -> Vec<(Symbol, Vec<u8>)> {
     let request = ListSymbolsRequest {
         machine: machine.to_owned(),
@@ -169,8 +170,7 @@ async fn nonsense_about_a_machine_leaves_its_guest_as_it_was() {
     server.stop().await;
 }
 
-/// Waits until the machine of that name is listed, whether it was a boot that was left off or a new one, as the
-/// name was free.
+/// Waits until the machine `name` is listed: the one of the abandoned boot or, if the name is free, a new one.
 async fn listed(client: &mut Client, name: &str) {
     let mut again = request(OBEDIENT, &[]);
     again.name = name.to_owned();
@@ -185,7 +185,7 @@ async fn listed(client: &mut Client, name: &str) {
         };
         match client.machines.get_machine(request).await {
             Ok(_) => return,
-            // It is still being booted.
+            // The machine is still booting.
             Err(error) => assert_eq!(error.code(), Code::Unavailable, "{error:?}"),
         }
         assert!(since.elapsed() < LONG, "neither free nor listed: {name}");
@@ -193,8 +193,8 @@ async fn listed(client: &mut Client, name: &str) {
     }
 }
 
-/// Calls what takes a while, or changes something, and does not wait for the answers. There is no NMI among it:
-/// a kernel that has no handlers yet dies of one, as it does on any machine.
+/// Makes calls that take long or change something, and abandons them. No NMI is among them: a kernel that has
+/// no handlers yet dies of an NMI, as on any machine.
 async fn leave_off(client: &mut Client, machine: &str, random: &mut Random) {
     let mut host = HostClient::new(client.channel.clone());
     let machine = || machine.to_owned();

@@ -1,4 +1,4 @@
-//! What clients have, and what becomes of it when they go.
+//! Sessions of clients: what belongs to them, and what happens to it when they end.
 
 use std::time::Duration;
 
@@ -17,10 +17,10 @@ use super::client::{Client, Running, detail, specs};
 
 /// Calls getpgid without end.
 pub(crate) const BUSY: &[&str] = &["workload", "stdin-hold", "1"];
-/// More than anything here takes, and less than a rig may be silent.
+/// Limit of every wait here; less than the time for which a rig may print nothing.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
 
-/// Whether a time is within an hour of now on the wall clock, as `anchor` tells it.
+/// Returns whether a time, converted with `anchor`, is within an hour of now on the wall clock.
 fn is_just_now(monotonic_ns: u64, anchor: Option<Anchor>) -> bool {
     let anchor = anchor.expect("an anchor");
     let since_read = i128::from(monotonic_ns) - i128::from(anchor.monotonic_ns);
@@ -30,7 +30,7 @@ fn is_just_now(monotonic_ns: u64, anchor: Option<Anchor>) -> bool {
     apart.unsigned_abs() < Duration::from_hours(1).as_nanos()
 }
 
-/// A session, for as long as this is there.
+/// A session that is open while this value exists.
 pub(crate) struct Session {
     pub(crate) id: String,
     to_server: mpsc::Sender<HoldRequest>,
@@ -56,14 +56,15 @@ impl Session {
         })
     }
 
-    /// Says that the client is there.
+    /// Tells the server that the client is alive.
     pub(crate) fn renew(&self) {
         let what = Some(hold_request::What::Renew(RenewSession {}));
-        // One that waits already says so, too.
+        // A full queue holds such a message already.
         let _full = self.to_server.try_send(HoldRequest { what });
     }
 
-    /// Waits for its end.
+    /// Waits for the end of the session. Returns the reason, the number of probes that were removed, and
+    /// whether a machine was resumed.
     pub(crate) async fn ended(&mut self) -> (SessionEnd, u32, bool) {
         let answer = tokio::time::timeout(LONG, self.answers.message()).await;
         match answer.expect("it ends").unwrap().and_then(|it| it.what) {
@@ -79,7 +80,7 @@ impl Session {
         }
     }
 
-    /// Ends it, and waits for that.
+    /// Ends the session, and waits for its end.
     async fn close(mut self) -> (SessionEnd, u32, bool) {
         let (nobody, _) = mpsc::channel(1);
         self.to_server = nobody;
@@ -132,7 +133,7 @@ pub(crate) async fn plant(
     Ok(client.probes.register(request).await?.into_inner().ids)
 }
 
-/// Waits until the machine is as `wanted` says.
+/// Waits until `wanted` accepts the machine's state; returns it.
 pub(crate) async fn wait_until(
     client: &mut Client,
     machine: &str,
@@ -245,7 +246,7 @@ async fn pauses_end_with_the_last_who_wanted_them_and_things_can_be_taken_over()
     assert_eq!(second.close().await, (SessionEnd::Disconnected, 0, true));
     wait_until(&mut client, &machine, "running", running).await;
 
-    // What nobody in particular has paused stays so.
+    // A pause without a session outlives the sessions.
     let third = Session::open(&mut client, named("third")).await.unwrap();
     client.machines.pause(pause("")).await.unwrap();
     client.machines.pause(pause(&third.id)).await.unwrap();
@@ -264,7 +265,7 @@ async fn pauses_end_with_the_last_who_wanted_them_and_things_can_be_taken_over()
     };
     let heir = Session::open(&mut client, take_over).await.unwrap();
     assert_eq!(third.ended().await, (SessionEnd::TakenOver, 0, false));
-    // The answer is known, though the session is no more.
+    // The answer is still known, although the session is gone.
     let again = client.probes.register(planting).await.unwrap();
     assert_eq!(again.get_ref(), planted.get_ref());
     assert_eq!(client.list(&machine).await[0].owner, "heir");
@@ -277,7 +278,7 @@ async fn pauses_end_with_the_last_who_wanted_them_and_things_can_be_taken_over()
     };
     client.machines.resume(request).await.unwrap();
 
-    // What is kept is there for who takes it over.
+    // The probes of a session that is kept stay for a session that takes them over.
     let keep = OpenSession {
         keep: true,
         ..named("keeps")
@@ -324,7 +325,7 @@ async fn a_decider_that_is_frozen_costs_the_guest_few_deadlines() {
         let questions = client.decisions.decide(ReceiverStream::new(answers)).await;
         (to_server, questions.unwrap().into_inner())
     };
-    // It takes its questions, and says nothing.
+    // Receives its questions, and does not answer.
     let (_silent, mut questions) = decide(&mut client, String::new()).await;
     let (mut put, mut anchor) = (0, None);
     let why = loop {
@@ -333,7 +334,7 @@ async fn a_decider_that_is_frozen_costs_the_guest_few_deadlines() {
             .expect("an end")
         {
             Ok(Some(message)) => {
-                // It is told first, whatever is told first.
+                // The first message carries the anchor, whatever else it carries.
                 anchor = message.anchor.or(anchor);
                 if let Some(decide_response::What::Question(question)) = message.what {
                     put += 1;

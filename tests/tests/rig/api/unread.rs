@@ -1,4 +1,4 @@
-//! Clients that ask for much and read nothing.
+//! Clients that request much and read nothing.
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use super::client::Running;
 use super::sessions::BUSY;
 use super::used::threads;
 
-/// Connections, and the streams of each that nobody reads.
+/// Number of connections, and of unread streams of each.
 const CONNECTIONS: usize = 3;
 const STREAMS: usize = 233;
-/// How many threads the process may have more of.
+/// Permitted growth of the number of threads.
 const MORE_THREADS: usize = 20;
-/// How long others wait for an answer, at most.
+/// Time limit of an answer to another client.
 const ANSWERED: Duration = Duration::from_secs(5);
 
 #[tokio::test(flavor = "multi_thread")]
@@ -54,8 +54,8 @@ async fn hundreds_of_streams_that_nobody_reads_keep_no_other_client_waiting() {
     let stopped = timeout(ANSWERED, stop).await.expect("an answer").unwrap();
     let ending = stopped.into_inner().ending.unwrap();
     assert_eq!(ending.reason(), EndReason::Stopped);
-    // They have been there all the time, with what there was room for: of a connection's streams, which share
-    // its window, the first has some for certain.
+    // The streams were open all the time, with as much data as there was room for. Those of a connection share
+    // its window, so only the first is certain to have data.
     for stream in unread.iter_mut().step_by(STREAMS) {
         let first = timeout(ANSWERED, stream.message()).await.expect("a piece");
         assert!(!first.unwrap().unwrap().symbols.is_empty());

@@ -1,4 +1,4 @@
-//! What the process has in use, in which the server and its clients are.
+//! Resources in use by the process, which contains the server and its clients.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -7,12 +7,12 @@ use tokio::time::sleep;
 
 use super::sessions::LONG;
 
-/// What the process may have more of at the end: bytes in use, of which 8 MiB are events that are held for
-/// clients that come back, and threads.
+/// Permitted growth until the end: bytes in use, of which 8 MiB are events held for clients that reconnect, and
+/// threads.
 const MORE_MEMORY: usize = 12 << 20;
 const MORE_THREADS: usize = 8;
 
-/// What is in use at a moment.
+/// Resources in use at one moment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Used {
     bytes: usize,
@@ -20,7 +20,7 @@ pub(crate) struct Used {
 }
 
 impl Used {
-    /// At this moment.
+    /// Returns the current use.
     pub(crate) fn now() -> Self {
         Self {
             bytes: heap(),
@@ -28,7 +28,7 @@ impl Used {
         }
     }
 
-    /// Waits until not much more is in use: threads that have nothing to do end after a while.
+    /// Waits until use has fallen to at most the permitted growth above `self`: idle threads end after a while.
     pub(crate) async fn come_back(self) {
         let since = Instant::now();
         let mut now = Self::now();
@@ -41,14 +41,14 @@ impl Used {
     }
 }
 
-/// Bytes in use of the heap, all threads together.
+/// Returns the bytes in use of the heap, of all threads together.
 fn heap() -> usize {
     // SAFETY: it only reads the allocator's own counters, and takes its locks for that.
     let info = unsafe { libc::mallinfo2() };
     info.uordblks + info.hblkhd
 }
 
-/// How many threads there are.
+/// Returns the number of threads.
 pub(crate) fn threads() -> usize {
     fs::read_dir("/proc/self/task").unwrap().count()
 }

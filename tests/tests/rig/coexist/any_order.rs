@@ -1,8 +1,8 @@
 //! The guest traces and probes functions, and so do we, at random and at the same time.
 //!
-//! What must hold: the guest complains of nothing, its own probes and ours can all be taken back, and the functions
-//! are as they were. What is done is decided by a seed, which a failing test prints; `HVPROBE_STRESS_SEED` repeats
-//! it, as far as who comes first can be repeated, and `HVPROBE_STRESS_SECONDS` makes the test longer.
+//! Invariant: the guest logs no complaint, its own probes and ours can all be removed, and the functions are
+//! restored. A seed decides all steps, and a failing test prints it: `HVPROBE_STRESS_SEED` repeats it, except
+//! for the relative timing of guest and host, and `HVPROBE_STRESS_SECONDS` makes the test longer.
 
 use std::env;
 use std::time::{Duration, Instant};
@@ -12,29 +12,29 @@ use hvprobe_tests::differential::random::Random;
 use hvprobe_tests::names;
 use hvprobe_tests::rig::{Running, assert_clean, optimizing_guest, probe, rig, rounds, values};
 
-/// Functions that the workload calls, or every task does.
+/// Functions that the workload calls, or every task calls.
 const FUNCTIONS: [&str; 4] = ["__x64_sys_getpgid", "do_getpgid", "vfs_read", "ksys_read"];
-/// How many steps the guest takes at least.
+/// Minimum number of steps that the guest takes.
 const STEPS: usize = 80;
-/// The most probes that we have.
+/// Maximum number of our probes.
 const MOST: usize = 12;
 
 fn setting(name: &str) -> Option<u64> {
     env::var(name).ok()?.parse().ok()
 }
 
-/// Some place in some function.
+/// Returns a random place in a random function.
 fn place(random: &mut Random) -> String {
     let function = random.pick(&FUNCTIONS);
     match random.below(3) {
         0 => function.to_owned(),
         1 => format!("{function}+{}", names::behind_entry(function)),
-        // It may be in the middle of an instruction, which both refuse.
+        // May be in the middle of an instruction, which both the guest and we refuse.
         _ => format!("{function}+{}", random.below(24)),
     }
 }
 
-/// A step of the guest's, as its shell carries it out; what cannot be is left.
+/// Returns a random step of the guest, as a command of its shell. A step that is impossible is ignored.
 fn step(random: &mut Random) -> String {
     let number = random.below(4);
     let event = format!("events/kprobes/own{number}");
@@ -57,7 +57,7 @@ fn step(random: &mut Random) -> String {
     }
 }
 
-/// Changes something of ours, which may be refused.
+/// Changes one of our probes or settings, which may be refused.
 fn change(random: &mut Random, machine: &Machine, ids: &mut Vec<ProbeId>) {
     let chosen = |random: &mut Random, ids: &[ProbeId]| {
         let which: Vec<usize> = (0..ids.len()).collect();
@@ -107,7 +107,7 @@ fn whatever_the_guest_and_we_do_neither_comes_in_the_others_way() {
     let least = Duration::from_secs(setting("HVPROBE_STRESS_SECONDS").unwrap_or(0));
     eprintln!("seed {seed}");
     let mut random = Random::new(&[seed]);
-    // What is wrong with a step is not of interest.
+    // Errors of steps are ignored.
     let script = "cd /sys/kernel/tracing; echo ready; \
                   while read step && test \"$step\" != end; do \
                     eval \"$step\" >/dev/null 2>&1; echo \"done: 1\"; \
@@ -134,7 +134,7 @@ fn whatever_the_guest_and_we_do_neither_comes_in_the_others_way() {
     assert_eq!(values(&printed, "left"), [0], "{printed}");
     machine.set_optimization(true).expect("the guest stops");
     machine.unregister(&ids).expect("they are ours");
-    // The guest takes its own jumps out a moment later.
+    // The guest removes its own jumps with a delay.
     running.wait_while_running(|machine| {
         let text = |function: &str| {
             let found = machine

@@ -1,19 +1,19 @@
-//! What functions of modules are called with, by the modules' own types.
+//! Arguments of functions of modules, shown by the modules' own types.
 
 use hvprobe_tests::names;
 use hvprobe_tests::program::{hvprobe, ok};
 use hvprobe_tests::rig::rig;
 use serde_json::Value;
 
-/// Makes a device of the module's, gives it a length that no other has, and has the module asked for its
-/// statistics once.
+/// Creates a device of the module, sets its MTU to a unique value, and makes the kernel ask the module for the
+/// device's statistics once.
 const GUEST: &str = "insmod /lib/modules/dummy.ko && echo 1234 >/sys/class/net/dummy0/mtu && \
      cat /proc/net/dev >/tmp/stats";
-/// A function of the module that has the device for its argument, and one that returns a number.
+/// A function of the module with the device as argument, and one that returns an integer.
 const ASKED: &str = "dummy:dummy_get_stats64";
 const MADE: &str = "dummy:dummy_dev_init";
 
-/// The events called `name` of the lines of JSON that `hvprobe` prints.
+/// Returns the events called `name` among the lines of JSON that `hvprobe` prints.
 fn events<'a>(lines: &'a [Value], name: &str) -> Vec<&'a Value> {
     let named = |line: &&Value| line["type"] == "event" && line["event"] == name;
     lines.iter().filter(named).collect()

@@ -1,4 +1,4 @@
-//! Probes that were made with the debug information of one build of a module: the guest's kernel tells which is
+//! Probes made with the debug information of one build of a module: the guest's kernel shows which build is
 //! loaded.
 
 use std::fs;
@@ -10,14 +10,14 @@ use hvprobe_tests::program::hvprobe;
 use hvprobe_tests::rig::{Running, assert_clean, chain, guest, info, probe, rig};
 use tempfile::TempDir;
 
-/// Loads the module, prints its note, and then reads lines and does what they say.
+/// Loads the module, prints its note, and then executes the commands it reads, one in each line.
 const GUEST: &str = "insmod /lib/modules/dummy.ko && echo note: $(od -An -v -tx1 \
     /sys/module/dummy/notes/.note.gnu.build-id) end of note; while read -r line; do case $line in \
     load) insmod /lib/modules/dummy.ko;; \
     unload) rmmod dummy;; \
     end) break;; \
     esac || echo failed; echo done $line; done";
-/// What stands before the id: three lengths and `GNU`.
+/// Length of the note before the id: three words and `GNU`.
 const HEAD: usize = 16;
 
 fn of_build(definition: &str, id: &[u8]) -> ProbeSpec {
@@ -27,7 +27,7 @@ fn of_build(definition: &str, id: &[u8]) -> ProbeSpec {
     }
 }
 
-/// What the guest prints of the module's build.
+/// Returns the build id of the module that the guest prints.
 fn build_id(running: &mut Running) -> Vec<u8> {
     let printed = running.wait_for("end of note");
     let note = printed.split("note: ").nth(1).expect("a note");
@@ -89,7 +89,8 @@ fn probes_for_a_build_of_a_module_go_to_no_other() {
     assert_clean(&ending, &printed, 0);
 }
 
-/// Debug information is made up here, as that of distributions is long: of a function that the module has, too.
+/// The debug information is made up, because that of distributions is large. It describes a function that the
+/// module also has.
 #[test]
 fn files_of_a_module_lead_to_the_build_that_they_are_of() {
     if rig("files of modules").is_none() {

@@ -1,5 +1,5 @@
-//! Stacks that lead through a module: the function that sets up a device of `dummy`, which is called by a
-//! function of the kernel's that the module's init text calls.
+//! Stacks that lead through a module: the module's init text calls a function of the kernel, which calls the
+//! module's function that sets up a device of `dummy`.
 
 use hvprobe_tests::program::Program;
 use hvprobe_tests::rig::{Running, assert_clean, guest, rig};
@@ -7,7 +7,7 @@ use rustix::process::Signal;
 
 use super::{TRACEFS, of, recorded, stack, stacks, theirs};
 
-/// A function of the kernel's that the module's `dummy_setup` calls.
+/// Function of the kernel that the module's `dummy_setup` calls.
 const CALLED: &str = "ether_setup";
 const LOAD: &str = "insmod /lib/modules/dummy.ko";
 
@@ -36,7 +36,7 @@ fn stacks_lead_through_modules_as_the_guests_own_kernel_records_them() {
     let [of_called, of_own] = [called, own].map(|id| {
         let hits = of_insmod(events, id);
         assert_eq!(hits.len(), 1, "{hits:?}");
-        // Its names can be told while the module is there.
+        // Names of the module can be resolved only while it is loaded.
         let (names, goes_on) = stack(&machine, &hits[0]);
         assert!(!goes_on, "{names:#?}");
         names
@@ -50,7 +50,7 @@ fn stacks_lead_through_modules_as_the_guests_own_kernel_records_them() {
     let theirs = theirs.first().expect("one");
     assert_eq!(of_called.len(), theirs.len(), "{of_called:#?} {theirs:#?}");
     let both = of_called.iter().zip(theirs).skip(1);
-    // The init text is gone when its name is asked for; some kernels remember it.
+    // The init text is gone when names are resolved; some kernels keep its symbols.
     let (named, gone): (Vec<_>, Vec<_>) = both.partition(|(ours, _)| !ours.starts_with("0x"));
     assert_eq!(gone.len(), 1, "{of_called:#?}");
     assert!(
