@@ -1,14 +1,14 @@
-//! Measures, natively, what detours add to a call of a function.
+//! Measures natively the time that detours add to a call of a function.
 //!
 //! ```text
 //! cargo run --release --package hvprobe-tests --example detour_ns
 //! ```
 //!
-//! Each row is the least time of many batches, one of each kind after the other, so that what else
-//! the machine does meets all kinds alike. The function adds one and returns; the loop that calls it
-//! is generated too, so how this program is compiled does not matter. The ring is small enough for
-//! the cache, and emptied between batches; with *reader*, another thread empties it all the while, so
-//! that each cell's cache line comes from that thread's processor.
+//! Each row is the minimum of many batches. Batches of all kinds take turns, so that other activity of the
+//! machine affects all kinds alike. The function adds one and returns; the loop that calls it is generated as
+//! well, so the compilation of this program does not matter. The ring fits into the cache, and is emptied
+//! between batches; with *reader*, another thread empties it all the time, so each cell's cache line comes from
+//! that thread's processor.
 
 use anyhow::{Context as _, ensure};
 use hvprobe_arch::Gva;
@@ -25,12 +25,12 @@ use iced_x86::code_asm::{CodeAssembler, dword_ptr, qword_ptr, registers::*};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Calls of one batch.
+/// Number of calls of one batch.
 const CALLS: u32 = 400;
-/// Batches of each kind.
+/// Number of batches of each kind.
 const BATCHES: usize = 4000;
 
-/// One kind of call.
+/// A kind of call.
 struct Kind<'a> {
     name: &'a str,
     arena: Arena,
@@ -39,7 +39,7 @@ struct Kind<'a> {
     least: Duration,
 }
 
-/// What is on the function.
+/// Probe on the function.
 enum Members {
     None,
     Record(Capture, Vec<Condition>),
@@ -59,7 +59,7 @@ impl<'a> Kind<'a> {
         })
     }
 
-    /// Writes the function, and the loop that calls it behind, and plants what is to be on it.
+    /// Writes the function and, behind it, the loop that calls it, and plants the probe.
     fn plant(&self) -> anyhow::Result<(Option<Planted<'_>>, Gva)> {
         let (arena, at) = (&self.arena, self.arena.function());
         let mut a = CodeAssembler::new(64)?;
@@ -146,7 +146,7 @@ impl<'a> Kind<'a> {
         self.arena.tell(&self.ring, head);
     }
 
-    /// The time that the loop takes.
+    /// Returns the time of one batch.
     fn time(&self, calls: Gva) -> Duration {
         // SAFETY: the code above follows the C calling convention, with any detour.
         let calls: extern "C" fn() = unsafe { std::mem::transmute(self.arena.code(calls)) };
@@ -251,7 +251,7 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The median time of a batch while another thread reads.
+/// Returns the median time of a batch while another thread reads.
 fn with_reader(kind: &Kind<'_>, calls: Gva) -> anyhow::Result<Duration> {
     let is_over = AtomicBool::new(false);
     kind.arena.enter();

@@ -1,4 +1,4 @@
-//! Writes the inputs that mutation starts from, small and most of them sound, into `fuzz/corpus`:
+//! Writes the initial inputs for mutation, small and mostly valid, into `fuzz/corpus`:
 //!
 //! ```text
 //! cargo run --package hvprobe-tests --example fuzz_seeds
@@ -13,7 +13,7 @@ use hvprobe_fixtures::kernel::{self, Layout, TEXT};
 use hvprobe_fixtures::{MODULE_VIRT, btf};
 use hvprobe_linux::debug_info::DebugFile;
 
-/// Where the targets link the table under test to.
+/// Address to which the targets link the table under test.
 const TABLE: u64 = 0xffff_ffff_8200_0000;
 
 fn main() -> std::io::Result<()> {
@@ -25,7 +25,7 @@ fn main() -> std::io::Result<()> {
     Ok(())
 }
 
-/// Target, name and content of each.
+/// Returns target, name and content of each input.
 fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
     let mut seeds = Vec::new();
     let mut add = |target, name: &str, bytes: Vec<u8>| seeds.push((target, name.to_owned(), bytes));
@@ -82,7 +82,7 @@ fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
     let level = ruzstd::encoding::CompressionLevel::Fastest;
     let zstd = ruzstd::encoding::compress_to_vec(kernel.as_slice(), level);
     add("payload", "zstd", with_size(zstd, &kernel));
-    // As the kernel's build does it (scripts/xz_wrap.sh): CRC32, and the x86 branch filter.
+    // With the options of the kernel's build (scripts/xz_wrap.sh): CRC32, and the x86 branch filter.
     let mut options = lzma_rust2::XzOptions::with_preset(1);
     options.set_check_sum_type(lzma_rust2::CheckType::Crc32);
     options.prepend_pre_filter(lzma_rust2::FilterType::BcjX86, 0);
@@ -209,10 +209,10 @@ fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
     seeds
 }
 
-/// What a detour reads, as the targets `detour` and `fetched` are told.
+/// Returns the items that a detour reads, in the format of the targets `detour` and `fetched`.
 fn reads() -> Vec<u8> {
     let mut bytes = vec![4];
-    // RDI itself; 12 bytes by two pointers from RSI; a text from there; one from a constant.
+    // RDI itself; 12 bytes through two pointers from RSI; a text at RSI; a text at a constant address.
     bytes.extend([0x70, 8, 0]);
     bytes.extend([0x68, 0, 8, 0, 0, 0, 2, 0xf0, 0xff, 0xff, 0xff, 12, 0]);
     bytes.extend([0x64, 1, 0, 0, 0, 0, 60, 0x80]);
@@ -221,7 +221,7 @@ fn reads() -> Vec<u8> {
     bytes
 }
 
-/// A record of that: RDI and bits, then rooms of 1, 2, 8 and 1 words.
+/// Returns a record with these items: RDI and bits, then areas of 1, 2, 8 and 1 words.
 fn record() -> Vec<u8> {
     let text = |text: &[u8]| {
         let mut bytes = text.to_vec();
@@ -250,7 +250,7 @@ fn with_size(mut stream: Vec<u8>, kernel: &[u8]) -> Vec<u8> {
     stream
 }
 
-/// As few symbols as a kallsyms table may have, and a name that takes two bytes of length.
+/// Returns the minimum number of symbols for a kallsyms table, and a name whose length takes two bytes.
 fn symbols(layout: Layout) -> Vec<kernel::Raw> {
     let mut symbols = Vec::new();
     if !matches!(layout, Layout::Offsets615 | Layout::Place70) {
@@ -292,9 +292,9 @@ fn small_image() -> Vec<u8> {
     )
 }
 
-/// A bootable file of one segment at 1 MiB.
+/// Returns a bootable file with one segment at 1 MiB.
 fn small_kernel() -> Vec<u8> {
-    // Its physical address and entry point are those of the image: below the link address.
+    // Its physical address and entry point are those of the image, below the link address.
     kernel::elf(&[section(".text", TEXT, true, vec![0xf4; 0x40])], &[])
 }
 
@@ -305,8 +305,8 @@ fn lists() -> Vec<u8> {
     let here = |bytes: &Vec<u8>| TABLE + (bytes.len() - start) as u64;
     bytes.extend((TEXT + 0x10).to_le_bytes());
     bytes.extend(0_u64.to_le_bytes());
-    // Jump labels, static calls, exceptions: entries of so many bytes, the first four of which are
-    // an address relative to their own.
+    // Jump labels, static calls, exceptions: entries of this size, whose first four bytes are an address
+    // relative to their own.
     for (size, entry) in sizes.into_iter().skip(1).zip([16, 8, 12]) {
         let end = bytes.len() + usize::from(size) * 16;
         while bytes.len() + entry <= end {
@@ -320,10 +320,10 @@ fn lists() -> Vec<u8> {
     bytes
 }
 
-/// Unwind tables of a function with 24 bytes of its own, one that was interrupted, and the outermost; and a
-/// stack with these.
+/// Returns unwind tables of a function with 24 bytes on its stack, of an interrupted one, and of the outermost
+/// one, and a stack with these.
 fn stack(format: usize, words: [u16; 3]) -> Vec<u8> {
-    /// The word of the stack that they begin at.
+    /// Index of the stack's word at which the saved registers begin.
     const REGISTERS: usize = 5;
     let mut bytes = vec![u8::try_from(format).expect("small"), 3];
     for (offset, word) in [32_u16, 0, 0].into_iter().zip(words) {
@@ -331,7 +331,7 @@ fn stack(format: usize, words: [u16; 3]) -> Vec<u8> {
         bytes.extend([0, 0]);
         bytes.extend(word.to_le_bytes());
     }
-    // At the first one's beginning, with RSP at the stack's.
+    // At the beginning of the first function, with RSP at the beginning of the stack.
     bytes.extend([0x10, 0, 0, 0]);
     bytes.extend(0_u64.to_le_bytes());
     let mut stack = [0; REGISTERS + 24];
@@ -344,9 +344,10 @@ fn stack(format: usize, words: [u16; 3]) -> Vec<u8> {
     bytes
 }
 
-/// A guest whose first module has another name, and a stack that leads through two modules.
+/// Returns an input with a guest whose first module has another name, and a stack that leads through two
+/// modules.
 fn modules(age: u8) -> Vec<u8> {
-    /// Where the first module's name is, as the target is told of places, and how eight bytes are written.
+    /// Place of the first module's name in the target's format, and the kind of a write of eight bytes.
     const NAME: u16 = 0x1018;
     const WORD: u8 = 0;
     let mut bytes = vec![age];
@@ -354,7 +355,7 @@ fn modules(age: u8) -> Vec<u8> {
     bytes.push(WORD);
     bytes.extend(b"renamed\0");
     bytes.extend([0xff; 11]);
-    // Interrupted at 0x120 of the first module, with RSP at the stack's beginning.
+    // Interrupted at 0x120 of the first module, with RSP at the beginning of the stack.
     bytes.extend([0x20, 1, 0, 0]);
     bytes.extend(0_u64.to_le_bytes());
     let mut stack = [0; 8];
@@ -364,7 +365,7 @@ fn modules(age: u8) -> Vec<u8> {
     bytes
 }
 
-/// Name and code of instructions of every kind of treatment.
+/// Name and code of instructions of every kind.
 const INSTRUCTIONS: &[(&str, &[u8])] = &[
     ("nop", &[0x0f, 0x1f, 0x44, 0, 0]),
     ("endbr64", &[0xf3, 0x0f, 0x1e, 0xfa]),
@@ -401,8 +402,8 @@ const INSTRUCTIONS: &[(&str, &[u8])] = &[
 /// An address whose entries all have index 1, canonical in both modes.
 const ONES: u64 = 0x0000_0080_4020_1000;
 
-/// Tables in which each level but the last is the page after its parent; entries as the target `walk`
-/// reads them.
+/// Returns tables in which each level is in the page behind its parent, except the last, in the format of the
+/// target `walk`.
 fn entries(five: bool) -> Vec<u8> {
     let mut bytes = vec![u8::from(five)];
     // The five-level root has its one entry at index 0, as ONES is below 2^47.

@@ -1,5 +1,5 @@
-//! Boots a micro-kernel that calls one function as often as asked for, with probes on it, so that
-//! the instructions of this program per hit can be counted, on any KVM.
+//! Boots a micro-kernel that calls one function a given number of times, with probes on it. Serves to count the
+//! instructions of this program for each hit, on any KVM.
 //!
 //! The function `probed` has a nop of five bytes at +0, `push rbx` at +5, `mov rax, [rip+x]` at +6,
 //! `pop rbx` at +13 and `ret` at +14.
@@ -11,9 +11,9 @@
 //!     target/release/examples/micro_hits 1000 'p probed+5'
 //! ```
 //!
-//! The number after `Collected :` is what the virtual CPU's thread ran from the guest's start to its
-//! end, without what the kernel did for it. Take it for so many calls and for twice as many: the
-//! difference, divided by the calls, is the cost of the hits of one call.
+//! The number after `Collected :` is the number of instructions that the virtual CPU's thread executed from the
+//! guest's start to its end, without the kernel's part. Measure it for a number of calls and for twice as many:
+//! the difference, divided by the number of calls, is the cost of the hits of one call.
 
 use anyhow::{Context as _, ensure};
 use hvprobe_tests::micro::{MicroKernel, RESULTS};

@@ -1,4 +1,4 @@
-//! Clients that decide at hits on a micro-kernel, on whatever KVM there is.
+//! Clients that decide at hits, on a micro-kernel and any KVM.
 
 use std::time::Duration;
 
@@ -83,7 +83,7 @@ fn clients_decide_while_the_machine_is_paused_changed_and_left() {
     };
     first.answer(question.token, decision).expect("it is open");
 
-    // One that is made after the machine was paused and its text was changed.
+    // A decision after the machine was paused and its text was changed.
     let question = second.blocking_next().expect("the second call");
     machine
         .pause()
@@ -94,11 +94,11 @@ fn clients_decide_while_the_machine_is_paused_changed_and_left() {
         .answer(question.token, returning(50))
         .expect("it is still open");
 
-    // None, as the client goes.
+    // No decision, because the client leaves.
     first.blocking_next().expect("the third call");
     drop(first);
 
-    // None, as the probe goes.
+    // No decision, because the probe is unregistered.
     let question = second.blocking_next().expect("the fourth call");
     let asking = question.event.probe;
     machine

@@ -1,8 +1,8 @@
-//! The instruction policy against the processor: instructions of the stock kernel, each in place
-//! and through every mechanism.
+//! Compares the instruction policy with the processor: runs instructions of the stock kernel in place and with
+//! every mechanism.
 //!
-//! `HVPROBE_DIFFERENTIAL_SEED` replays a seed. `HVPROBE_DIFFERENTIAL=all` tries far more, and
-//! `HVPROBE_DIFFERENTIAL=0xffffffff…` one instruction, in many states.
+//! `HVPROBE_DIFFERENTIAL_SEED` repeats a seed. `HVPROBE_DIFFERENTIAL=all` tries far more, and
+//! `HVPROBE_DIFFERENTIAL=0xffffffff…` tries one instruction with many states.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -17,38 +17,38 @@ use hvprobe_tests::differential::trial::{self, Mechanism, Verdict};
 use hvprobe_tests::rig::is_short;
 use iced_x86::{Decoder, DecoderOptions};
 
-/// What every run tries on a processor or a fast emulation of one.
+/// Default extent on a processor, or a fast emulation of one.
 const USUAL: Extent = Extent {
     one_in: 1,
     per_form: 3,
     more: 6000,
     states: 6,
 };
-/// What it tries in an emulated machine.
+/// Extent in an emulated machine.
 const EMULATED: Extent = Extent {
     one_in: 1,
     per_form: 1,
     more: 2000,
     states: 4,
 };
-/// What it tries where every change waits for it.
+/// Extent if a change waits for the tests.
 const SHORT: Extent = Extent {
     one_in: 4,
     more: 0,
     states: 2,
     ..EMULATED
 };
-/// What `all` tries.
+/// Extent with `all`.
 const ALL: Extent = Extent {
     one_in: 1,
     per_form: 24,
     more: 50_000,
     states: 12,
 };
-/// States for a single instruction.
+/// Number of states for a single instruction.
 const STATES_OF_ONE: u64 = 500;
 
-/// The stock kernel, or `None` and a line that says so.
+/// Returns the stock kernel. Without one, prints that the test is skipped and returns `None`.
 fn kernel() -> Option<Text> {
     let Some(path) = stock_kernel() else {
         eprintln!("skipped: there is no stock kernel here (cargo lab setup)");
@@ -60,7 +60,7 @@ fn kernel() -> Option<Text> {
     }
 }
 
-/// A bench for that kernel, or `None` and a line that says so.
+/// Returns a bench for that kernel. Without KVM, prints that the test is skipped and returns `None`.
 fn bench(text: &Text) -> Option<Bench> {
     match Bench::new(text) {
         Ok(bench) => Some(bench),
@@ -114,7 +114,7 @@ fn every_mechanism_does_what_the_instruction_does_in_place() {
         tally.different, 0,
         "replay with HVPROBE_DIFFERENTIAL_SEED={seed}"
     );
-    // Of a small sample nothing can be expected.
+    // A small sample need not contain all of these.
     if sample.forms > 500 {
         assert!(
             tally.forms.len() * 10 >= sample.forms * 9,
@@ -139,7 +139,7 @@ fn an_instruction_that_is_not_the_one_in_place_is_noticed() {
     let Some(mut bench) = bench(&text) else {
         return;
     };
-    // Always the same: how many changes have no effect depends on the sample.
+    // Fixed, because the number of changes without effect depends on the sample.
     const SEED: u64 = 1;
     let extent = Extent {
         one_in: 8,
@@ -170,14 +170,15 @@ fn an_instruction_that_is_not_the_one_in_place_is_noticed() {
     println!("{noticed:?} of {tried} changed instructions noticed");
     let all: u32 = noticed.values().sum();
     assert!(tried > 200, "{tried}");
-    // Some do the same in the one state tried: a jump that is not taken, a flag that is set anyway.
+    // Some changes have no effect with the one state tried: a jump that is not taken, a flag that is set
+    // anyway.
     assert!(all * 10 > tried * 7, "{noticed:?} of {tried}");
     for mechanism in [Mechanism::Emulated, Mechanism::Boosted] {
         assert!(noticed.contains_key(&Some(mechanism)), "{noticed:?}");
     }
 }
 
-/// An instruction like the one at `site` but for one bit of its operands.
+/// Returns an instruction that differs from the one at `site` in one bit of its operands.
 fn neighbour(text: &Text, site: &Site) -> Option<Displaced> {
     let mut code = text.code(site.at).to_vec();
     for index in (1..site.instruction.len()).rev() {
@@ -197,7 +198,7 @@ fn neighbour(text: &Text, site: &Site) -> Option<Displaced> {
     None
 }
 
-/// The instruction at this address alone.
+/// Returns a sample of only the instruction at this address.
 fn one(text: &Text, at: &str) -> Sample {
     let at = Gva(u64::from_str_radix(at, 16).expect("an address is hexadecimal"));
     let mut sites = Vec::new();
@@ -214,7 +215,7 @@ fn one(text: &Text, at: &str) -> Sample {
     }
 }
 
-/// A seed that differs from run to run.
+/// Returns a seed that differs from run to run.
 fn rand_seed() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     now.map_or(0, |now| u64::from(now.subsec_nanos()) ^ now.as_secs())

@@ -1,4 +1,4 @@
-//! Many machines of one server, with micro-kernels, on whatever KVM there is.
+//! Many machines of one server, with micro-kernels, on any KVM.
 
 #![allow(
     clippy::unwrap_used,
@@ -36,11 +36,11 @@ use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
 
 const PATIENCE: Duration = Duration::from_secs(120);
-/// As many machines as a server may have if nobody says otherwise.
+/// Default limit of a server's machines.
 const MACHINES: usize = 64;
-/// More than all of them have.
+/// More memory than all of them have.
 const MEMORY: u64 = 64 << 30;
-/// How long a server may take to stop with all of them.
+/// Time limit for stopping a server with all of them.
 const STOPPED: Duration = Duration::from_secs(5);
 
 /// A server, and a kernel whose guest runs until it is stopped.
@@ -53,16 +53,16 @@ struct Running {
 }
 
 impl Running {
-    /// Nothing where there is no KVM for it.
+    /// Starts a server. Without a suitable KVM, returns `None`.
     fn start(test: &str, limits: Limits) -> Option<Self> {
         catch_mode(test)?;
         let (_kernel, kernel) = build(|kernel| {
             let asm = kernel.asm();
             let mut again = asm.create_label();
-            // Two labels cannot be at one instruction.
+            // An instruction can have only one label.
             asm.nop()?;
             asm.set_label(&mut again)?;
-            // Idle: so many that spin would leave the host no time to boot the last of them.
+            // Idles, because so many spinning guests would leave the host no time to boot the last ones.
             asm.hlt()?;
             asm.jmp(again)
         });
@@ -108,7 +108,7 @@ impl Running {
         }
     }
 
-    /// Boots a machine, and returns when its guest runs.
+    /// Boots a machine, and returns it when its guest runs.
     async fn boot(&self, machines: &mut MachinesClient<Channel>, name: &str) -> Machine {
         machines.boot(self.request(name)).await.unwrap();
         let machine = name.to_owned();
@@ -148,7 +148,7 @@ fn kind(status: &Status) -> ErrorKind {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_ends_all_the_machines_it_may_have_within_five_seconds() {
     let limits = Limits {
-        // Few of their pages are ever touched, so that any host has room for them.
+        // Few of their pages are ever touched, so any host has room for them.
         memory: MEMORY,
         ..Limits::of_host()
     };
@@ -225,13 +225,13 @@ async fn machines_are_seen_to_come_change_end_and_go() {
     let limit = std::time::Instant::now() + PATIENCE;
     let mut until = async |wanted: MachineState| {
         loop {
-            // Messages that go on and on are no progress.
+            // Endless messages are not progress.
             assert!(
                 std::time::Instant::now() < limit,
                 "{wanted:?} after {states:?}"
             );
             match next().await {
-                // It may be told again that it runs.
+                // The first machine may be reported again.
                 What::Machine(machine) if machine.name == "first" => {
                     assert_eq!(machine.state(), MachineState::Running);
                 }
@@ -261,7 +261,7 @@ async fn machines_are_seen_to_come_change_end_and_go() {
         .await
         .unwrap();
     let ended = until(MachineState::Stopped).await;
-    // A stream of all machines has those that came after it, until they end.
+    // A stream of all machines includes machines that are booted later, until they end.
     let came = event().await;
     let position = came.position.as_ref().expect("where its stream is");
     assert_eq!(
@@ -284,7 +284,7 @@ async fn machines_are_seen_to_come_change_end_and_go() {
     let gone = loop {
         assert!(std::time::Instant::now() < limit, "it never goes");
         match next().await {
-            // Its end may be told again: it is that end.
+            // The end may be reported again, unchanged.
             What::Machine(again) => {
                 assert_eq!(
                     (again.uid, again.ending),
@@ -354,7 +354,7 @@ async fn lists_and_watches_have_pages_and_the_fields_that_are_asked_for() {
         name: name.to_owned(),
         ..Default::default()
     };
-    // No kernel, no state: only what was asked for.
+    // No kernel, no state: only the requested fields.
     assert_eq!(pages, [[named("a")], [named("b")], [named("c")]]);
     let whole = ListMachinesRequest::default();
     let whole = machines.list_machines(whole).await.unwrap().into_inner();
@@ -387,9 +387,9 @@ async fn lists_and_watches_have_pages_and_the_fields_that_are_asked_for() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_that_crowd_one_machine_keep_nobody_from_another() {
-    /// Three connections' worth.
+    /// Calls of three connections.
     const CALLS: usize = 3 * 200;
-    /// What a call of another client may take meanwhile.
+    /// Time limit of another client's call meanwhile.
     const SOON: Duration = Duration::from_secs(20);
     let Some(running) = Running::start("a crowd", Limits::of_host()) else {
         return;
@@ -497,7 +497,7 @@ async fn lines_and_variables_of_a_machines_kernel_are_found_by_its_build_id() {
     let error = sources.list_lines(lines("vfs_test")).await.unwrap_err();
     assert_eq!(kind(&error), ErrorKind::NoDebugInfo);
 
-    // It comes while the server runs; its functions are not those of this kernel, its build id is.
+    // The file is added while the server runs. It has this kernel's build id, though not its functions.
     let id: Vec<_> = BUILD_ID.iter().map(|byte| format!("{byte:02x}")).collect();
     let debug = running.folder.path().join("debug/.build-id").join(&id[0]);
     fs::create_dir_all(&debug).unwrap();
@@ -587,7 +587,7 @@ async fn uploaded_debug_information_answers_until_its_machine_ends() {
     }
     let machine = "m".to_owned();
     machines.stop(StopRequest { machine }).await.unwrap();
-    // Threads of the machine may have it for a moment longer.
+    // Threads of the machine may use the file for a moment longer.
     let gone = async { while sources.list_lines(lines("other")).await.is_ok() {} };
     timeout(PATIENCE, gone).await.expect("it goes");
     let error = sources.list_lines(lines("other")).await.unwrap_err();

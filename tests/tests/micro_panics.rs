@@ -1,4 +1,4 @@
-//! Panics in a machine's own threads: they end that machine, with the reason, and nobody waits for ever.
+//! Panics in a machine's own threads end that machine with the reason, and no caller waits for ever.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use hvprobe_tests::rig::probe;
 use hvprobe_vm::host;
 use iced_x86::code_asm::registers::{al, dx, eax, edx};
 
-/// How long a machine may take to end.
+/// Time limit for the end of a machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Port of the serial port's data.
+/// Data port of the serial port.
 const SERIAL: u32 = 0x3f8;
 
-/// Panics in the collector's thread, in the supervisor's, or in a virtual CPU's.
+/// Listener that panics in the collector's, the supervisor's or a virtual CPU's thread.
 #[derive(Clone, Copy, Debug)]
 enum Frail {
     Collector,
@@ -39,7 +39,7 @@ impl Listen for Frail {
     }
 }
 
-/// Panics when it is woken.
+/// Waker that panics.
 struct Alarm;
 
 impl Wake for Alarm {
@@ -48,7 +48,7 @@ impl Wake for Alarm {
     }
 }
 
-/// How a machine ends whose guest prints and hits a probe again and again, and whose listener is `frail`.
+/// Returns why a machine ends whose guest repeatedly prints and hits a probe, with the listener `frail`.
 fn ending_of(frail: Frail) -> Option<EndReason> {
     match host::catch_mode() {
         Ok(Some(_)) => {}
@@ -62,7 +62,7 @@ fn ending_of(frail: Frail) -> Option<EndReason> {
         let (spot, again) = (kernel.asm().create_label(), kernel.asm().create_label());
         let mut again = again;
         let asm = kernel.asm();
-        // A place has one label.
+        // An instruction can have only one label.
         asm.nop()?;
         asm.set_label(&mut again)?;
         asm.mov(edx, SERIAL)?;
@@ -89,7 +89,7 @@ fn ending_of(frail: Frail) -> Option<EndReason> {
     let mut console = machine.console();
     let mut printed = pin!(console.next());
     if matches!(frail, Frail::Vcpu) {
-        // Whoever waits for the console is woken by the thread that prints.
+        // The thread that prints wakes the task that waits for the console.
         let alarm = Waker::from(Arc::new(Alarm));
         let mut context = Context::from_waker(&alarm);
         assert!(printed.as_mut().poll(&mut context).is_pending());
@@ -98,7 +98,7 @@ fn ending_of(frail: Frail) -> Option<EndReason> {
     let begun = Instant::now();
     let (told, ended) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
-        // Nobody listens after the limit.
+        // After the limit, the receiver is gone.
         let _ = told.send(machine.wait());
     });
     let ending = ended.recv_timeout(LIMIT).expect("the machine ends");

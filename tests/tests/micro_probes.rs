@@ -1,5 +1,5 @@
-//! Probes on a micro-kernel, on whatever KVM there is: an instruction does the same in place and
-//! displaced by a probe; int3s that are not ours reach the guest.
+//! Probes on a micro-kernel, on any KVM: an instruction has the same effect in place and displaced by a probe,
+//! and int3s that are not ours reach the guest.
 
 use hvprobe_arch::Gva;
 use hvprobe_machine::{EndReason, Event, Machine, MachineConfig, Mechanism, ProbeSpec};
@@ -12,7 +12,8 @@ use iced_x86::code_asm::{
 
 type Asm = Result<(), iced_x86::IcedError>;
 
-/// How int3s are caught here; `None`, and a line that says so, where there is no KVM.
+/// Returns how int3s leave the guest on this host. Without a suitable KVM, prints that the test is skipped and
+/// returns `None`.
 fn kvm(test: &str) -> Option<CatchMode> {
     match host::check() {
         Ok(report) if report.catch_mode.is_some() => report.catch_mode,
@@ -44,15 +45,15 @@ fn word(machine: &Machine, offset: u64) -> u64 {
     u64::from_le_bytes(raw)
 }
 
-/// Registers that are set before and compared after an instruction; RAX goes by itself and RSP
-/// holds the stack.
+/// Registers that are set before an instruction and compared after it. RAX is stored separately, and RSP has
+/// the stack.
 const COMPARED: [AsmRegister64; 13] = [
     rbx, rcx, rdx, rsi, rdi, rbp, r8, r9, r10, r11, r12, r13, r14,
 ];
-/// RAX, RSP and RFLAGS follow the others.
+/// The words of RAX, RSP and RFLAGS follow the others.
 const WORDS: u64 = COMPARED.len() as u64 + 3;
 
-/// One instruction to compare; what follows it may show where it led, in R14.
+/// An instruction to compare; the code after it may store in R14 where execution continued.
 type Sample = (&'static str, Mechanism, fn(&mut CodeAssembler) -> Asm);
 
 const SAMPLES: &[Sample] = &[
@@ -60,7 +61,7 @@ const SAMPLES: &[Sample] = &[
     ("push rbx", Mechanism::Emulated, |a| a.push(rbx)),
     ("push rsp", Mechanism::Emulated, |a| a.push(rsp)),
     ("pop rdx", Mechanism::Emulated, |a| {
-        // What is popped is where R10 leads, which differs between the two by design.
+        // The popped value is the address in R10, which differs between the two runs by design.
         a.pop(rdx)?;
         a.sub(rdx, r10)
     }),
@@ -114,7 +115,7 @@ const SAMPLES: &[Sample] = &[
     }),
 ];
 
-/// Leaves 1 in R14 if the jump is not taken.
+/// Stores 1 in R14 if the jump is not taken.
 fn leads(
     a: &mut CodeAssembler,
     jump: fn(&mut CodeAssembler, iced_x86::code_asm::CodeLabel) -> Asm,
@@ -126,7 +127,7 @@ fn leads(
     a.nop()
 }
 
-/// Leaves the distance from the return address to the code after the call in R14.
+/// Stores the distance from the code after the call to the return address in R14.
 fn called(a: &mut CodeAssembler) -> Asm {
     let (mut callee, mut after) = (a.create_label(), a.create_label());
     a.call(callee)?;
@@ -139,7 +140,7 @@ fn called(a: &mut CodeAssembler) -> Asm {
     a.mov(r13d, 0)
 }
 
-/// R10 leads to the NOP after the call; the address the call pushed goes to R14.
+/// Calls the address in R10, which is behind this code, so R14 changes only if the call goes wrong.
 fn called_indirectly(a: &mut CodeAssembler) -> Asm {
     let mut after = a.create_label();
     a.call(r10)?;
@@ -152,15 +153,15 @@ fn called_indirectly(a: &mut CodeAssembler) -> Asm {
     a.mov(r13d, 0)
 }
 
-/// The word on the stack leads past the marker.
+/// The word on the stack points behind the marker.
 fn returned(a: &mut CodeAssembler) -> Asm {
     a.ret()?;
     a.mov(r14d, 1)?;
     a.nop()
 }
 
-/// `main` runs every sample twice, as `plain_N` and as `probed_N`, from the same state, and stores
-/// what it left.
+/// Makes `main` run every sample twice, as `plain_N` and as `probed_N`, from the same state, and store the
+/// resulting state.
 fn sampled(kernel: &mut MicroKernel, first: usize, samples: &[Sample], flags: u64) -> Asm {
     let mut results = RESULTS;
     for (n, (_, _, instruction)) in samples.iter().enumerate() {
@@ -171,8 +172,7 @@ fn sampled(kernel: &mut MicroKernel, first: usize, samples: &[Sample], flags: u6
             for (value, register) in (1_u64..).zip(COMPARED) {
                 CodeAsmMov::mov(a, register, value.wrapping_mul(0x9e37_79b9_7f4a_7c15))?;
             }
-            // What memory operands find there, and where RET and R10 lead: three bytes or, for
-            // a marker of six, to what follows it.
+            // Content of memory operands, and the target of RET and R10, which is behind the sample's code.
             a.mov(rax, 0x1122_3344_5566_7788_u64)?;
             a.mov(qword_ptr(RESULTS + 0xfe0), rax)?;
             a.mov(qword_ptr(RESULTS + 0xfd8), rax)?;
@@ -191,7 +191,7 @@ fn sampled(kernel: &mut MicroKernel, first: usize, samples: &[Sample], flags: u6
             a.nop()?;
             a.mov(qword_ptr(results + 8 * (WORDS - 3)), rax)?;
             for (word, register) in (0_u64..).zip(COMPARED) {
-                // R10 holds an address that differs between the two by design.
+                // R10 has an address that differs between the two runs by design.
                 if register != r10 {
                     a.mov(qword_ptr(results + 8 * word), register)?;
                 }
@@ -210,7 +210,7 @@ fn sampled(kernel: &mut MicroKernel, first: usize, samples: &[Sample], flags: u6
     kernel.asm().ret()
 }
 
-/// Instructions that can only be emulated: they leave or use an address that a copy would spoil.
+/// Instructions that can only be emulated: they save or use an address that would be wrong in a copy.
 const NO_COPY: [&str; 6] = ["pushfq", "jmp", "jmp r10", "call", "call r10", "ret"];
 
 fn same_in_place_and_displaced(flags: u64) {
@@ -225,7 +225,7 @@ fn same_one_way(flags: u64, way: Mechanism, samples: &[Sample]) {
     if kvm("in place = out of line").is_none() {
         return;
     }
-    // Results of one run fit the page of results.
+    // The results of one run fit into the page of results.
     for (batch, samples) in samples.chunks(12).enumerate() {
         let first = batch * 12;
         let (_folder, mut config) = build(|kernel| sampled(kernel, first, samples, flags));
@@ -324,7 +324,7 @@ fn an_int3_of_the_guests_own_reaches_its_handler_unchanged() {
     assert_eq!(events.len(), 6);
 }
 
-/// How often an undisturbed run is tried for.
+/// Maximum number of attempts to get an undisturbed run.
 const RUNS: usize = 10;
 
 #[test]
@@ -357,8 +357,8 @@ fn int3s_of_the_guests_own_cost_no_ioctl_but_the_run() {
     };
     for probes in [&[][..], &["p elsewhere"]] {
         let few = other_ioctls(2, probes);
-        // Whatever else comes in between may cost some, such as a stop on a busy host, which reads the clocks again
-        // and again. What an int3 costs is in all runs, so the one that was disturbed least tells.
+        // Other events may cost ioctls as well, such as a stop on a busy host, which reads the clocks
+        // repeatedly. The cost of an int3 is part of every run, so the least disturbed run counts.
         let mut many = Vec::new();
         while many.len() < RUNS && many.iter().all(|cost| *cost > few + 20) {
             many.push(other_ioctls(400, probes));
@@ -410,7 +410,7 @@ fn a_triple_fault_is_reported_with_registers_and_code() {
     let Some(EndReason::TripleFault(report)) = &ending.reason else {
         panic!("{ending:?}");
     };
-    // kvm_amd loses the registers and the report says so.
+    // kvm_amd loses the registers, and the report says so.
     let shown = report.contains("0000000012345678") && report.contains("code");
     assert!(shown || report.contains("registers are lost"), "{report}");
     assert!(report.contains("entered last at "), "{report}");

@@ -1,4 +1,4 @@
-//! The clients: those that take events, and those that do not.
+//! Clients that read events, and clients that do not.
 
 use std::time::Instant;
 
@@ -14,20 +14,20 @@ use tonic::transport::Endpoint;
 
 use super::meter::{cpu_microseconds, end_with_parent, now_ns, peak_kibibytes};
 
-/// Under which name the events are offered.
+/// Name under which the events are published.
 pub(crate) const NAME: &str = "synthetic";
 
-/// What the clients of one process tell, together, as a line of JSON.
+/// Results of all clients of a process together, printed as a line of JSON.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Got {
     pub(crate) events: u64,
     pub(crate) bytes: u64,
     pub(crate) dropped: u64,
-    /// From the first event to the last.
+    /// Time from the first event to the last.
     pub(crate) nanoseconds: u64,
     pub(crate) cpu_microseconds: u64,
     pub(crate) kibibytes: u64,
-    /// From hits to the client: the middle, the 99th percentile and the longest, in microseconds.
+    /// Time from a hit to the client: median, 99th percentile and maximum, in microseconds.
     pub(crate) p50: u64,
     pub(crate) p99: u64,
     pub(crate) max: u64,
@@ -49,7 +49,7 @@ async fn subscribe(socket: &str, filter: &str) -> Result<Streaming<SubscribeResp
     Ok(stream)
 }
 
-/// What one client counts.
+/// Results of one client.
 struct Counted {
     events: u64,
     bytes: u64,
@@ -59,10 +59,10 @@ struct Counted {
     microseconds: Histogram<u64>,
 }
 
-/// Takes all events that pass `filter`, with so many clients, and tells what they got.
+/// Runs `count` clients that read all events that pass `filter`, and prints their results.
 pub(crate) fn client(socket: &str, filter: &str, count: u64) -> Result<()> {
     end_with_parent()?;
-    // Connections are read by other threads than the one that decodes what they bring.
+    // Other threads read from the connections than the one that decodes the messages.
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {
         let mut streams = Vec::new();
@@ -114,18 +114,18 @@ async fn take(mut stream: Streaming<SubscribeResponse>) -> Result<Counted> {
         counted.dropped += message.dropped;
         counted.events += message.events.len() as u64;
         let now = now_ns()?;
-        // What is dropped before this client has positions, but never arrives.
+        // Events dropped for this client have positions, but do not arrive.
         for event in &message.events {
             ensure!(event.seq >= next, "events changed their order");
             next = event.seq + 1;
         }
-        // Of many those that stand apart from each other are enough.
+        // Of many events, a sample is enough.
         for event in message.events.iter().step_by(1 + message.events.len() / 64) {
             let micros = now.saturating_sub(event.host_ns) / 1000;
             counted.microseconds.record(micros)?;
         }
         if let Some(event) = message.events.last() {
-            // All are of about the same size.
+            // All events have about the same size.
             counted.bytes += (event.encoded_len() * message.events.len()) as u64;
             counted.last = Instant::now();
             counted.first.get_or_insert(counted.last);
@@ -134,7 +134,7 @@ async fn take(mut stream: Streaming<SubscribeResponse>) -> Result<Counted> {
     Ok(counted)
 }
 
-/// Subscribes so often and reads no more, until it is ended.
+/// Subscribes `count` times and reads nothing more, until the process is killed.
 pub(crate) fn stuck(socket: &str, count: u64) -> Result<()> {
     end_with_parent()?;
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -1,4 +1,4 @@
-//! Events that are made up.
+//! Synthetic events.
 
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -13,26 +13,26 @@ use hvprobe_spec::{ProbeId, RegisterSet};
 
 use super::meter::now_ns;
 
-/// How often the source has events ready.
+/// Interval at which the source has events ready.
 const TICK: Duration = Duration::from_millis(1);
-/// How often records are read, at least.
+/// Maximum interval between reads of records.
 const RECORDS_TICK: Duration = Duration::from_millis(5);
-/// Of so many events one is of the thread that clients with a filter look for.
+/// One in this many events is of the thread that clients with a filter select.
 pub(crate) const THREADS: u64 = 10;
 
-/// How events come to the collector.
+/// Way in which events reach the collector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// From a source that can be asked any time.
+    /// From a source that can be asked at any time.
     Asked,
-    /// As hits that take an exit.
+    /// Like hits that take an exit.
     Exits,
-    /// As records of detours.
+    /// Like records of detours.
     Records,
 }
 
-/// Has a collector hand `all` events to `sink`, as they come in a row, and returns when it has. With the
-/// sink go the streams.
+/// Makes a collector deliver `all` events to `sink`, at `rate` a second, and returns when all are delivered.
+/// Then the sink is dropped, which ends the streams.
 pub(crate) fn make(
     way: Way,
     rate: u64,
@@ -81,16 +81,16 @@ fn hits(producer: &mut EventProducer, start: Instant, rate: u64, all: u64) {
     }
 }
 
-/// Makes events at a rate.
+/// Source that makes events at a constant rate.
 struct Synthetic {
     start: Instant,
-    /// The same on the clock of events.
+    /// The same time on the clock of events.
     start_ns: u64,
     tick: Duration,
     rate: u64,
     made: u64,
     all: u64,
-    /// Told when all are made.
+    /// Receives a message when all events are made.
     done: Option<mpsc::Sender<()>>,
 }
 
@@ -104,7 +104,7 @@ impl Source for Synthetic {
             batch.push(event(self.made, ns));
             self.made += 1;
         }
-        // These are still to be handed on, which finishing the collector does.
+        // These events are still to be delivered, which finishing the collector does.
         if self.made == self.all
             && let Some(done) = self.done.take()
         {
@@ -121,7 +121,7 @@ impl Source for Synthetic {
     }
 }
 
-/// A hit as one of `vfs_read` is: kernel addresses in most registers.
+/// Returns an event like a hit of `vfs_read`: with kernel addresses in most registers.
 fn event(number: u64, host_ns: u64) -> Event {
     let address = 0xffff_8880_0312_3400 + number % 4096 * 64;
     let vcpu = u32::from(number % 2 == 1);

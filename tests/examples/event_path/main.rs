@@ -1,30 +1,30 @@
-//! How many events a second get from a synthetic source to a gRPC client on this machine, and what
-//! they cost.
+//! Measures how many events a second get from a synthetic source to a gRPC client on this machine, and their
+//! cost.
 //!
 //! ```text
 //! cargo run --release --package hvprobe-tests --example event_path [SECONDS|--smoke]
 //! ```
 //!
-//! The way is the one that hits take: through the collector, the server and a unix socket to
-//! clients in processes of their own, which decode every event. Only what stands before the collector
-//! is made up: a source that has a number of events ready every millisecond, with all registers and
-//! a task, from two virtual CPUs. Needs no KVM.
+//! The events take the same way as those of hits: through the collector, the server and a unix socket to
+//! clients in processes of their own, which decode every event. Only the part before the collector is
+//! synthetic: a source that has a number of events ready every millisecond, with all registers and a task, from
+//! two virtual CPUs. Needs no KVM.
 //!
-//! The first table has a row per rate, and then some with more clients beside the one: `stuck` are clients
-//! that never read, `filtered` are such that want a tenth of the events. `events/s` and `MB/s` are what each
-//! client without a filter got, from the first event to the last; `dropped` what all of these lost; `server`
-//! and `client` the CPU time of the server's process and of those of the clients that read, in processors;
-//! `us/event` both together, for an event that arrived at a client without a filter; the last two columns the
-//! most memory that each ever had, filtered clients left out.
+//! The first table has a row for each rate, and then rows with further clients: `stuck` clients never read,
+//! `filtered` clients want a tenth of the events. `events/s` and `MB/s` are what each client without a filter
+//! received, from the first event to the last; `dropped` is what all of these lost; `server` and `client` are
+//! the CPU time, in processors, of the server's process and of those of the clients that read; `us/event` is
+//! both together, for each event that arrived at a client without a filter; the last two columns are the peak
+//! memory of each, without filtered clients.
 //!
-//! The second table is about the time from a hit until a client has decoded its event: of hits that take an
-//! exit, which are queued one by one, and of records, which are read every 5 ms.
+//! The second table shows the time from a hit until a client has decoded its event: for hits that take an exit,
+//! which are queued one by one, and for records, which are read every 5 ms.
 //!
-//! Where there is a target, the last column tells whether it is met: 2.5 million events a second reach one client
-//! if more are made, and 10,000 a second each of 100, all of them; in the second table, half of the events are
-//! there within 5 ms and 99 of a hundred within 20 ms.
+//! Where there is a target, the last column shows whether it is met: 2.5 million events a second reach one
+//! client if more are made, and 10,000 a second reach each of 100 clients, without loss; in the second table,
+//! half of the events arrive within 5 ms and 99 of a hundred within 20 ms.
 //!
-//! `--smoke` goes through all of it in a moment; its numbers mean nothing.
+//! `--smoke` runs everything briefly; its numbers mean nothing.
 
 mod client;
 mod made;
@@ -42,16 +42,16 @@ use client::{Got, NAME, client, stuck};
 use made::{THREADS, Way};
 use meter::{cpu_microseconds, end_with_parent, peak_kibibytes};
 
-/// What is measured in one row.
+/// Conditions of one row.
 #[derive(Clone, Copy, Debug)]
 struct Row {
-    /// Events a second.
+    /// Events made a second.
     rate: u64,
     way: Way,
     clients: u64,
     stuck: u64,
     filtered: u64,
-    /// How many events a second are meant to reach each client; 0 if nobody says.
+    /// Target of events a second that reach each client; 0 for none.
     meant: u64,
 }
 
@@ -76,7 +76,7 @@ impl Row {
     }
 }
 
-/// The rows of the first table.
+/// Rows of the first table.
 const RATES: [Row; 10] = [
     Row::of(250_000),
     Row::of(500_000),
@@ -102,21 +102,21 @@ const RATES: [Row; 10] = [
         ..Row::of(10_000)
     },
 ];
-/// The rows of the second table.
+/// Rows of the second table.
 const LATENCIES: [Row; 3] = [
     Row::late(Way::Exits, 1),
     Row::late(Way::Records, 1),
     Row::late(Way::Exits, 100),
 ];
-/// Of what is meant to reach a client so much has to, as a measurement has its own ends.
+/// Fraction of the target that must reach a client, because a measurement is cut off at its ends.
 const ALL: f64 = 0.99;
-/// What the middle and the 99th percentile of the time to a client may be, in microseconds.
+/// Limits of the median and the 99th percentile of the time to a client, in microseconds.
 const P50: u64 = 5_000;
 const P99: u64 = 20_000;
-/// How much longer than its events a row may take.
+/// Additional time that a row may take beyond that of its events.
 const PATIENCE: Duration = Duration::from_secs(60);
 const USAGE: &str = "usage: event_path [SECONDS|--smoke]";
-/// What a client with a filter wants: one event in ten.
+/// Filter that selects one event in ten.
 const FILTER: &str = "tgid == 1234 && (pid == 1234 || comm == \"nobody\")";
 
 fn main() -> Result<()> {
@@ -168,7 +168,7 @@ fn tables(milliseconds: u64) -> Result<()> {
     rows("latency", LATENCIES.len(), milliseconds)
 }
 
-/// Each row is measured by a process of its own, so that it has its own peak of memory.
+/// Measures each row in a process of its own, so that the row has its own peak of memory.
 fn rows(table: &str, count: usize, milliseconds: u64) -> Result<()> {
     for number in 0..count {
         let arguments = [number.to_string(), milliseconds.to_string()];
@@ -179,7 +179,7 @@ fn rows(table: &str, count: usize, milliseconds: u64) -> Result<()> {
                 break status;
             }
             if Instant::now() > limit {
-                // Its clients go with it.
+                // Its clients end with it.
                 child.kill()?;
                 child.wait()?;
                 bail!("row {number} of {table} did not end");
@@ -197,7 +197,7 @@ fn own(arguments: &[&str]) -> Command {
     command
 }
 
-/// The server, with the clients of a row.
+/// Runs the server and the clients of a row, and prints the row.
 fn row(row: Row, latency: bool, milliseconds: u64) -> Result<()> {
     end_with_parent()?;
     let all = row.rate * milliseconds / 1000;
@@ -262,7 +262,7 @@ fn row(row: Row, latency: bool, milliseconds: u64) -> Result<()> {
     let arrived = float(got.events) / second;
     let verdict = match row.meant {
         0 => "-",
-        // Where all is meant to arrive, nothing may be dropped.
+        // If all events are to arrive, none may be dropped.
         meant => verdict(arrived >= ALL * float(meant) && (got.dropped == 0 || meant < row.rate)),
     };
     println!(
@@ -288,14 +288,14 @@ fn verdict(met: bool) -> &'static str {
     if met { "met" } else { "missed" }
 }
 
-/// A process of this program that is a client.
+/// A process of this program with clients.
 struct Peer {
     child: Child,
     says: BufReader<std::process::ChildStdout>,
 }
 
 impl Peer {
-    /// One with so many clients, unless that is none; returns when they have subscribed.
+    /// Starts a process with `count` clients, unless `count` is 0; returns when they have subscribed.
     fn some(kind: &str, socket: &str, count: u64) -> Result<Option<Self>> {
         if count == 0 {
             return Ok(None);
@@ -312,7 +312,7 @@ impl Peer {
         Ok(Some(peer))
     }
 
-    /// What it tells at the end.
+    /// Returns the results that it prints at its end.
     fn got(&mut self) -> Result<Got> {
         let line = self.line()?;
         serde_json::from_str(&line).with_context(|| format!("the client said: {line}"))
@@ -327,13 +327,13 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // One that is done is gone already.
+        // No effect on a process that has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Exact for what is counted here.
+/// Converts a number; exact for the values here.
 fn float(number: u64) -> f64 {
     u32::try_from(number).map_or_else(
         |_| f64::from(u32::try_from(number >> 20).unwrap_or(u32::MAX)) * f64::from(1 << 20),

@@ -1,6 +1,5 @@
-//! A detour against the instructions it displaces: registers, flags, vector registers, the stack from
-//! the stack pointer on, and memory must be the same after both; and the records must tell exactly
-//! what was there before.
+//! Compares a detour with the instructions it displaces: registers, flags, vector registers, the stack from the
+//! stack pointer on, and memory must be the same after both. The records must have exactly the state before.
 
 use super::{no_registers, quiet};
 use hvprobe_arch::Gva;
@@ -19,11 +18,11 @@ use std::sync::atomic::Ordering;
 const AROUND: u64 = 0x3000;
 
 pub(crate) fn tsc() -> u64 {
-    // SAFETY: it only reads the counter.
+    // SAFETY: RDTSC only reads the counter.
     unsafe { _rdtsc() }
 }
 
-/// A stack pointer: in the middle of a page, or so near its end that stack words leave it.
+/// Returns a stack pointer in the middle of a page, or so near its end that stack words leave the page.
 pub(crate) fn stack_pointer(random: &mut Random, arena: &Arena) -> Gva {
     let stack = arena.stack();
     let pages = (stack.end.0 - stack.start.0 - 2 * AROUND) / 4096;
@@ -82,18 +81,18 @@ pub(crate) fn condition(random: &mut Random, state: &State) -> Condition {
     }
 }
 
-/// What the code begins with.
+/// State before the code runs.
 pub(crate) struct Before {
     pub(crate) state: State,
-    /// All of the stack's memory, and of the data.
+    /// Content of the whole stack and of the data page.
     pub(crate) stack: Vec<u8>,
     pub(crate) data: Vec<u8>,
 }
 
-/// What can be seen after the code has run.
+/// State after the code has run.
 pub(crate) struct After {
     left: Left,
-    /// From the start of the stack's memory on.
+    /// Content of the whole stack.
     stack: Vec<u8>,
     data: Vec<u8>,
 }
@@ -112,7 +111,7 @@ impl Before {
         Self { state, stack, data }
     }
 
-    /// Runs the function from here.
+    /// Runs the function from this state.
     pub(crate) fn run(&self, bench: &Bench<'_>) -> After {
         let arena = bench.arena();
         arena.write(arena.stack().start, &self.stack);
@@ -125,19 +124,19 @@ impl Before {
         }
     }
 
-    /// The stack's bytes from the stack pointer on.
+    /// Returns the stack's bytes from the stack pointer on.
     pub(crate) fn above(&self, arena: &Arena) -> &[u8] {
         let from = self.state.regs.rsp - arena.stack().start.0;
         &self.stack[usize::try_from(from).unwrap()..]
     }
 
-    /// Whether one of the stack words asked for is not in the stack pointer's page.
+    /// Returns whether a captured stack word is outside the stack pointer's page.
     pub(crate) fn leaves_page(&self, captures: &[Capture]) -> bool {
         let highest = captures.iter().flat_map(|capture| &capture.stack).max();
         highest.is_some_and(|index| self.state.regs.rsp % 4096 + 8 * u64::from(*index) + 8 > 4096)
     }
 
-    /// Checks all that `record` tells of this, but for the time, and memory that was read.
+    /// Checks that `record` has this state, except the time and memory that was read.
     pub(crate) fn check(&self, arena: &Arena, capture: &Capture, record: &Record) {
         let mut regs = self.state.regs;
         regs.rflags |= rflags::FIXED | rflags::IF;
@@ -163,8 +162,8 @@ impl Before {
 }
 
 impl After {
-    /// Whether `other`'s stack is the same: at and above the stack pointer from before, and where
-    /// there are words that this has pushed.
+    /// Returns whether `other` has the same stack: at and above the stack pointer from before, and in the words
+    /// pushed by this run.
     fn has_stack_of(&self, other: &Self, before: &[u8], start: Gva, top: u64) -> bool {
         (start.0..)
             .zip(self.stack.iter().zip(&other.stack).zip(before))
@@ -172,7 +171,7 @@ impl After {
             .all(|(at, ((one, two), before))| one == two || at < top && one == before)
     }
 
-    /// Checks that the detour has left all as the instructions had `before`.
+    /// Checks that the detour has the same effects as the instructions in place.
     pub(crate) fn is_as(&self, in_place: &Self, before: &Before, arena: &Arena, what: &str) {
         assert!(
             in_place.left == self.left,
@@ -187,18 +186,18 @@ impl After {
     }
 }
 
-/// What happened in all comparisons.
+/// Counts of all comparisons.
 #[derive(Default)]
 pub(crate) struct Seen {
-    /// Detours that were left at their escape.
+    /// Detours left at their escape.
     pub(crate) escapes: u64,
-    /// Records that were as they had to be.
+    /// Correct records.
     pub(crate) records: u64,
-    /// Hits that a condition prevented.
+    /// Hits prevented by a condition.
     pub(crate) vetoed: u64,
 }
 
-/// Compares both ways for one state, with one to three random members.
+/// Runs both for one random state, with one to three random members, and compares them.
 pub(crate) fn compare(
     bench: &Bench<'_>,
     span: &Span,

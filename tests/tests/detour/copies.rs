@@ -24,12 +24,12 @@ struct Case {
 
 fn nothing(_: &Bench<'_>, _: &mut State, _: &mut [u8], _: &mut [u8]) {}
 
-/// A word of the data page, by its offset.
+/// Returns the address at `offset` in the data page.
 fn data(bench: &Bench<'_>, offset: u64) -> u64 {
     bench.arena().data().start.0 + offset
 }
 
-/// A short branch over the first exit, to the second.
+/// Assembles a short branch over a jump to the first exit, to a jump to the second.
 fn branch(
     a: &mut CodeAssembler,
     bench: &Bench<'_>,
@@ -43,7 +43,7 @@ fn branch(
     a.jmp(bench.exit(1).0)
 }
 
-/// Makes the word at offset 0x80 of the data page, and that at the stack pointer, lead to the second
+/// Makes the words at offset 0x80 of the data page and at the stack pointer contain the address of the second
 /// exit.
 fn leads_out(bench: &Bench<'_>, state: &mut State, stack: &mut [u8], data: &mut [u8]) {
     let exit = bench.exit(1).0.to_le_bytes();
@@ -55,12 +55,12 @@ fn leads_out(bench: &Bench<'_>, state: &mut State, stack: &mut [u8], data: &mut 
     state.regs.rbx = bench.arena().data().start.0 + 0x80;
 }
 
-/// Small counters, so that loops end either way.
+/// Limits the counter to 0 or 1, so that loops end either way.
 fn counts(_: &Bench<'_>, state: &mut State, _: &mut [u8], _: &mut [u8]) {
     state.regs.rcx &= 1;
 }
 
-/// Adds an instruction with one operand in the data page, found relative to RIP.
+/// Adds an instruction with a RIP-relative operand in the data page.
 fn relative(
     a: &mut CodeAssembler,
     bench: &Bench<'_>,
@@ -162,7 +162,7 @@ const CASES: &[Case] = &[
     } },
 ];
 
-/// Writes the function: what `build` makes, and a jump to the first exit.
+/// Writes the function: the instructions of `build`, and a jump to the first exit.
 fn function(bench: &Bench<'_>, build: Build) -> Vec<u8> {
     let arena = bench.arena();
     assemble(arena, arena.function(), |a| {
@@ -194,7 +194,7 @@ fn every_kind_of_copy_does_what_the_original_does() {
 
 #[test]
 fn a_return_address_beyond_32_bits_is_pushed_whole() {
-    // Nothing runs up there; the bytes must be those that two instructions have.
+    // The code never runs at this address, so its bytes are checked: two instructions push the return address.
     let code = [0xe8, 0xfb, 0x0f, 0, 0];
     let at = Gva(0x1_2345_6780);
     let span = Span::find(&code, at, at).unwrap();

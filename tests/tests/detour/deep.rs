@@ -1,5 +1,4 @@
-//! Reads in reads: a fault whose handling itself runs into the detour, interruptions amid reads, and what
-//! bounds all of that.
+//! Nested reads: faults whose handling itself hits the probe, and interruptions during reads, and their limits.
 
 use super::edges::at_rdi;
 use super::interrupts::{Counts, Interrupts};
@@ -24,7 +23,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// What is at an address.
+/// Returns an item at a constant address.
 fn at(address: u64, read: Read) -> Fetched {
     Fetched {
         base: Base::Constant(address),
@@ -43,7 +42,7 @@ fn fetching(loads: &Loads<'_>, items: &[Fetched]) -> Option<Fetching> {
     })
 }
 
-/// The records there are, with what they have read.
+/// Takes all finished records; returns them with their results.
 fn drain(reader: &mut Reader<'_>, layout: &Layout, items: &[Fetched]) -> Vec<(Record, Vec<Found>)> {
     let next = || {
         let (_, bytes) = reader.next_record().unwrap()?;
@@ -85,7 +84,7 @@ fn the_escape_is_taken_before_anything_is_done() {
     };
     let plain = argument();
     let vetoes = [never];
-    // The first would count, the second record, and for the others there is no room in the ring.
+    // The first member would count and the second record; for the others the ring has no room.
     let mut members = vec![member(&vetoes[..], &plain), member(&[], &plain)];
     members.extend([member(&[], &reads); 20]);
     let ring = quiet(&arena, 32);
@@ -123,7 +122,7 @@ fn the_escape_is_taken_before_anything_is_done() {
             assert_eq!(done() == before, escapes, "{ac:x} {disabled}");
         }
     }
-    // Two hits were hits: a record, and as many again as there was room for.
+    // Two hits count: each has a record, and further ones as far as there was room.
     let mut reader = Reader::new(&arena, ring);
     let records = std::iter::from_fn(|| reader.next_record().unwrap());
     assert_eq!(records.count() as u64 + word(lost), 2 * 21);
@@ -133,10 +132,11 @@ fn the_escape_is_taken_before_anything_is_done() {
 #[test]
 fn a_fault_whose_handler_runs_into_the_detour_ends_at_the_escape() {
     const CALLS: u64 = 20;
-    /// Of each call: a record, and one for each of its two faults; at theirs it ends.
+    /// Records of each call: its own, and one for the hit at each of its two faults. The hits at the faults of
+    /// those escape.
     const RECORDS: u64 = 1 + 2;
     const ESCAPES: u64 = 4;
-    /// Arguments are addresses where nothing is.
+    /// First argument of the handler's calls. Arguments are addresses without memory.
     const FROM_HANDLER: u64 = 1000;
     let _room = SignalStack::new().unwrap();
     let arena = Arena::new().unwrap();
@@ -176,7 +176,7 @@ fn a_fault_whose_handler_runs_into_the_detour_ends_at_the_escape() {
         assert_eq!(probed.planted.escapes(), ESCAPES * (call + 1));
         let records = drain(&mut reader, &probed.layout, &items);
         assert_eq!(records.len() as u64, RECORDS);
-        // Who is interrupted has begun first.
+        // The interrupted call has begun first.
         assert_eq!(records[0].0.regs.rdi, call);
         for (record, found) in records {
             assert_eq!(found, expected);
@@ -200,7 +200,7 @@ fn a_fixup_that_is_probed_itself_ends_at_the_escape() {
     let mut world = world(&arena, &loads, &mut Random::new(&[23]));
     let hole = world.page(ROW);
     world.put(hole - 12, b"eleven long\0");
-    // Loads that fault: one, two, one, none.
+    // Numbers of faulting loads: one, two, one, none.
     let items = [
         at(hole + 8, Read::Bytes(3)),
         at(hole - 12, Read::Text(9)),
@@ -250,7 +250,7 @@ fn a_fixup_that_is_probed_itself_ends_at_the_escape() {
             assert_eq!(found, expected);
             let depth = top - record.regs.rsp;
             *at_depth.entry(depth).or_insert(0) += 1;
-            // There the load's address still is.
+            // In a fixup, RAX still holds the address of the load.
             let read = [8, 16, 0_u64.wrapping_sub(12), 0_u64.wrapping_sub(4)];
             let address = record.regs.rax.wrapping_sub(hole);
             assert!(depth == 0 || read.contains(&address), "{address:x}");
@@ -266,7 +266,7 @@ fn a_fixup_that_is_probed_itself_ends_at_the_escape() {
 #[test]
 fn reads_nest_wherever_they_are_interrupted() {
     const WANTED: u64 = 500;
-    /// What the arguments of plain calls are from, and how many there are.
+    /// Range of the arguments of plain calls.
     const SOME: u64 = 4 * (ROW + 1) * PAGE;
     let arena = Arena::new().unwrap();
     let (kernel_half, process_end) = REAL_HALVES;
@@ -277,7 +277,7 @@ fn reads_nest_wherever_they_are_interrupted() {
     for _ in 0..2000 {
         world.put(first + random.below(SOME * 4), &[0]);
     }
-    // The handler's arguments begin before a page that is not there, and may go on where all is zero.
+    // The handler's arguments begin before an absent page, and may continue where all memory is zero.
     let others = world.page(5 * (ROW + 1) + ROW) - 0x400;
     assert!(others > first + SOME + 64);
     let behind = arena.pages().end;
@@ -331,7 +331,7 @@ fn reads_nest_wherever_they_are_interrupted() {
         });
         let mut reader = probed.reader();
         loop {
-            // Also when it has panicked.
+            // Also true after a panic.
             let was_over = caller.is_finished();
             match reader.next_record().unwrap() {
                 Some((_, bytes)) => records.push(bytes),

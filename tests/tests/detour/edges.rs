@@ -1,4 +1,4 @@
-//! Items that end where memory does, or where addresses do; each at one place after the other.
+//! Items that end at the end of memory or of addresses, tried at each place.
 
 use super::world::{Found, PAGE, REAL_HALVES, ROW, found, halves, world};
 use super::{assemble, no_registers, quiet};
@@ -14,7 +14,7 @@ use hvprobe_tests::differential::random::Random;
 use iced_x86::code_asm::{dword_ptr, registers::*};
 use std::sync::atomic::Ordering;
 
-/// A nop with one probe, which reads these items.
+/// A nop with one probe that reads these items.
 struct Probed<'a> {
     bench: &'a Bench<'a>,
     items: Vec<Fetched>,
@@ -69,7 +69,7 @@ impl<'a> Probed<'a> {
         }
     }
 
-    /// What is found with `argument` in RDI.
+    /// Calls the function with `argument` in RDI; returns the results of the items.
     fn hit(&mut self, argument: u64) -> Vec<Found> {
         let arena = self.bench.arena();
         self.state.regs.rdi = argument;
@@ -81,7 +81,7 @@ impl<'a> Probed<'a> {
     }
 }
 
-/// What is at RDI.
+/// Returns an item at the address in RDI.
 pub(crate) fn at_rdi(read: Read, memory: Memory) -> Fetched {
     Fetched {
         base: Base::Register(Gpr::Rdi),
@@ -142,7 +142,7 @@ fn texts_are_as_the_host_reads_them_wherever_they_end() {
 
 #[test]
 fn memory_is_read_up_to_the_very_end_of_a_process() {
-    // Without randomization a process has its arguments and environment there.
+    // Without randomization, a process has its arguments and environment there.
     let arena = Arena::new().unwrap();
     let bench = Bench::new(&arena).unwrap();
     let [(kernel_half, process_end), ..] = halves(&arena);
@@ -178,7 +178,7 @@ fn nothing_is_written_for_an_item_of_no_bytes() {
     let bench = Bench::new(&arena).unwrap();
     let (kernel_half, process_end) = REAL_HALVES;
     let loads = Loads::new(&arena, kernel_half, process_end).unwrap();
-    // Three words and four: the cell is full.
+    // Three words and these four fill the cell.
     let constant = |read| Fetched {
         base: Base::Constant(0x1122_3344_5566_7788),
         pointers: Vec::new(),

@@ -1,4 +1,4 @@
-//! A return probe without exits, and functions to put it on.
+//! A return probe without exits, and functions to probe with it.
 
 use super::interrupts::Function;
 use super::{argument, assemble, next};
@@ -20,10 +20,10 @@ use std::sync::atomic::Ordering;
 pub(crate) const LOST: u64 = 0;
 pub(crate) const VETOED: u64 = 1;
 pub(crate) const MISSED: u64 = 2;
-/// The first of the free lists.
+/// Counter that holds the first free list.
 pub(crate) const FREE: u64 = 8;
 
-/// A return probe's instances and code.
+/// Instances and code of a return probe.
 pub(crate) struct Returns<'a> {
     arena: &'a Arena,
     pub(crate) instances: Instances,
@@ -35,7 +35,7 @@ pub(crate) struct Returns<'a> {
 }
 
 impl<'a> Returns<'a> {
-    /// The `number`th probe of the arena.
+    /// Creates the arena's return probe `number`.
     pub(crate) fn new(
         room: &mut Room<'a>,
         arena: &'a Arena,
@@ -89,7 +89,7 @@ impl<'a> Returns<'a> {
         }
     }
 
-    /// Checks that every instance is free, and on the list once.
+    /// Checks that every instance is free and on the list once.
     pub(crate) fn check_idle(&self) {
         let layout = InstanceLayout::new(&self.entry).unwrap();
         let at = |index: u64| {
@@ -134,7 +134,7 @@ pub(crate) fn everything(arena: &Arena) -> (EntryCapture, Capture) {
     (entry, capture)
 }
 
-/// The argument at entry, the result at the return.
+/// Captures the argument at entry, and the result at the return.
 pub(crate) fn in_and_out() -> (EntryCapture, Capture) {
     let entry = EntryCapture {
         registers: RegisterSet::from_iter([Gpr::Rdi]),
@@ -149,7 +149,7 @@ pub(crate) fn in_and_out() -> (EntryCapture, Capture) {
     (entry, capture)
 }
 
-/// Writes a function that begins with a nop of five bytes.
+/// Writes a function that begins with a five-byte nop.
 pub(crate) fn function_with(
     arena: &Arena,
     build: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>,
@@ -161,7 +161,7 @@ pub(crate) fn function_with(
     Span::find(&code, arena.function(), arena.function()).unwrap()
 }
 
-/// Writes such a function, and puts `members` on it.
+/// Writes such a function, and plants `members` on it.
 pub(crate) fn plant<'a>(
     arena: &'a Arena,
     room: &mut Room<'a>,
@@ -175,7 +175,7 @@ pub(crate) fn plant<'a>(
 }
 
 pub(crate) fn function(arena: &Arena) -> Function {
-    // SAFETY: the tests' functions follow the C calling convention, and detours change nothing.
+    // SAFETY: the tests' functions follow the C calling convention, and detours change no register.
     unsafe { std::mem::transmute(arena.code(arena.function())) }
 }
 

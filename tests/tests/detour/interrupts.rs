@@ -1,5 +1,4 @@
-//! Interrupts a thread again and again, wherever it is, to call a function: as an NMI does whose
-//! handler runs into a probe.
+//! Interrupts a thread repeatedly at any point, to call a function: as an NMI whose handler hits a probe.
 
 use hvprobe_tests::detour::traps;
 use std::cell::Cell;
@@ -9,11 +8,11 @@ use std::time::Duration;
 
 pub(crate) use hvprobe_tests::detour::traps::Function;
 
-/// How far apart interruptions are, if the machine keeps up.
+/// Time between interruptions, if the machine keeps up.
 const INTERVAL: Duration = Duration::from_micros(20);
 
 thread_local! {
-    /// What the handler works with. Neither is ever initialised late or destroyed.
+    /// Data of the handler. It is initialised statically and has no destructor.
     static CALL: Cell<Option<(Function, u64)>> = const { Cell::new(None) };
     static CODE: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
     static INSIDE: Cell<u64> = const { Cell::new(0) };
@@ -35,12 +34,12 @@ extern "C" fn nest(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::
     function(first + nested);
 }
 
-/// How often the thread was interrupted.
+/// Numbers of interruptions of the thread.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Counts {
-    /// In all, each time with a call.
+    /// All interruptions, each with a call.
     pub(crate) nested: u64,
-    /// While it was in the code given.
+    /// Interruptions inside the given code.
     pub(crate) inside: u64,
 }
 
@@ -48,7 +47,7 @@ pub(crate) struct Counts {
 pub(crate) struct Interrupts(Timer);
 
 impl Interrupts {
-    /// From now on the thread calls `function` at any time, with `first` and the numbers that follow.
+    /// Makes the thread call `function` at any time, with `first` and then the numbers that follow.
     pub(crate) fn start(function: Function, first: u64, code: Range<u64>) -> io::Result<Self> {
         CALL.set(Some((function, first)));
         CODE.set((code.start, code.end));
@@ -58,12 +57,12 @@ impl Interrupts {
         Timer::start(INTERVAL).map(Self)
     }
 
-    /// How often the thread was interrupted in the code given.
+    /// Returns the number of interruptions inside the given code.
     pub(crate) fn inside(&self) -> u64 {
         INSIDE.get()
     }
 
-    /// Ends them.
+    /// Ends the interruptions.
     pub(crate) fn stop(self) -> Counts {
         drop(self.0);
         CALL.set(None);
@@ -74,7 +73,7 @@ impl Interrupts {
     }
 }
 
-/// Signals this thread again and again, until dropped.
+/// Signals this thread repeatedly until dropped.
 struct Timer(libc::timer_t);
 
 impl Timer {
@@ -83,10 +82,10 @@ impl Timer {
         let mut event: libc::sigevent = unsafe { std::mem::zeroed() };
         event.sigev_notify = libc::SIGEV_THREAD_ID;
         event.sigev_signo = libc::SIGALRM;
-        // SAFETY: it has no preconditions.
+        // SAFETY: has no preconditions.
         event.sigev_notify_thread_id = unsafe { libc::gettid() };
         let mut timer = std::ptr::null_mut();
-        // SAFETY: both are valid.
+        // SAFETY: both pointers are valid.
         if unsafe { libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer) } != 0
         {
             return Err(io::Error::last_os_error());
@@ -99,7 +98,7 @@ impl Timer {
             it_interval: every,
             it_value: every,
         };
-        // SAFETY: the timer exists, and nothing is asked back.
+        // SAFETY: the timer exists, and the old value is not requested.
         match unsafe { libc::timer_settime(timer, 0, &raw const times, std::ptr::null_mut()) } {
             0 => Ok(Self(timer)),
             _ => Err(io::Error::last_os_error()),

@@ -1,4 +1,4 @@
-//! Instructions of a stock kernel, as they come.
+//! Runs of instructions of a stock kernel.
 
 use super::assemble;
 use super::compare::{Seen, compare};
@@ -11,8 +11,7 @@ use hvprobe_tests::differential::random::Random;
 use hvprobe_tests::differential::text::{Text, stock_kernel};
 use iced_x86::{Instruction, Mnemonic, OpKind, Register};
 
-/// Instructions of a kernel that only work on general registers and the stack, in runs that a jump
-/// may displace.
+/// Returns whether the instruction accesses only general registers and the stack, so that it can run here.
 fn tame(instruction: &Instruction) -> bool {
     use Mnemonic as M;
     const STACK: i64 = 0x800;
@@ -68,7 +67,7 @@ fn tame(instruction: &Instruction) -> bool {
     );
     let is_near = |displacement: u64| {
         let displacement = displacement.cast_signed();
-        // What is below the stack pointer is anyone's: a barrier may read it.
+        // Memory below the stack pointer is undefined: a barrier may read it.
         (0..STACK).contains(&displacement)
     };
     let operand = |index: u32| match instruction.op_kind(index) {

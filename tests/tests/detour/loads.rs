@@ -1,5 +1,5 @@
-//! Detours that read memory: what they find is what a model finds, whatever addresses they come to, and
-//! all else is as if the displaced instructions had run in place.
+//! Detours that read memory: they find what a model finds, for any address, and all other effects are those of
+//! the displaced instructions in place.
 
 use super::compare::{After, Before, capture, condition, tsc};
 use super::world::{
@@ -21,12 +21,12 @@ use iced_x86::code_asm::{dword_ptr, registers::*};
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
-/// Makes items, and memory for them to be found in.
+/// Generator of items, and of the memory they refer to.
 struct Draft<'t, 'a> {
     random: &'t mut Random,
     world: &'t mut World<'a>,
     state: &'t mut State,
-    /// Registers that are used already: they stay as they are.
+    /// Registers in use, which keep their values.
     given: HashSet<Gpr>,
     task: u64,
 }
@@ -37,7 +37,7 @@ impl Draft<'_, '_> {
         self.world.page(row * (ROW + 1) + ROW)
     }
 
-    /// An address, more often than not one where `len` bytes are.
+    /// Returns an address, usually one of `len` accessible bytes.
     fn place(&mut self, len: u64) -> u64 {
         match self.random.below(32) {
             0 => self.random.below(0x1000),
@@ -48,10 +48,10 @@ impl Draft<'_, '_> {
             3 => self.random.pick(&[1 << 63, 1 << 47, 0x1234_5678_9abc_def0]),
             4 => REAL_HALVES.0.0 + self.random.below(1 << 40),
             5 => self.hole() + self.random.below(PAGE),
-            // Before a page that is not there: just so, or too near.
+            // Before an absent page: so that it just fits, or not quite.
             6..10 => self.hole() - len.saturating_sub(self.random.below(4)).max(1),
             10..13 => self.hole() - self.random.below(len + 10) - 1,
-            // From one page to the next, the processes' last, the kernel's first.
+            // Across two pages, in the processes' last page, in the kernel's first page.
             13..15 => self.hole() - PAGE - self.random.below(len.min(16)),
             15 => self.world.page(BETWEEN) - self.random.below(3 * PAGE) - 1,
             16 => self.world.page(BETWEEN + 1) + self.random.below(8),
@@ -77,7 +77,7 @@ impl Draft<'_, '_> {
         self.random.pick(&all)
     }
 
-    /// Something to start at `to` from, and what is added to that.
+    /// Returns a base, and the offset from it to `to`.
     fn base(&mut self, to: u64) -> (Base, i64) {
         let register = self.random.pick(&Gpr::ALL);
         let offset = self.offset();
@@ -103,11 +103,11 @@ impl Draft<'_, '_> {
         }
     }
 
-    /// A text somewhere around `at`, or none: zeros are few.
+    /// Writes a text near `at`, often without an end: zeros are rare.
     fn text(&mut self, at: u64, most: u64) {
         let len = self.random.below(most + 10);
         let mut text: Vec<u8> = (0..len).map(|n| b'a' + (n % 26) as u8).collect();
-        // What looks like an end at first, and what is next to that.
+        // Bytes that resemble a zero in tests of whole words, and their neighbours.
         if self.random.chance(50) {
             for byte in &mut text {
                 if self.random.chance(20) {
@@ -136,7 +136,7 @@ impl Draft<'_, '_> {
             self.text(to, len);
         }
         let mut pointers = Vec::new();
-        // From the last pointer to the first; each is where the one behind it says.
+        // From the last pointer to the first; each is stored where the one before it points.
         for _ in 1..count {
             let (at, offset, memory) = (self.place(8), self.offset(), self.memory());
             let value = to.wrapping_sub(offset.cast_unsigned());
@@ -149,7 +149,7 @@ impl Draft<'_, '_> {
             let memory = self.memory();
             pointers.push(Pointer { offset, memory });
         }
-        // So that chains get somewhere.
+        // Without restrictions most chains get further.
         if self.random.chance(70) {
             for pointer in &mut pointers {
                 pointer.memory = Memory::Either;
@@ -164,12 +164,12 @@ impl Draft<'_, '_> {
     }
 }
 
-/// All of a ring's cells, with those that records go on into past the end.
+/// Returns all cells of a ring, including those into which records at the end extend.
 pub(crate) fn cells(arena: &Arena, ring: &Ring) -> Vec<u8> {
     arena.read(ring.cells, CELL * (ring.capacity as usize + 16))
 }
 
-/// Makes all of a ring's cells free, with something in them.
+/// Makes all cells of a ring free, with arbitrary content.
 fn litter(arena: &Arena, ring: &Ring, random: &mut Random) {
     let mut cells = cells(arena, ring);
     for cell in cells.chunks_mut(CELL) {
@@ -180,7 +180,7 @@ fn litter(arena: &Arena, ring: &Ring, random: &mut Random) {
     arena.write(ring.cells, &cells);
 }
 
-/// What happened in all comparisons.
+/// Counts of all comparisons.
 #[derive(Debug, Default)]
 struct Seen {
     skipped: u64,
@@ -209,7 +209,7 @@ impl Seen {
     }
 }
 
-/// Compares a detour that reads with what it displaces, and what it finds with what the model does.
+/// Compares a detour that reads with the instructions it displaces, and its results with the model's.
 fn compare(
     bench: &Bench<'_>,
     span: &Span,
@@ -267,7 +267,7 @@ fn compare(
         false => random.pick(&[2, 3, -1, i32::MIN, i32::MAX]),
     };
 
-    // What has to come of it.
+    // Expected results.
     let regs = before.state.regs;
     let escapes = regs.rflags & rflags::AC != 0
         || !(0..2).contains(&disabled)
@@ -345,7 +345,7 @@ fn compare(
         for (item, found) in items.iter().zip(&found) {
             seen.note(item, found);
         }
-        // The record's own words may have changed, and its first mark.
+        // Only the record's own words and its first mark may have changed.
         for (cell, (before, after)) in (0..).zip(
             cells_before[at..at + layout.size()]
                 .chunks_mut(CELL)
@@ -365,7 +365,7 @@ fn compare(
 
 #[test]
 fn what_is_found_is_what_the_host_would_find() {
-    /// Of what each kind has to come at least, with each division of the addresses.
+    /// Minimum count of each kind, for each division of the addresses.
     const ENOUGH: u64 = 100;
     let arena = Arena::new().unwrap();
     let bench = Bench::new(&arena).unwrap();

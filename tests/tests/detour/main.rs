@@ -29,7 +29,7 @@ use iced_x86::IcedError;
 use iced_x86::code_asm::CodeAssembler;
 use std::sync::atomic::Ordering;
 
-/// Writes code at `at`, and gives its bytes.
+/// Writes code at `at` and returns its bytes.
 fn assemble(
     arena: &Arena,
     at: Gva,
@@ -42,12 +42,12 @@ fn assemble(
     code
 }
 
-/// No registers.
+/// Returns an empty set of registers.
 fn no_registers() -> RegisterSet {
     RegisterSet::from_iter([])
 }
 
-/// Just RDI, which holds the first argument of a C function.
+/// Returns a capture of RDI only, which holds the first argument of a C function.
 fn argument() -> Capture {
     Capture {
         registers: RegisterSet::from_iter([Gpr::Rdi]),
@@ -55,13 +55,13 @@ fn argument() -> Capture {
     }
 }
 
-/// A ring whose doorbell no one listens to.
+/// Returns a ring whose doorbell is ignored.
 fn quiet(arena: &Arena, capacity: u32) -> Ring {
     traps::install();
     arena.ring(capacity, capacity - 1, 0)
 }
 
-/// The next record, if there is one.
+/// Returns the next record, if there is one.
 fn next(reader: &mut Reader<'_>, layout: &Layout) -> Option<Record> {
     let (header, bytes) = reader.next_record().unwrap()?;
     let record = layout.decode(&bytes).unwrap();
@@ -69,7 +69,7 @@ fn next(reader: &mut Reader<'_>, layout: &Layout) -> Option<Record> {
     Some(record)
 }
 
-/// Lets others run when the ring is more than half full: the reader may be one of them.
+/// Yields the processor if the ring is more than half full, because the reader may need it.
 fn give_way(arena: &Arena, ring: &Ring) {
     let head = arena.word(ring.head).load(Ordering::SeqCst);
     if head.wrapping_sub(arena.tail(ring)) > u64::from(ring.capacity / 2) {

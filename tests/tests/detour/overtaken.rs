@@ -1,9 +1,9 @@
-//! The free list of a return probe, when a call is overtaken by others between any two instructions
-//! of its detour or of the code it returns to.
+//! The free list of a return probe, when other calls overtake a call between any two instructions of its detour
+//! or of the code it returns to.
 //!
-//! All of it happens in one thread, in an order that the test decides: a call that is in the function
-//! has left the bench by one exit, one that stands somewhere in generated code has left it by an int3
-//! there, and is entered again with the registers it left with.
+//! Everything happens in one thread, in an order that the test decides. A call inside the function has left the
+//! bench by an exit. A call that stopped in generated code has left the bench by an int3 there, and is resumed
+//! with the registers it left with.
 
 use super::followed::{Returns, drain, function_with, in_and_out};
 use super::quiet;
@@ -20,26 +20,26 @@ use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, Register};
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
-/// Exits of the bench: a call stands at an int3, has returned, is in the function.
+/// Exits of the bench: a call stopped at an int3, has returned, is inside the function.
 const STANDS: u64 = 0;
 const RETURNED: u64 = 1;
 const INSIDE: u64 = 2;
 const NOP: u8 = 0x90;
-/// As many as there are ever calls at once.
+/// Number of instances: the maximum number of simultaneous calls.
 const COUNT: u64 = 4;
 
-/// Calls of one function, each with a stack of its own.
+/// Calls of one function, each with its own stack.
 struct Calls<'a> {
     arena: &'a Arena,
     bench: &'a Bench<'a>,
     returns: &'a Returns<'a>,
-    /// Every value that the free list's word has had before the one it has.
+    /// Every earlier value of the free list's word.
     words: HashSet<u64>,
     word: Option<u64>,
     tagged: bool,
 }
 
-/// A call that stands at an instruction.
+/// A call that stopped at an instruction.
 struct Standing {
     at: Gva,
     state: State,
@@ -59,7 +59,7 @@ impl<'a> Calls<'a> {
         calls
     }
 
-    /// The list may have changed: its word is another one each time.
+    /// Notes the free list's word, which must be a new value whenever the list has changed.
     fn note_word(&mut self) {
         let word = self.word(self.returns.instances.free);
         if self.word != Some(word) {
@@ -69,7 +69,7 @@ impl<'a> Calls<'a> {
         }
     }
 
-    /// Where the return address of `call` belongs.
+    /// Returns the address of the return address of `call`.
     fn slot(&self, call: u64) -> Gva {
         self.arena.stack().start.wrapping_add(0x1000 * (call + 1))
     }
@@ -78,14 +78,14 @@ impl<'a> Calls<'a> {
         self.arena.word(at).load(Ordering::SeqCst)
     }
 
-    /// Goes on at `at` until the call leaves the bench by `exit`.
+    /// Continues at `at` until the call leaves the bench by `exit`.
     fn go(&self, at: Gva, state: &State, exit: u64) -> State {
         let left = self.bench.run(at, state);
         assert_eq!(left.exit, exit);
         left.state
     }
 
-    /// The same; `None` if it came to an int3 at `stop` before, where it now stands.
+    /// Does the same; if the call reaches `stop` first, returns its state there.
     fn go_until(&self, at: Gva, state: &State, exit: u64, stop: Gva) -> Option<Standing> {
         let original = self.arena.read(stop, 1);
         self.arena.write(stop, &[INT3]);
@@ -99,7 +99,7 @@ impl<'a> Calls<'a> {
         (left.exit == STANDS).then_some(standing)
     }
 
-    /// What `call` is made with.
+    /// Returns the state at the start of `call`.
     fn made(&self, call: u64) -> State {
         let slot = self.slot(call);
         let back = self.bench.exit(RETURNED);
@@ -107,7 +107,7 @@ impl<'a> Calls<'a> {
         self.registers(slot, call)
     }
 
-    /// What `call` returns with.
+    /// Returns the state at the return of `call`.
     fn done(&self, call: u64) -> State {
         self.registers(self.slot(call).wrapping_add(8), call)
     }
@@ -137,7 +137,7 @@ impl<'a> Calls<'a> {
         self.note_word();
     }
 
-    /// The instance of `call`, which is in the function.
+    /// Returns the instance of `call`, which is inside the function.
     fn instance(&self, call: u64) -> u64 {
         let slot = self.slot(call);
         let offset = Gva(self.word(slot)).offset_from(self.returns.stubs);
@@ -158,8 +158,8 @@ impl<'a> Calls<'a> {
         assert_eq!(instances.len(), calls.len(), "{calls:?}: {instances:?}");
     }
 
-    /// Others take the first instance and the second, and give the first back: the list begins as it
-    /// did, and goes on differently.
+    /// Other calls take the first and the second instance and free the first: then the list has the same first
+    /// entry as before, but continues differently.
     fn overtake(&mut self) {
         self.enter(1);
         self.enter(2);
@@ -167,14 +167,14 @@ impl<'a> Calls<'a> {
     }
 }
 
-/// The instructions from `at` on, as long as `wanted`.
+/// Returns the instructions from `at` on, while `wanted` accepts them.
 fn instructions(arena: &Arena, at: Gva, wanted: impl Fn(&Instruction) -> bool) -> Vec<Instruction> {
     let code = arena.read(at, 4096);
     let decoder = Decoder::with_ip(64, &code, at.0, DecoderOptions::NONE);
     decoder.into_iter().take_while(wanted).collect()
 }
 
-/// The tag's.
+/// Returns whether the instruction increments the tag.
 fn is_count(instruction: &Instruction) -> bool {
     instruction.code() == Code::Inc_rm32 && instruction.op0_register() == Register::EDX
 }
@@ -194,7 +194,7 @@ fn without_the_tag_two_calls_come_to_have_one_instance() {
     overtake_everywhere(false);
 }
 
-/// Has a call overtaken at every instruction; `tagged` says whether the free list's tag counts.
+/// Overtakes a call at every instruction; `tagged` decides whether the free list's tag is incremented.
 fn overtake_everywhere(tagged: bool) {
     let arena = Arena::new().unwrap();
     let bench = Bench::new(&arena).unwrap();
@@ -211,7 +211,7 @@ fn overtake_everywhere(tagged: bool) {
 
     let tail = detour.tail();
     let entering = instructions(&arena, detour.at(), |it| it.ip() < tail.0);
-    // Behind the stubs; what follows the return are pieces for when the ring is full.
+    // The common code is behind the stubs. After its return come pieces for a full ring.
     let common = returns.stubs.wrapping_add(COUNT * u64::from(STUB));
     let leaving = instructions(&arena, common, |it| it.mnemonic() != Mnemonic::Ret);
     if !tagged {
@@ -233,7 +233,7 @@ fn overtake_everywhere(tagged: bool) {
             };
             let standing = calls.go_until(at, &state, exit, stop);
             calls.note_word();
-            // Others' instructions are not on the way of a call that nobody overtakes.
+            // A call that is not overtaken does not execute every instruction.
             if let Some(Standing { at, state }) = standing {
                 stood += 1;
                 exchanges[usize::from(enters)] += usize::from(is_exchange(instruction));
@@ -261,6 +261,6 @@ fn overtake_everywhere(tagged: bool) {
         }
         assert!(stood > 20, "{stood} of {}", instructions.len());
     }
-    // The reservation of a record is one too.
+    // The reservation of a record is an exchange, too.
     assert_eq!(exchanges, [2, 1]);
 }

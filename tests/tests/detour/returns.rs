@@ -1,5 +1,5 @@
-//! Return probes without exits: what functions return, and with which registers, must be the same;
-//! each call that was taken must return once, with what was kept at its entry.
+//! Return probes without exits: functions return the same value with the same registers, and each followed call
+//! returns once, with the data saved at its entry.
 
 use super::followed::{
     LOST, MISSED, Returns, VETOED, counter, drain, everything, function, function_with, in_and_out,
@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// How long the tests wait for something that must come.
+/// Time limit of a wait in the tests.
 const PATIENCE: Duration = Duration::from_secs(60);
 type Build = fn(&mut CodeAssembler) -> Result<(), IcedError>;
 
@@ -103,7 +103,7 @@ fn a_return_leaves_every_register_and_flag_as_the_function_did() {
             assert_eq!(call.stack.as_slice(), [bench.exit(1).0, words[2]]);
             assert!(call.tsc < record.tsc);
             assert!(record.task.is_some() && record.cpu.is_some());
-            // The list is a stack: always the same instance.
+            // The list is a stack, so it is always the same instance.
             let first = u64::from(returns.first_stub) << 40;
             assert_eq!(call.id, 1 << 63 | first | generation);
             returns.check_idle();
@@ -111,7 +111,7 @@ fn a_return_leaves_every_register_and_flag_as_the_function_did() {
     }
 }
 
-/// `sum(n) = n + sum(n - 1)`, recursively.
+/// Assembles `sum(n) = n + sum(n - 1)`, recursively.
 fn sum(a: &mut CodeAssembler, function: Gva) -> Result<(), IcedError> {
     let mut end = a.create_label();
     a.xor(eax, eax)?;
@@ -144,7 +144,7 @@ fn recursion_beyond_the_instances_is_counted_as_missed() {
         missed += (depth + 1).saturating_sub(COUNT);
         assert_eq!(counter(&arena, MISSED), missed);
         let records = drain(&mut reader, &returns.layout);
-        // The innermost of those that were taken returns first.
+        // The innermost of the followed calls returns first.
         let taken = depth.saturating_sub(COUNT - 1)..=depth;
         let arguments: Vec<u64> = records.iter().map(|it| it.call.unwrap().regs.rdi).collect();
         assert_eq!(arguments, taken.clone().collect::<Vec<_>>());
@@ -182,7 +182,7 @@ fn two_probes_of_one_function_return_one_through_the_other() {
     let mut room = Room::new(&arena);
     let first = Returns::new(&mut room, &arena, &ring, 0, 30, in_and_out());
     let mut second = Returns::new(&mut room, &arena, &ring, 1, 30, in_and_out());
-    // The second one's entry handler vetoes odd arguments.
+    // The second probe's condition accepts only odd arguments.
     second.conditions = vec![Condition {
         register: Gpr::Rdi,
         comparison: Comparison::AnyBit,
@@ -209,7 +209,8 @@ fn two_probes_of_one_function_return_one_through_the_other() {
             && inner.source == 1
         {
             let (inner, outer) = (inner.call.unwrap(), outer.call.unwrap());
-            // Whoever has the first one's instance by the time that the record is read.
+            // Both have the caller's address, although the first one's instance may belong to another call when
+            // the record is read.
             assert_eq!(inner.return_address, outer.return_address);
         }
     }
@@ -377,7 +378,7 @@ fn calls_and_returns_nest_wherever_they_are_interrupted() {
 }
 
 thread_local! {
-    /// Tells that the call is in flight, and waits until it may return.
+    /// Channels to report that the call is in flight, and to wait until it may return.
     static GATE: RefCell<Option<(mpsc::Sender<u64>, mpsc::Receiver<u64>)>> =
         const { RefCell::new(None) };
 }

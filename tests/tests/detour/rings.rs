@@ -1,5 +1,5 @@
-//! The ring under pressure: full, past its watermark, with several writers, and with writers that are
-//! interrupted by others of the same thread, as NMIs interrupt.
+//! The ring under pressure: full, above its watermark, with several writers, and with writers that are
+//! interrupted by others on the same thread, as by NMIs.
 
 use super::interrupts::{Counts, Function, Interrupts};
 use super::{argument, assemble, give_way, next, quiet};
@@ -16,10 +16,10 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long the tests wait for something that must come.
+/// Time limit of a wait in the tests.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A function that adds one, probed.
+/// A probed function that adds one.
 pub(crate) struct Probed<'a> {
     arena: &'a Arena,
     ring: Ring,
@@ -61,8 +61,8 @@ impl<'a> Probed<'a> {
 
     pub(crate) fn function(&self) -> Function {
         let code = self.arena.code(self.arena.function());
-        // SAFETY: the function above follows the C calling convention, and so does its detour, which
-        // changes no register.
+        // SAFETY: the function above follows the C calling convention, and so does its detour, which changes no
+        // register.
         unsafe { std::mem::transmute(code) }
     }
 
@@ -81,7 +81,7 @@ impl<'a> Probed<'a> {
         Reader::new(self.arena, self.ring)
     }
 
-    /// The arguments of the records there are.
+    /// Takes all finished records and returns their arguments.
     fn drain(&self, reader: &mut Reader<'_>) -> Vec<u64> {
         std::iter::from_fn(|| next(reader, &self.layout))
             .map(|record| record.regs.rdi)
@@ -92,7 +92,7 @@ impl<'a> Probed<'a> {
 #[test]
 fn a_full_ring_loses_what_does_not_fit_and_keeps_what_is_there() {
     let arena = Arena::new().unwrap();
-    // Three cells, which divide no power of two, so that records go on past the end.
+    // A record has three cells, which divide no power of two, so records wrap around the end.
     let capture = Capture {
         registers: RegisterSet::default(),
         ..Capture::default()
@@ -190,7 +190,7 @@ fn records_of_several_threads_arrive_once_each_and_in_their_order() {
 #[test]
 fn detours_nest_wherever_they_are_interrupted() {
     const WANTED: u64 = 500;
-    /// The first argument that the handler calls with.
+    /// First argument of the handler's calls.
     const FROM_HANDLER: u64 = 1 << 40;
     let arena = Arena::new().unwrap();
     let capture = Capture {
@@ -217,7 +217,7 @@ fn detours_nest_wherever_they_are_interrupted() {
         });
         let mut reader = probed.reader();
         loop {
-            // Also when it has panicked.
+            // Also true after a panic.
             let was_over = caller.is_finished();
             let values = probed.drain(&mut reader);
             if was_over && values.is_empty() {

@@ -1,4 +1,4 @@
-//! Copies of the stack: all of it, to its last word, or the escape.
+//! Copies of the stack: the whole stack to its last word, or the escape.
 
 use super::compare::{Before, capture};
 use super::{assemble, quiet};
@@ -13,10 +13,10 @@ use hvprobe_tests::differential::random::Random;
 use iced_x86::code_asm::{dword_ptr, registers::*};
 
 const ROUNDS: u64 = 400;
-/// More cells than a record with a copy has, and few enough that records come to lie at their end.
+/// More cells than a record with a copy has, but few enough that records reach the end of the ring.
 const CELLS: u32 = 256;
 
-/// How many bytes of stack there are, mostly so many that they are copied.
+/// Returns a number of bytes of stack, mostly one that is copied.
 fn depth(random: &mut Random) -> u64 {
     let most = STACK_MAX as u64;
     match random.below(10) {
@@ -60,7 +60,7 @@ fn a_copy_has_the_stack_up_to_its_end_and_what_cannot_be_copied_takes_the_escape
         let detour = Room::new(&arena).detour(&span, &ring, &members).unwrap();
         let before = Before::random(&mut random, &arena);
         let (rsp_is, depth) = (before.state.regs.rsp, depth(&mut random));
-        // The end is where an end may be, whatever the stack pointer is.
+        // The end is aligned, whatever the stack pointer is.
         let end = Gva((rsp_is & !7).wrapping_add(depth));
         arena.set_stack_end(end);
         let in_place = before.run(&bench);

@@ -1,5 +1,5 @@
-//! A record that somebody stopped in, at any instruction of the detour: what others record meanwhile is
-//! found behind it, whatever registers and stack words are.
+//! A record whose writer stopped at any instruction of the detour: the records behind it are found, whatever
+//! the values of registers and stack words.
 
 use super::{assemble, quiet};
 use hvprobe_arch::Gva;
@@ -15,14 +15,15 @@ use iced_x86::code_asm::{dword_ptr, registers::*};
 use iced_x86::{Decoder, DecoderOptions};
 use std::sync::atomic::Ordering;
 
-/// Exits of the bench: a call stands at an int3, or is through.
+/// Exits of the bench: a call stopped at an int3, or has finished.
 const STANDS: u64 = 0;
 const THROUGH: u64 = 1;
 const SOURCE: u32 = 5;
-/// The call that stands; those before it come meanwhile.
+/// Number of the call that stops; the calls before it happen meanwhile.
 const LAST: u64 = 3;
 
-/// A call with a stack of its own, and registers that all look like the mark of a record which begins a few cells from here.
+/// Returns the state of a call with its own stack, in which all registers look like the mark of a record that
+/// begins a few cells from here.
 fn registers(arena: &Arena, call: u64, position: u64) -> State {
     let mut state = State {
         regs: Regs::default(),
@@ -46,7 +47,7 @@ fn records_are_found_behind_one_that_stops_at_any_instruction() {
     traps::install();
     let arena = Arena::new().unwrap();
     let bench = Bench::new(&arena).unwrap();
-    // Six cells, which divide no power of two: sometimes the record lies across the end.
+    // A record has six cells, which divide no power of two: sometimes it wraps around the end.
     let ring = quiet(&arena, 64);
     let capture = Capture {
         registers: RegisterSet::default(),

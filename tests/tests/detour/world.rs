@@ -1,5 +1,4 @@
-//! What must be found in memory: a model of the pages that tests read, and of following pointers in them
-//! as the host does.
+//! Model of the memory that tests read, and of following pointers in it as the host does.
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::{Layout, Readers};
@@ -12,30 +11,30 @@ use std::collections::HashSet;
 use std::ops::Range;
 
 pub(crate) const PAGE: u64 = 4096;
-/// The last page of the processes' part, which is not there, if the pages to be read are in both parts.
+/// Last page of the processes' part, which is absent, if the pages are in both parts.
 pub(crate) const BETWEEN: u64 = 31;
 pub(crate) const PAGES: u64 = 64;
-/// The most pages that are there in a row.
+/// Maximum number of consecutive pages that are present.
 pub(crate) const ROW: u64 = 3;
-/// Where the kernel's half begins on real machines, and where a process ends.
+/// Start of the kernel's half, and end of the processes' addresses, on real machines.
 pub(crate) const REAL_HALVES: (Gva, Gva) = (Gva(0xffff_8000_0000_0000), Gva(0x7fff_ffff_f000));
-/// Nothing is ever mapped below (`mmap_min_addr`).
+/// Nothing is mapped below this address (`mmap_min_addr`).
 const LOWEST: u64 = 0x1000;
 /// A page of the kernel's half that a process may have.
 const VSYSCALL: Range<u64> = 0xffff_ffff_ff60_0000..0xffff_ffff_ff60_1000;
-/// What is left alone at the end of the kernel's half.
+/// Last address of the kernel's half that may be read.
 const LAST: u64 = 0x2000_u64.wrapping_neg();
 
-/// Why a byte cannot be told.
+/// Reason why a byte has no value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Not {
-    /// There is none.
+    /// There is no byte.
     Mapped,
-    /// There may be one, but this does not know of it.
+    /// There may be a byte, but the model does not know it.
     Known,
 }
 
-/// What an item reads.
+/// Result of reading an item.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
     Nothing,
@@ -43,13 +42,13 @@ pub(crate) enum Found {
     Text { bytes: Vec<u8>, truncated: bool },
 }
 
-/// The pages that tests read. Whoever writes there does it through this.
+/// Pages that tests read. All writes to them must go through this value.
 pub(crate) struct World<'a> {
     arena: &'a Arena,
     pages: Vec<u8>,
     holes: HashSet<u64>,
     readers: Readers,
-    /// More memory: where it begins, and what is there.
+    /// Further memory: start and content.
     pub(crate) beside: Vec<(Gva, Vec<u8>)>,
     pub(crate) calls: Calls,
     pub(crate) faults: Calls,
@@ -70,7 +69,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Where page `number` begins.
+    /// Returns the start of page `number`.
     pub(crate) fn page(&self, number: u64) -> u64 {
         let pages = self.arena.pages();
         let at = pages.start.0 + PAGE * number;
@@ -78,7 +77,7 @@ impl<'a> World<'a> {
         at
     }
 
-    /// Takes page `number` away.
+    /// Makes page `number` inaccessible.
     pub(crate) fn take_away(&mut self, number: u64) {
         let at = self.page(number);
         if self.holes.insert(at) {
@@ -86,7 +85,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Writes `bytes` at `at`, where there is memory.
+    /// Writes those of `bytes` that lie in accessible pages, from `at` on.
     pub(crate) fn put(&mut self, at: u64, bytes: &[u8]) {
         let pages = self.arena.pages();
         for (at, byte) in (0..).map(|n| at.wrapping_add(n)).zip(bytes) {
@@ -97,7 +96,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// The byte at `at`.
+    /// Returns the byte at `at`.
     fn byte(&self, at: u64) -> Result<u8, Not> {
         let within = |start: Gva, bytes: &[u8]| {
             let offset = usize::try_from(Gva(at).offset_from(start)?).ok()?;
@@ -118,7 +117,7 @@ impl<'a> World<'a> {
         })
     }
 
-    /// `len` bytes at `at`, or `None` if one of them is not there.
+    /// Returns `len` bytes at `at`, or `None` if one of them is absent.
     fn bytes(&self, at: u64, len: usize) -> Result<Option<Vec<u8>>, Not> {
         let bytes = (0..len as u64).map(|n| self.byte(at.wrapping_add(n)));
         match bytes.collect() {
@@ -128,7 +127,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Which half `at` is in, if that is the one it has to be in: the kernel's is the first.
+    /// Returns the half that contains `at`, if `memory` allows it: 0 for the kernel's, 1 for the processes'.
     fn half(&self, at: u64, memory: Memory) -> Option<usize> {
         let is_kernel = (self.readers.kernel_half.0..=LAST).contains(&at);
         let is_process = at < self.readers.process_end.0;
@@ -140,7 +139,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Loads so many bytes, by the reader for that.
+    /// Loads `len` bytes with the load of this size.
     fn load(&mut self, half: usize, at: u64, len: usize) -> Result<Option<Vec<u8>>, Not> {
         let size = usize::try_from(len.trailing_zeros()).unwrap();
         self.calls[half][size] += 1;
@@ -149,7 +148,7 @@ impl<'a> World<'a> {
         Ok(bytes)
     }
 
-    /// What `item` finds with these registers, and by which loads.
+    /// Returns what `item` reads with these registers, and counts the loads.
     pub(crate) fn find(&mut self, item: &Fetched, regs: &Regs) -> Result<Found, Not> {
         let mut value = match item.base {
             Base::Register(register) => regs.get(register),
@@ -201,7 +200,7 @@ impl<'a> World<'a> {
         Ok(Found::Bytes(found))
     }
 
-    /// Does the loads that a text takes: eight bytes at a time, or one by one where that faults.
+    /// Does the loads of a text: eight bytes at a time, or one by one if that faults.
     fn load_text(&mut self, half: usize, at: u64, most: usize) -> Result<(), Not> {
         for word in 0..=most as u64 / 8 {
             let at = at + 8 * word;
@@ -216,7 +215,7 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// Whether the text ends, or what can be read of it does.
+    /// Loads eight bytes one by one. Returns whether the text, or its readable part, ends here.
     fn load_slowly(&mut self, half: usize, at: u64) -> Result<bool, Not> {
         for at in at..at + 8 {
             if self
@@ -229,7 +228,7 @@ impl<'a> World<'a> {
         Ok(false)
     }
 
-    /// As the host reads a text.
+    /// Returns the text as the host reads it.
     fn find_text(&self, at: u64, most: usize) -> Result<Found, Not> {
         let mut found = Vec::new();
         for at in at..at + most as u64 {
@@ -245,7 +244,7 @@ impl<'a> World<'a> {
                 Err(not) => return Err(not),
             }
         }
-        // A text that fits exactly is whole, if that can be seen.
+        // A text of the maximum length is complete if the zero behind it can be read.
         let next = self.bytes(at + most as u64, 1)?;
         Ok(Found::Text {
             bytes: found,
@@ -254,7 +253,8 @@ impl<'a> World<'a> {
     }
 }
 
-/// Where the kernel's half begins and where processes end: between the pages, before them, behind them.
+/// Returns pairs of a start of the kernel's half and an end of processes, so that the boundary is between the
+/// pages, before them, or behind them.
 pub(crate) fn halves(arena: &Arena) -> [(Gva, Gva); 3] {
     let page = |number| arena.pages().start.wrapping_add(PAGE * number);
     [
@@ -264,7 +264,7 @@ pub(crate) fn halves(arena: &Arena) -> [(Gva, Gva); 3] {
     ]
 }
 
-/// Pages full of bytes that are not zero, every fourth taken away.
+/// Returns a world whose bytes are not zero, and of which every fourth page is inaccessible.
 pub(crate) fn world<'a>(arena: &'a Arena, loads: &Loads<'_>, random: &mut Random) -> World<'a> {
     let mut world = World::new(arena, loads.readers());
     for page in 0..PAGES {
@@ -281,7 +281,7 @@ pub(crate) fn world<'a>(arena: &'a Arena, loads: &Loads<'_>, random: &mut Random
     world
 }
 
-/// What a record has of each item.
+/// Returns the results of all items in a record.
 pub(crate) fn found(layout: &Layout, record: &[u8], items: &[Fetched]) -> Vec<Found> {
     let found = items.iter().enumerate().map(|(index, item)| {
         let mut bytes = vec![0xee; 300];

@@ -1,8 +1,8 @@
 //! Every decoder against the committed corpus and random mutations of it.
 //!
-//! `HVPROBE_FUZZ_RUNS` says how many mutations each decoder gets, `HVPROBE_FUZZ_SEED` which: a
-//! failure prints the seed it was found with. What broke a promise is left in the target folder, to
-//! be added to the corpus.
+//! `HVPROBE_FUZZ_RUNS` sets the number of mutations for each decoder, `HVPROBE_FUZZ_SEED` their seed: a failure
+//! prints the seed with which it was found. An input that breaks a promise is written to the target folder, for
+//! adding it to the corpus.
 
 mod mutate;
 
@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 use hvprobe_tests::fuzz::{TARGETS, Target};
 use mutate::Random;
 
-/// Mutations of each target's corpus when nothing else is asked for.
+/// Default number of mutations of each target's corpus.
 const RUNS: u64 = 1000;
-/// No input may take longer, by far, even on a machine with much else to do.
+/// Maximum time of one input, by far more than needed even on a busy machine.
 const SLOWEST: Duration = Duration::from_secs(20);
 
 fn number(name: &str) -> Option<u64> {
@@ -33,7 +33,7 @@ fn corpus_folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus")
 }
 
-/// The files in a folder, by name.
+/// Returns the files in a folder, sorted by name.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let mut files: Vec<_> = fs::read_dir(folder)
         .and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect())
@@ -42,7 +42,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// The inputs of a target.
+/// Returns the inputs of a target.
 fn corpus(target: &str) -> Vec<Vec<u8>> {
     files(&corpus_folder().join(target))
         .iter()
@@ -50,7 +50,7 @@ fn corpus(target: &str) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// The names of the files in a folder, without what comes after the dot.
+/// Returns the names of the files in a folder, without extensions.
 fn names(folder: &Path) -> Vec<String> {
     files(folder)
         .iter()
@@ -83,7 +83,7 @@ fn the_corpus_gets_past_the_decoders_own_checks() {
         let accepted = inputs.iter().filter(|data| (target.run)(data)).count();
         eprintln!("{}: {} inputs, {accepted} sound", target.name, inputs.len());
         assert!(accepted > 0, "{}: all inputs are turned down", target.name);
-        // What is nothing at all is never a reason to fall over either.
+        // Empty input must not break a promise either.
         (target.run)(&[]);
     }
 }
@@ -95,7 +95,7 @@ fn mutations_of_the_corpus_break_no_promise() {
     eprintln!("HVPROBE_FUZZ_SEED={seed} HVPROBE_FUZZ_RUNS={runs}");
     for target in TARGETS {
         let inputs = corpus(target.name);
-        // Each target on its own, so that one replays whatever the others are.
+        // Seeded for each target separately, so that one can be repeated without the others.
         let mut random = Random::new(seed ^ number_of(target.name));
         let (mut sound, mut slowest) = (0, Duration::ZERO);
         for _ in 0..runs {
@@ -112,12 +112,12 @@ fn mutations_of_the_corpus_break_no_promise() {
     }
 }
 
-/// A number that differs between names.
+/// Returns a number that differs between names.
 fn number_of(name: &str) -> u64 {
     name.bytes().fold(0, |sum, byte| sum * 31 + u64::from(byte))
 }
 
-/// Runs one input; keeps it if it breaks a promise.
+/// Runs one input; writes it to a file if it breaks a promise.
 fn run(target: Target, input: &[u8], seed: u64) -> bool {
     catch_unwind(AssertUnwindSafe(|| (target.run)(input))).unwrap_or_else(|panic| {
         let name = format!("fuzz-{}-{seed}", target.name);

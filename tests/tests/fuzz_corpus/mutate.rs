@@ -1,6 +1,6 @@
-//! Random changes to inputs, the same for the same seed.
+//! Random changes of inputs, determined by the seed.
 
-/// Values at which decoders err.
+/// Values for which decoders are prone to errors.
 const EDGES: [u64; 10] = [
     0,
     1,
@@ -13,7 +13,7 @@ const EDGES: [u64; 10] = [
     1 << 63,
     u64::MAX,
 ];
-/// Inputs do not grow beyond this.
+/// Maximum length of a mutation.
 const LONGEST: usize = 1 << 16;
 
 /// Random numbers: SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number
@@ -33,7 +33,7 @@ impl Random {
         z ^ z >> 31
     }
 
-    /// A number below `limit`, which is not zero.
+    /// Returns a number below `limit`, which must not be zero.
     fn below(&mut self, limit: usize) -> usize {
         usize::try_from(self.next() % limit as u64).expect("below a usize")
     }
@@ -43,7 +43,7 @@ impl Random {
     }
 }
 
-/// One of `inputs` with a few changes, most often few.
+/// Returns one of `inputs` with a few random changes.
 pub(crate) fn mutation(random: &mut Random, inputs: &[Vec<u8>]) -> Vec<u8> {
     let mut data = inputs[random.below(inputs.len())].clone();
     let changes = 1 << random.below(6);
@@ -72,7 +72,7 @@ fn change(random: &mut Random, data: &mut Vec<u8>, inputs: &[Vec<u8>]) {
             let len = range.len();
             data[range].copy_from_slice(&edge[..len]);
         }
-        // A little more or less, as a number of the width.
+        // Adds a small number to a word of the width, or subtracts it.
         4 => {
             let mut word = [0; 8];
             word[..range.len()].copy_from_slice(&data[range.clone()]);
@@ -88,7 +88,7 @@ fn change(random: &mut Random, data: &mut Vec<u8>, inputs: &[Vec<u8>]) {
         6 => {
             data.drain(range);
         }
-        // A piece of this or another input, over what is there or in between.
+        // Copies a piece of an input, over the bytes that are there or between them.
         _ => {
             let other = &inputs[random.below(inputs.len())];
             let from = random.below(other.len().max(1));

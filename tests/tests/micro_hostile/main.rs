@@ -1,6 +1,5 @@
-//! Guests that work against the probes in them: whatever they do to our patches, our hidden memory,
-//! their tables and stacks, the host goes on, and probes can be taken out and machines be stopped. On
-//! whatever KVM there is.
+//! Guests that attack the probes in them: whatever they do to our patches, our hidden memory, their own tables
+//! and stacks, the host goes on, probes can be unregistered and machines stopped. On any KVM.
 
 mod region;
 mod tables;
@@ -20,14 +19,14 @@ use hvprobe_tests::rig::{Running, probe};
 use iced_x86::code_asm::registers::*;
 use iced_x86::code_asm::{CodeAssembler, CodeLabel, byte_ptr, ptr, qword_ptr};
 
-/// Where slots begin in the hidden region, which these guests know too well, and their size.
+/// Offset of the slots in the hidden region, which these guests know, and the size of a slot.
 const SLOTS: u64 = 0x3000;
 const SLOT: u64 = 32;
 
-/// Where a guest that has found the hidden region maps it, to write to it.
+/// Address to which a guest that has found the hidden region maps it for writing.
 const WRITABLE: u64 = WINDOW + (33 << 21);
 
-/// The statuses guests end with.
+/// Exit status of a guest that reached its end.
 const DONE: u8 = 42;
 
 fn with(definition: &str, mechanism: Mechanism) -> ProbeSpec {
@@ -37,7 +36,7 @@ fn with(definition: &str, mechanism: Mechanism) -> ProbeSpec {
     }
 }
 
-/// One probe of each kind: `emulated`, `boosted` in slot 0, `stepped` in slot 1.
+/// Returns one probe of each kind: `emulated`, `boosted` in slot 0, `stepped` in slot 1.
 fn one_each() -> Vec<ProbeSpec> {
     vec![
         with("p emulated+5", Mechanism::Emulated),
@@ -46,7 +45,7 @@ fn one_each() -> Vec<ProbeSpec> {
     ]
 }
 
-/// The functions that [`one_each`] probes.
+/// Functions probed by [`one_each`].
 struct Probed {
     emulated: CodeLabel,
     boosted: CodeLabel,
@@ -68,7 +67,7 @@ impl Probed {
         a.call(self.stepped)
     }
 
-    /// `push rbx`, which is emulated, and a multiplication, which is not.
+    /// Defines the functions with `push rbx`, which is emulated, and a multiplication, which is not.
     fn define(&self, kernel: &mut MicroKernel) -> Asm<()> {
         kernel.function("emulated", self.emulated)?;
         kernel.asm().push(rbx)?;
@@ -89,7 +88,7 @@ fn done(a: &mut CodeAssembler) -> Asm<()> {
     a.ret()
 }
 
-/// `checkpoint` is where the guest waits for the host; its probe is the last.
+/// Defines `checkpoint`, where the guest waits for the host; its probe is the last.
 fn checkpoint(kernel: &mut MicroKernel, label: CodeLabel) -> Asm<()> {
     kernel.function("checkpoint", label)?;
     kernel.asm().nop()?;
@@ -102,7 +101,7 @@ fn holding() -> ProbeSpec {
     spec
 }
 
-/// Waits until the guest has come to its checkpoint, or has ended.
+/// Waits until the guest has reached its checkpoint or has ended.
 fn at_checkpoint(machine: &Arc<Machine>) -> State {
     let machine = Arc::clone(machine);
     within_limit("the way to the checkpoint", move || {
@@ -114,7 +113,7 @@ fn at_checkpoint(machine: &Arc<Machine>) -> State {
     })
 }
 
-/// Takes all probes out, one by one, and stops the machine.
+/// Unregisters all probes, one by one, and stops the machine.
 fn dismantle(machine: &Arc<Machine>) -> Ending {
     let machine = Arc::clone(machine);
     hangs_not("taking probes out and stopping", move || {
@@ -126,7 +125,7 @@ fn dismantle(machine: &Arc<Machine>) -> Ending {
     })
 }
 
-/// The guest has mapped the hidden region at [`WRITABLE`] after this. Changes RAX and RBX.
+/// Maps the hidden region at [`WRITABLE`]. Changes RAX and RBX.
 fn find_hidden(a: &mut CodeAssembler) -> Asm<()> {
     a.mov(rbx, PMD)?;
     a.mov(rax, qword_ptr(rbx))?;
@@ -134,19 +133,19 @@ fn find_hidden(a: &mut CodeAssembler) -> Asm<()> {
     a.mov(qword_ptr(rbx + 33 * 8), rax)
 }
 
-/// Forgets what the processor knows of the tables. Changes RAX.
+/// Flushes the TLB. Changes RAX.
 fn flush(a: &mut CodeAssembler) -> Asm<()> {
     a.mov(rax, cr3)?;
     a.mov(cr3, rax)
 }
 
-/// Boots, waits for the end the guest makes of itself, and checks that nobody else did.
+/// Boots, waits until the guest ends itself, and checks that no host thread panicked.
 fn ended(config: MachineConfig) -> (Arc<Machine>, Ending, Vec<Event>) {
     let (machine, ending, events) = run(config);
     if let EndReason::Crash(report) = &ending.reason {
         assert!(!report.contains("panicked"), "{report}");
     }
-    // What has ended can still be told to.
+    // A machine that has ended still accepts requests.
     assert_eq!(dismantle(&machine), ending);
     (machine, ending, events)
 }
@@ -164,7 +163,8 @@ fn text_that_the_guest_rewrites_is_left_to_it() {
         let (probed, here) = (Probed::new(kernel), kernel.label());
         let a = kernel.asm();
         probed.call(a)?;
-        // Other instructions: `inc ebx; nop…`; `stepped` gets the int3 that is there already.
+        // Writes another instruction, `clc`, over two probepoints; `stepped` gets the int3 that is already
+        // there.
         for function in [probed.emulated, probed.boosted] {
             a.lea(rcx, ptr(function))?;
             a.mov(byte_ptr(rcx + 5), 0xf8)?;
@@ -226,8 +226,8 @@ fn guests_whose_steps_never_end_can_be_stopped() {
         return;
     }
     if std::env::var("HVPROBE_RIG").is_ok_and(|rig| rig == "bochs") {
-        // Its processor takes no interrupt out of a guest that was entered with interrupts off, so
-        // its own kernel never runs again.
+        // Its processor is not interrupted in a guest that was entered with interrupts off, so the host's
+        // kernel would never run again.
         eprintln!("skipped: endless steps need a processor that is interrupted in a guest");
         return;
     }
@@ -263,13 +263,13 @@ fn guests_whose_steps_never_end_can_be_stopped() {
         }
         let ending = hangs_not("stopping", move || machine.stop());
         assert!(since.elapsed() < Duration::from_secs(20), "{ending:?}");
-        // Without the probe the guest goes on where the copy was.
+        // Without the probe, the guest continues in place.
         let went_on = is_done(&ending);
         assert!(went_on || ending.reason == EndReason::Stopped, "{ending:?}");
     }
 }
 
-/// What detours and stubs write to, written to by the guest itself.
+/// The guest itself writes to the ports of detours and stubs.
 #[test]
 fn ports_of_ours_are_nobodys_where_the_guest_writes_to_them_itself() {
     const UNLIKELY: u64 = 0x0123_4567_89ab_cdef;
@@ -324,7 +324,7 @@ fn probes_come_and_go_while_the_guest_rewrites_the_text_around_them() {
         a.xor(r12d, r12d)?;
         a.set_label(&mut again)?;
         probed.call(a)?;
-        // The entry nop and its neighbour, and now and then the probepoint itself.
+        // Writes to the entry nop and the byte behind the probepoint, and sometimes to the probepoint itself.
         a.inc(r12d)?;
         for function in [probed.emulated, probed.boosted, probed.stepped] {
             let mut not_now = a.create_label();
@@ -333,7 +333,7 @@ fn probes_come_and_go_while_the_guest_rewrites_the_text_around_them() {
             a.mov(byte_ptr(rcx + 9), 0x90)?;
             a.test(r12d, 0x1f)?;
             a.jnz(not_now)?;
-            // A probepoint's first byte, over whatever is there.
+            // Writes back the probepoint's first byte, whatever it is.
             a.mov(al, byte_ptr(rcx + 5))?;
             a.mov(byte_ptr(rcx + 5), al)?;
             a.set_label(&mut not_now)?;
@@ -349,16 +349,16 @@ fn probes_come_and_go_while_the_guest_rewrites_the_text_around_them() {
         for round in 0..100 {
             let registered = busy.register(&one_each());
             let Ok(ids) = registered else {
-                // The text may have changed in between, or be none any more.
+                // The text may have changed meanwhile, or may no longer be instructions.
                 continue;
             };
             let mut changed = Ok(());
             if round % 3 == 0 {
                 changed = busy.disable(&ids);
-                // Not where the guest has just put the int3 back.
+                // Fails if the guest has just written the int3 back.
                 let _ = busy.enable(&ids);
             }
-            // A guest that has put an int3 of ours back ends at it once it is its own.
+            // A guest that has written our int3 back ends there when the int3 has become its own.
             if let Err(error) = changed.and_then(|()| busy.unregister(&ids)) {
                 assert_eq!(error.to_string(), "the machine has ended");
                 return;

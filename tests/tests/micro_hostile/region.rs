@@ -1,4 +1,4 @@
-//! The hidden region unmapped, overwritten, and jumped into.
+//! Attacks on the hidden region: it is unmapped, overwritten, and jumped into.
 
 use super::*;
 use hvprobe_machine::{EndReason, Mechanism};
@@ -7,20 +7,20 @@ use hvprobe_tests::micro::recorder::{FULL, Record, records};
 use hvprobe_tests::micro::{Asm, PMD, UNEXPECTED_EXCEPTION, UNMAPPED, WINDOW};
 use iced_x86::code_asm::{CodeAssembler, ptr, qword_ptr, registers::*};
 
-/// Where things lie in the hidden region, which these guests know too well.
+/// Offsets in the hidden region, which these guests know.
 const STUBS: u64 = 0x1000;
 
 const TRAMPOLINE: u64 = 0x1440;
 
 const IDT_PAGE: u64 = 0x2000;
 
-/// What a guest does to the entry that maps the hidden region.
+/// Change of the page table entry that maps the hidden region.
 #[derive(Clone, Copy, Debug)]
 enum Entry {
     Cleared,
-    /// Maps other memory, which is full of zeros.
+    /// Maps other memory, which is all zeros.
     Redirected,
-    /// Leads to a table that is none.
+    /// Refers to a table that does not exist.
     Wild,
 }
 
@@ -70,13 +70,13 @@ fn a_guest_that_unmaps_the_slots_gets_the_faults_and_no_more() {
             };
             assert_eq!(counts, hits, "{what}");
             match (way, &ending.reason) {
-                // The fault is the guest's to handle.
+                // The guest handles the fault.
                 ("boosted", EndReason::Reset) => {
                     assert_eq!(ending.guest_status, Some(DONE), "{what}");
                     let seen: Vec<Record> = records(&machine);
                     assert!(seen.iter().any(|r| r.vector == 14), "{what} {seen:#x?}");
                 }
-                // So it is in the window, whose table has gone too.
+                // Also in the exception window, whose table is unmapped as well: the guest may end in any way.
                 (_, EndReason::TripleFault(_) | EndReason::Crash(_) | EndReason::Reset) => {}
                 _ => panic!("{what}"),
             }
@@ -84,7 +84,7 @@ fn a_guest_that_unmaps_the_slots_gets_the_faults_and_no_more() {
     }
 }
 
-/// What a guest writes over the hidden region.
+/// Name and code of an attack that overwrites the hidden region.
 type Vandal = (&'static str, fn(&mut CodeAssembler) -> Asm<()>);
 
 /// Fills `count` words from `at` on with `value`. Changes RAX, RCX, RDI.
@@ -111,7 +111,7 @@ const VANDALS: &[Vandal] = &[
     ("slots of our port", |a| {
         fill(a, WRITABLE + SLOTS, 16, 0x90e6_90e6_90e6_90e6)
     }),
-    // `push rax; jmp .-1`: until the stack has gone.
+    // `push rax; jmp .-1`: until the stack is exhausted.
     ("slots that eat the stack", |a| {
         fill(a, WRITABLE + SLOTS, 16, 0x9090_9090_90fd_eb50)
     }),
@@ -217,7 +217,7 @@ fn guests_that_jump_into_the_hidden_region_harm_only_themselves() {
             let a = kernel.asm();
             probed.call(a)?;
             a.lea(r15, ptr(after))?;
-            // Where the functions whose slots these are return to.
+            // Return addresses for the functions that these slots belong to.
             a.push(r15)?;
             a.push(r15)?;
             a.mov(rax, WINDOW + offset)?;

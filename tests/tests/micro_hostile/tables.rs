@@ -1,4 +1,4 @@
-//! Hits with other tables and stacks than the engine would like.
+//! Hits with unsuitable page tables, descriptor tables and stacks.
 
 use super::*;
 use hvprobe_machine::{EndReason, Mechanism};
@@ -35,7 +35,7 @@ fn hits_need_no_tables_of_the_guests() {
     config.probes = one_each();
     let (_, ending, events) = ended(config);
     if mode == CatchMode::IdtGate {
-        // No int3 arrives without a table.
+        // No int3 is delivered without a table.
         assert!(
             matches!(ending.reason, EndReason::TripleFault(_)),
             "{ending:?}"
@@ -121,8 +121,8 @@ fn stacks_that_are_not_there_are_the_guests_own_trouble() {
     }
 }
 
-/// Copies the tables that map the kernel to 8 MiB into RAM, the one of 2 MiB pages last, and loads
-/// them once `change` has been made to that. Changes all but R12 to R15.
+/// Copies the page tables that map the kernel to RAM at 8 MiB, the one of 2 MiB pages last, lets `change`
+/// modify that one, and loads the copies. Changes all registers except R12 to R15.
 fn other_tables(
     a: &mut CodeAssembler,
     change: impl FnOnce(&mut CodeAssembler) -> Asm<()>,
@@ -165,7 +165,7 @@ fn hits_under_other_page_tables_go_by_what_the_kernel_maps() {
             let (probed, mut after) = (Probed::new(kernel), kernel.label());
             let a = kernel.asm();
             probed.call(a)?;
-            // The kernel, without the hidden region.
+            // Maps the kernel without the hidden region.
             other_tables(a, |a| a.mov(qword_ptr(rdi), 0))?;
             a.lea(r15, ptr(after))?;
             a.call(match way {

@@ -1,4 +1,4 @@
-//! What a fault shows, in place and displaced.
+//! State shown by a fault, in place and displaced.
 
 use hvprobe_hit::event::EventKind;
 use hvprobe_machine::{Event, Mechanism};
@@ -15,13 +15,13 @@ const RF: u64 = 1 << 16;
 
 const NONCANONICAL: u64 = 0x8000_1234_5678_0000;
 
-/// Words a case leaves: RAX, RFLAGS, RSP - the stack pointer before.
+/// Number of result words of a case.
 const WORDS: u64 = 4;
 
-/// One instruction that faults.
+/// An instruction that faults.
 struct Case {
     name: &'static str,
-    /// What RBX, RSP and RBP hold before; 0 leaves the latter two as they are.
+    /// Values of RBX, RSP and RBP before; 0 leaves RSP and RBP unchanged.
     operand: u64,
     stack: u64,
     frame: u64,
@@ -98,7 +98,7 @@ const EMULATED: &[Case] = &[
     },
 ];
 
-/// `main` runs each case in its place and displaced, and leaves what it did.
+/// Makes `main` run each case in place and displaced, and store the results.
 fn compared(kernel: &mut MicroKernel, cases: &[&Case], flags: u64) -> Asm<()> {
     kernel.start_recording()?;
     let mut results = RESULTS;
@@ -146,7 +146,7 @@ fn same_faults(cases: &[Case], mechanism: Mechanism) {
     let Some(mode) = catch_mode("faults") else {
         return;
     };
-    // There int3s are delivered before they are caught, which a stack that is not there prevents.
+    // With the IDT gate int3s are delivered before they are caught, which an absent stack prevents.
     let on_stack = |case: &&Case| mode != CatchMode::IdtGate || case.stack == 0;
     let cases: Vec<&Case> = cases.iter().filter(on_stack).collect();
     for flags in [0x2, 0x8d7 | IF] {
@@ -170,8 +170,8 @@ fn same_faults(cases: &[Case], mechanism: Mechanism) {
             };
             let plain = relative("plain", &records[2 * n]);
             let probed = relative("probed", &records[2 * n + 1]);
-            // A jump to no address faults there on some processors (QEMU's), and on others, which
-            // are what we emulate, before it is made.
+            // A jump to a non-canonical address faults at the target on some processors (QEMU's), and on
+            // others, which we emulate, before the jump.
             let no_address = plain.vector == GP && plain.rip == case.operand;
             // QEMU's processor leaves RF clear where others set it.
             let same = Record {
@@ -187,7 +187,7 @@ fn same_faults(cases: &[Case], mechanism: Mechanism) {
                 let (plain, probed) = (result(&machine, at), result(&machine, at + 8 * WORDS));
                 assert_eq!(plain, probed, "{name}: word {word}");
             }
-            // A jump itself succeeds on some processors; its target then faults.
+            // On some processors the jump itself succeeds, and its target faults.
             let in_place = probed.rip == 5;
             assert_eq!(probes[n].mechanism, Some(mechanism), "{name}");
             assert_eq!(

@@ -11,28 +11,26 @@ use iced_x86::code_asm::{CodeAssembler, dword_ptr, qword_ptr};
 
 use super::*;
 
-/// Where nothing of the guest's may ever be seen to run.
+/// Returns whether the record shows code of ours, which must never be seen.
 fn is_hidden(record: &Record) -> bool {
     (WINDOW..WINDOW + (16 << 20)).contains(&record.rip)
 }
 
-/// What sends this processor an interrupt or NMI: EAX goes to the interrupt command register (SDM
-/// vol. 3, 11.6.1).
+/// Interrupt command register: writing EAX to it sends this processor an interrupt or NMI (SDM vol. 3, 11.6.1).
 const ICR: i32 = 0x300;
 
 const SELF_INTERRUPT: u32 = 1 << 18 | 1 << 14 | 0x40;
 
-/// To the processor with id 0, which the upper half of the register says after a reset.
+/// NMI to the processor with id 0, which is the destination in the upper half of the register after a reset.
 const SELF_NMI: u32 = 1 << 14 | 4 << 8;
 
-/// Leaves the guest for a moment: hosts that emulate the guest look for interrupts only then.
+/// Causes an exit: hosts that emulate the guest check for interrupts only then.
 fn exit(a: &mut CodeAssembler) -> Asm<()> {
     a.out(0x80, al)?;
     a.nop()
 }
 
-/// `main` sends itself what `command` says, with the instruction at `plain+5` and, displaced, with
-/// that at `probed+5`.
+/// Makes `main` send itself `command`, by the instruction at `plain+5` and, displaced, by that at `probed+5`.
 fn sends(kernel: &mut MicroKernel, command: u32, flags: u64) -> Asm<()> {
     kernel.start_recording()?;
     let (plain, function) = (kernel.label(), kernel.label());
@@ -77,7 +75,7 @@ fn what_a_stepped_copy_sends_its_own_processor_comes_right_after_it() {
         assert!(!is_hidden(&displaced), "{displaced:#x?}");
         assert_eq!(displaced.idt, IDT_BASE);
         assert_eq!(displaced.rflags & IF, flags & IF);
-        // Hosts that emulate the guest are not as prompt.
+        // Hosts that emulate the guest may deliver it later.
         if offset(&plain, "plain") == 11 {
             assert_eq!(offset(&displaced, "probed"), 11, "{records:#x?}");
             let same = Record {
@@ -98,9 +96,9 @@ fn interrupts_of_a_timer_never_show_a_stepped_copy() {
     if catch_mode("timer").is_none() {
         return;
     }
-    /// How many interrupts end it.
+    /// Number of interrupts after which the guest ends.
     const ENOUGH: u8 = 3;
-    /// How many hits do, if the timer never fires.
+    /// Number of hits after which it ends if the timer never fires.
     const MOST: u32 = 20_000;
     let (_folder, mut config) = build(|kernel| {
         kernel.start_recording()?;
@@ -137,7 +135,7 @@ fn interrupts_of_a_timer_never_show_a_stepped_copy() {
         assert!(!is_hidden(record) && record.idt == IDT_BASE, "{record:#x?}");
     }
     let counts = machine.probes()[0].counts;
-    // The guest counts its calls down from `MOST`, in R12.
+    // The guest counts its calls down from `MOST` in R12.
     let left = events.last().expect("a hit").regs.r12;
     let calls = u64::from(MOST) - left + 1;
     assert_eq!((counts.hits, counts.missed), (calls, 0));
@@ -155,7 +153,7 @@ fn an_emulated_sti_holds_interrupts_off_for_one_instruction() {
         .items
         .iter()
         .any(|item| item.what == "interrupts held off after sti" && item.verdict == Verdict::Good);
-    // What follows `sti`, itself probed or not.
+    // The instruction behind `sti`, without and with a probe.
     for more in [&[][..], &["p probed+6"]] {
         let (_folder, mut config) = build(|kernel| {
             kernel.start_recording()?;
@@ -189,7 +187,7 @@ fn an_emulated_sti_holds_interrupts_off_for_one_instruction() {
         let [plain, displaced] = records[..] else {
             panic!("{records:#x?}")
         };
-        // Past `sti` and the instruction behind it, or later on hosts that emulate the guest.
+        // Behind `sti` and the next instruction, or later on hosts that emulate the guest.
         let [plain, displaced] = [(plain, "plain"), (displaced, "probed")]
             .map(|(record, name)| record.rip.wrapping_sub(symbol(&machine, name)));
         if plain == 10 && holds_off {

@@ -1,5 +1,4 @@
-//! What a displaced instruction that faults, or is interrupted, shows the guest: the same as in its
-//! own place. On whatever KVM there is.
+//! What the guest sees of a fault or an interrupt at a displaced instruction: the same as in place. On any KVM.
 
 mod faults;
 mod interrupts;
@@ -35,7 +34,7 @@ fn finished(config: MachineConfig) -> (std::sync::Arc<Machine>, Vec<Event>) {
     (machine, events)
 }
 
-/// The function `probed`: a nop of five bytes, `instruction`, a nop and a return.
+/// Defines the function `probed`: a five-byte nop, `instruction`, a nop and a return.
 fn probed(
     kernel: &mut MicroKernel,
     function: CodeLabel,
@@ -67,7 +66,7 @@ fn a_fault_that_is_resolved_runs_the_instruction_again_and_hits_again() {
             kernel.start_recording()?;
             let function = kernel.label();
             let a = kernel.asm();
-            // The handler maps the address, and all is well.
+            // The handler maps the address, which resolves the fault.
             a.mov(r14, PMD + 32 * 8)?;
             a.mov(r13, 0x183_u64 | 24 << 20)?;
             a.xor(r15d, r15d)?;
