@@ -59,7 +59,7 @@ impl<'a> Kind<'a> {
         })
     }
 
-    /// Writes the function and, behind it, the loop that calls it, and plants the probe.
+    /// Writes the function and, after it, the loop that calls it, and plants the probe.
     fn plant(&self) -> anyhow::Result<(Option<Planted<'_>>, Gva)> {
         let (arena, at) = (&self.arena, self.arena.function());
         let mut a = CodeAssembler::new(64)?;

@@ -402,7 +402,7 @@ const INSTRUCTIONS: &[(&str, &[u8])] = &[
 /// An address whose entries all have index 1, canonical in both modes.
 const ONES: u64 = 0x0000_0080_4020_1000;
 
-/// Returns tables in which each level is in the page behind its parent, except the last, in the format of the
+/// Returns tables in which each level is in the page after its parent, except the last, in the format of the
 /// target `walk`.
 fn entries(five: bool) -> Vec<u8> {
     let mut bytes = vec![u8::from(five)];

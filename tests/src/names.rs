@@ -34,7 +34,7 @@ const RENAMED: [(&str, &[&str]); 8] = [
     ("finish_task_switch.isra.0", &["finish_task_switch"]),
 ];
 
-/// The image of the guests' kernel.
+/// Returns the image of the guests' kernel.
 fn image() -> &'static KernelImage {
     static IMAGE: OnceLock<KernelImage> = OnceLock::new();
     IMAGE.get_or_init(|| {

@@ -36,11 +36,11 @@ use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
 
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Default limit of a server's machines.
+/// Default maximum number of machines of a server.
 const MACHINES: usize = 64;
-/// More memory than all of them have.
+/// Memory limit of the server: more than all machines have.
 const MEMORY: u64 = 64 << 30;
-/// Time limit for stopping a server with all of them.
+/// Time limit for stopping a server with all machines.
 const STOPPED: Duration = Duration::from_secs(5);
 
 /// A server, and a kernel whose guest runs until it is stopped.

@@ -140,7 +140,7 @@ fn called(a: &mut CodeAssembler) -> Asm {
     a.mov(r13d, 0)
 }
 
-/// Calls the address in R10, which is behind this code, so R14 changes only if the call goes wrong.
+/// Calls the address in R10, which is after this code, so R14 changes only if the call goes wrong.
 fn called_indirectly(a: &mut CodeAssembler) -> Asm {
     let mut after = a.create_label();
     a.call(r10)?;
@@ -153,7 +153,7 @@ fn called_indirectly(a: &mut CodeAssembler) -> Asm {
     a.mov(r13d, 0)
 }
 
-/// The word on the stack points behind the marker.
+/// The word on the stack points after the marker.
 fn returned(a: &mut CodeAssembler) -> Asm {
     a.ret()?;
     a.mov(r14d, 1)?;
@@ -172,7 +172,7 @@ fn sampled(kernel: &mut MicroKernel, first: usize, samples: &[Sample], flags: u6
             for (value, register) in (1_u64..).zip(COMPARED) {
                 CodeAsmMov::mov(a, register, value.wrapping_mul(0x9e37_79b9_7f4a_7c15))?;
             }
-            // Content of memory operands, and the target of RET and R10, which is behind the sample's code.
+            // Content of memory operands, and the target of RET and R10, which is after the sample's code.
             a.mov(rax, 0x1122_3344_5566_7788_u64)?;
             a.mov(qword_ptr(RESULTS + 0xfe0), rax)?;
             a.mov(qword_ptr(RESULTS + 0xfd8), rax)?;

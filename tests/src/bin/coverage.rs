@@ -1,4 +1,4 @@
-//! Prints how much of a kernel's text the instruction policy reaches.
+//! Prints how much of a kernel's text the instruction policy covers.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

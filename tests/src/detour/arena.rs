@@ -4,10 +4,10 @@
 //!   +0        code that enters and leaves
 //!   +0x1000   the function
 //!   +0x3000   code that loads
-//!   +0x4000   free for detours, at the distances that shaping asks for
+//!   +0x4000   free for detours, at the distances that shaping requires
 //!   +0x400000 words: counters, free lists, states
 //!   +0x410000 per-CPU data, the current task
-//!   +0x420000 what instructions may refer to
+//!   +0x420000 operands of instructions
 //!   +0x430000 stack
 //!   +0x440000 pages to read, some of which may be made inaccessible
 //!   +0x500000 instances
@@ -63,7 +63,7 @@ const THREAD_SIZE: u64 = 16 << 10;
 pub const CPU: u32 = 0x1234;
 /// Name of the current task.
 pub const COMM_TEXT: &[u8; 16] = b"kworker/0:1\0abcd";
-/// Process and thread group id of the current task.
+/// PID and TGID of the current task.
 pub const PID_AND_TGID: (u32, u32) = (4711, 4700);
 
 /// Memory below 2 GiB that can be read, written and executed.
@@ -210,7 +210,7 @@ impl Arena {
         self.write(at, &start.to_le_bytes());
     }
 
-    /// Offset of `pagefault_disabled` in the task. The four bytes behind it are unused.
+    /// Offset of `pagefault_disabled` in the task. The four bytes after it are unused.
     #[must_use]
     pub fn disabled(&self) -> i32 {
         i32::from(DISABLED)
@@ -243,7 +243,7 @@ impl Arena {
     /// Makes the page at `at`, one of [`Self::pages`], inaccessible for good.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// When the system call fails.
     pub fn take_away(&self, at: Gva) -> io::Result<()> {
         const PAGE: usize = 4096;
         assert!(self.pages().contains(&at), "{at}");
@@ -304,7 +304,7 @@ impl Arena {
         usize::try_from(offset).expect("less than the arena's size")
     }
 
-    /// The word at `at`.
+    /// Returns the word at `at`.
     #[must_use]
     pub fn word(&self, at: Gva) -> &AtomicU64 {
         let offset = self.offset(at, 8);
@@ -356,7 +356,7 @@ impl Arena {
 impl Drop for Arena {
     fn drop(&mut self) {
         let size = usize::try_from(SIZE).unwrap_or(0);
-        // SAFETY: the mapping that `at` made; borrows of it have ended. Failing would leave it.
+        // SAFETY: the mapping that `at` made; borrows of it have ended. A failure leaves it mapped.
         unsafe { libc::munmap(self.base.as_ptr().cast(), size) };
     }
 }

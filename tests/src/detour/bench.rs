@@ -117,7 +117,7 @@ impl<'a> Bench<'a> {
         self.arena
     }
 
-    /// The address of exit `index`.
+    /// Returns the address of exit `index`.
     #[must_use]
     pub fn exit(&self, index: u64) -> Gva {
         self.code(EXITS_AT + EXIT * index)

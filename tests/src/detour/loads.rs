@@ -18,7 +18,7 @@ use super::traps::{self, Known};
 const SIZES: usize = 4;
 /// Number of address halves: the kernel's and the processes'.
 const HALVES: usize = 2;
-/// Distance between loads in bytes. The fixup code is behind all loads.
+/// Distance between loads in bytes. The fixup code is after all loads.
 const APART: u64 = 64;
 /// Distance between the first arguments with which two loads call a function.
 const CALLS_APART: usize = 64;
@@ -157,7 +157,7 @@ impl<'a> Loads<'a> {
         }
     }
 
-    /// Sets `pagefault_disabled` of the current task to `count`, and the bytes behind it to a fixed pattern.
+    /// Sets `pagefault_disabled` of the current task to `count`, and the bytes after it to a fixed pattern.
     pub fn set_disabled(&self, count: i32) {
         let [a, b, c, d] = count.to_le_bytes();
         let word = [a, b, c, d, 0x5a, 0x5a, 0x5a, 0x5a];
@@ -165,7 +165,7 @@ impl<'a> Loads<'a> {
             .store(u64::from_le_bytes(word), Ordering::SeqCst);
     }
 
-    /// Returns the word of `pagefault_disabled`, with the bytes behind it.
+    /// Returns the word of `pagefault_disabled`, with the bytes after it.
     #[must_use]
     pub fn disabled(&self) -> u64 {
         self.disabled_word().load(Ordering::SeqCst)

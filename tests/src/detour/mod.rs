@@ -4,9 +4,9 @@
 //! - [`arena`]: the memory, with a function to be probed, a ring, instances, per-CPU data and a
 //!   stack in it.
 //! - [`bench`]: runs a function with the registers and flags that a test sets, and returns their values
-//! afterwards.
+//!   afterwards.
 //! - [`loads`]: code that loads from memory as a kernel's does.
-//! - [`probed`]: puts detours in place.
+//! - [`probed`]: plants detours.
 //! - [`reader`]: takes records out of the ring.
 //! - [`traps`]: handles int3s and doorbells as a host does.
 

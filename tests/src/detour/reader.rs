@@ -48,7 +48,7 @@ impl<'a> Reader<'a> {
         Ok(Some((header, bytes)))
     }
 
-    /// Returns all finished records between the tail and the head, also those behind an unfinished one. Does
+    /// Returns all finished records between the tail and the head, also those after an unfinished one. Does
     /// not take them.
     #[must_use]
     pub fn finished(&self) -> Vec<(Header, Vec<u8>)> {

@@ -120,7 +120,7 @@ impl SignalStack {
     /// Allocates and installs the stack.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// When the system call fails.
     pub fn new() -> io::Result<Self> {
         let mut memory = vec![0; SIGNAL_STACK];
         let stack = libc::stack_t {
@@ -171,7 +171,7 @@ pub type Handler = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c
 /// Makes `handler` the handler of `signal`, on the thread's alternate stack if it has one.
 ///
 /// # Errors
-/// When the system refuses.
+/// When the system call fails.
 pub fn handle(signal: libc::c_int, handler: Handler) -> io::Result<()> {
     handle_with(signal, handler, 0)
 }
@@ -202,7 +202,7 @@ extern "C" fn trapped(signal: libc::c_int, _: *mut libc::siginfo_t, context: *mu
     // SAFETY: the context is this handler's.
     let rip = unsafe { interrupted(context) };
     let at = rip.cast_unsigned();
-    // RIP is behind an int3, but at an instruction that faults.
+    // RIP is after an int3, but at an instruction that faults.
     let here = at.wrapping_sub(u64::from(signal == libc::SIGTRAP));
     let is_here = |trap: &&Trap| trap.at.load(Ordering::SeqCst) == here;
     if let Some(trap) = TABLE.iter().find(is_here) {

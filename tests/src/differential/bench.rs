@@ -308,7 +308,7 @@ impl Bench {
         for stop in &stops {
             // `out` exits within microseconds, where an int3 may take a thousand times longer. But `out` has
             // two bytes: the second must not overwrite the instruction or another stop. And hosts differ in
-            // whether RIP at the exit is already behind it, so the address behind it must not be that of
+            // whether RIP at the exit is already after it, so the address after it must not be that of
             // another stop.
             let (second, behind) = (stop.wrapping_add(1), stop.wrapping_add(2));
             let needs_int3 = second == at || stops.contains(&second) || stops.contains(&behind);
@@ -449,7 +449,7 @@ impl Bench {
     }
 
     /// Returns the end that a port access stands for, if one of the bench's own `out` made it. Hosts differ in
-    /// whether RIP at the exit is already behind the `out`.
+    /// whether RIP at the exit is already after the `out`.
     fn known(&self, access: &PortAccess, rip: u64) -> Option<End> {
         let stubs = layout::system(layout::STUBS).0;
         if (stubs..stubs + layout::PAGE).contains(&rip) {

@@ -58,7 +58,7 @@ const MIB2: u64 = 2 << 20;
 pub(super) struct Spaces {
     /// Everything is mapped.
     pub(super) full: PageTables,
-    /// Without data in the upper 2 GiB.
+    /// Everything is mapped except data in the upper 2 GiB.
     pub(super) bare: PageTables,
 }
 

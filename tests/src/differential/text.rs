@@ -2,7 +2,7 @@
 //!
 //! Invariant: every [`Site`] is an instruction of a function, decoded from that function's start, in text that
 //! is kept after boot, and not in a place that the kernel itself rules out ([`KernelImage::forbidden`]). The
-//! compiler's padding behind a function is not part of it.
+//! compiler's padding after a function is not part of it.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -97,7 +97,7 @@ impl Text {
         &self.image
     }
 
-    /// Returns the first address of the text, and the one behind its last.
+    /// Returns the first address of the text, and the one after its last.
     #[must_use]
     pub fn bounds(&self) -> (Gva, Gva) {
         (self.start, self.end)
@@ -170,7 +170,7 @@ impl Text {
     }
 }
 
-/// Returns whether compilers and linkers use the instruction as padding behind functions.
+/// Returns whether compilers and linkers use the instruction as padding after functions.
 fn is_padding(instruction: &Instruction) -> bool {
     instruction.mnemonic() == Mnemonic::Nop || instruction.code() == Code::Int3
 }

@@ -1,4 +1,4 @@
-//! Modules of a malicious guest, and stacks that lead through them.
+//! Modules of a malicious guest, and stacks that pass through them.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -75,8 +75,8 @@ impl Kernel {
     }
 }
 
-/// Returns offsets in a module's text, each with the distance, from there on, of the stack pointer to behind
-/// the return address.
+/// Returns offsets in a module's text, each with the distance, from there on, from the stack pointer to
+/// the word after the return address.
 fn unwind_rules() -> [(u64, [u8; 6]); 6] {
     [
         (0, 8),

@@ -58,7 +58,7 @@ impl Writer {
 }
 
 /// Returns the ELF file: `content` at virtual address `virt` and physical address `phys`, with the entry point
-/// at physical address `entry`. Behind the content is a note with the build id [`BUILD_ID`].
+/// at physical address `entry`. After the content is a note with the build id [`BUILD_ID`].
 pub(super) fn write(
     content: &[u8],
     virt: u64,

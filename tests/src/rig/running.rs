@@ -115,7 +115,7 @@ impl Running {
     /// Waits until probes can be planted.
     ///
     /// # Panics
-    /// When the guest ends before.
+    /// When the guest ends first.
     pub fn wait_live(&self) {
         let status = self.machine.wait_live();
         assert!(
@@ -138,7 +138,7 @@ impl Running {
     /// Waits for `count` more events.
     ///
     /// # Panics
-    /// When the guest ends before, or after [`Running::hear_no_more`].
+    /// When the guest ends first, or after [`Running::hear_no_more`].
     pub fn wait_for_events(&mut self, count: usize) {
         let _quiet = Quiet::watch(&self.machine);
         let mut seen = 0;
@@ -153,7 +153,7 @@ impl Running {
     /// Waits until the guest has printed `text`; returns everything it printed.
     ///
     /// # Panics
-    /// When the guest ends before.
+    /// When the guest ends first.
     pub fn wait_for(&mut self, text: &str) -> String {
         // Does not search the same text again for every piece of a long output.
         let mut searched = 0;
@@ -167,7 +167,7 @@ impl Running {
     /// Waits until `enough` accepts the guest's output; returns that output.
     ///
     /// # Panics
-    /// When the guest ends before.
+    /// When the guest ends first.
     pub fn wait_printed(&mut self, mut enough: impl FnMut(&str) -> bool) -> String {
         let _quiet = Quiet::watch(&self.machine);
         while !enough(&self.printed.whole) {
@@ -186,7 +186,7 @@ impl Running {
     /// Waits until `enough` accepts the events since the start; returns them.
     ///
     /// # Panics
-    /// When the guest ends before, an event was lost, or after [`Running::hear_no_more`].
+    /// When the guest ends first, an event was lost, or after [`Running::hear_no_more`].
     pub fn wait_events(&mut self, enough: impl Fn(&[Event]) -> bool) -> &[Event] {
         let _quiet = Quiet::watch(&self.machine);
         while !enough(&self.seen) {
@@ -202,7 +202,7 @@ impl Running {
     /// Waits until `enough` accepts the machine, by polling.
     ///
     /// # Panics
-    /// When the guest ends before, or after [`wait::LIMIT`].
+    /// When the guest ends first, or after [`wait::LIMIT`].
     pub fn wait_while_running(&mut self, enough: impl Fn(&Machine) -> bool) {
         let since = Instant::now();
         while !enough(&self.machine) {
@@ -235,7 +235,7 @@ impl Running {
     /// Returns the address of `symbol`.
     ///
     /// # Panics
-    /// When the kernel has none or several of that name.
+    /// When the kernel has no symbol of that name, or several.
     #[must_use]
     pub fn address(&self, symbol: &str) -> Gva {
         match self.machine.image().symbols().lookup(symbol) {
@@ -259,7 +259,7 @@ impl Running {
         }
     }
 
-    /// Returns the offsets of the instructions of `symbol` in its current text, followed by the offset behind
+    /// Returns the offsets of the instructions of `symbol` in its current text, followed by the offset after
     /// the last one.
     ///
     /// # Panics
@@ -350,7 +350,7 @@ struct Text {
 }
 
 impl Text {
-    /// Forgets everything up to the end of `mark`.
+    /// Removes the text up to the end of `mark`.
     fn forget_before(&mut self, mark: &str) {
         if let Some(at) = self.whole.find(mark) {
             self.whole.drain(..at + mark.len());

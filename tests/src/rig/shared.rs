@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   (none) ──boot──► leased, runs a command ──give_back──► free, paused ──take──► leased
-//!                       └── the test failed, or the guest is not as it was ──► stopped
+//!                       └── the test failed, or the guest is not restored ──► stopped
 //! ```
 //! A guest is leased to one test at a time. A free guest is paused, so it takes no processor from others. A
 //! guest is freed only in the state in which it was taken: the command has ended, no probe is registered, and

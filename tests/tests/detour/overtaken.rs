@@ -211,7 +211,7 @@ fn overtake_everywhere(tagged: bool) {
 
     let tail = detour.tail();
     let entering = instructions(&arena, detour.at(), |it| it.ip() < tail.0);
-    // The common code is behind the stubs. After its return come pieces for a full ring.
+    // The common code is after the stubs. After its return come pieces for a full ring.
     let common = returns.stubs.wrapping_add(COUNT * u64::from(STUB));
     let leaving = instructions(&arena, common, |it| it.mnemonic() != Mnemonic::Ret);
     if !tagged {

@@ -92,7 +92,7 @@ impl<'a> Probed<'a> {
 #[test]
 fn a_full_ring_loses_what_does_not_fit_and_keeps_what_is_there() {
     let arena = Arena::new().unwrap();
-    // A record has three cells, which divide no power of two, so records wrap around the end.
+    // A record has three cells, which divide no power of two, so records extend past the end of the ring.
     let capture = Capture {
         registers: RegisterSet::default(),
         ..Capture::default()

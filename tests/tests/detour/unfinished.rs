@@ -1,4 +1,4 @@
-//! A record whose writer stopped at any instruction of the detour: the records behind it are found, whatever
+//! A record whose writer stopped at any instruction of the detour: the records after it are found, whatever
 //! the values of registers and stack words.
 
 use super::{assemble, quiet};
@@ -47,7 +47,7 @@ fn records_are_found_behind_one_that_stops_at_any_instruction() {
     traps::install();
     let arena = Arena::new().unwrap();
     let bench = Bench::new(&arena).unwrap();
-    // A record has six cells, which divide no power of two: sometimes it wraps around the end.
+    // A record has six cells, which divide no power of two: sometimes it extends past the end of the ring.
     let ring = quiet(&arena, 64);
     let capture = Capture {
         registers: RegisterSet::default(),

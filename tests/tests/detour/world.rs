@@ -244,7 +244,7 @@ impl<'a> World<'a> {
                 Err(not) => return Err(not),
             }
         }
-        // A text of the maximum length is complete if the zero behind it can be read.
+        // A text of the maximum length is complete if the zero after it can be read.
         let next = self.bytes(at + most as u64, 1)?;
         Ok(Found::Text {
             bytes: found,
@@ -254,7 +254,7 @@ impl<'a> World<'a> {
 }
 
 /// Returns pairs of a start of the kernel's half and an end of processes, so that the boundary is between the
-/// pages, before them, or behind them.
+/// pages, before them, or after them.
 pub(crate) fn halves(arena: &Arena) -> [(Gva, Gva); 3] {
     let page = |number| arena.pages().start.wrapping_add(PAGE * number);
     [

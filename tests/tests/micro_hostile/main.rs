@@ -324,7 +324,7 @@ fn probes_come_and_go_while_the_guest_rewrites_the_text_around_them() {
         a.xor(r12d, r12d)?;
         a.set_label(&mut again)?;
         probed.call(a)?;
-        // Writes to the entry nop and the byte behind the probepoint, and sometimes to the probepoint itself.
+        // Writes to the entry nop and the byte after the probepoint, and sometimes to the probepoint itself.
         a.inc(r12d)?;
         for function in [probed.emulated, probed.boosted, probed.stepped] {
             let mut not_now = a.create_label();

@@ -15,7 +15,7 @@ const RF: u64 = 1 << 16;
 
 const NONCANONICAL: u64 = 0x8000_1234_5678_0000;
 
-/// Number of result words of a case.
+/// Number of result words of a case: RAX, RSP, RFLAGS, RBX.
 const WORDS: u64 = 4;
 
 /// An instruction that faults.

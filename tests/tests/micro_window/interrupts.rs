@@ -1,4 +1,4 @@
-//! Interrupts and NMIs around a stepped copy, and behind an emulated `sti`.
+//! Interrupts and NMIs around a stepped copy, and after an emulated `sti`.
 
 use hvprobe_hit::event::EventKind;
 use hvprobe_machine::Mechanism;
@@ -153,7 +153,7 @@ fn an_emulated_sti_holds_interrupts_off_for_one_instruction() {
         .items
         .iter()
         .any(|item| item.what == "interrupts held off after sti" && item.verdict == Verdict::Good);
-    // The instruction behind `sti`, without and with a probe.
+    // The instruction after `sti`, without and with a probe.
     for more in [&[][..], &["p probed+6"]] {
         let (_folder, mut config) = build(|kernel| {
             kernel.start_recording()?;
@@ -187,7 +187,7 @@ fn an_emulated_sti_holds_interrupts_off_for_one_instruction() {
         let [plain, displaced] = records[..] else {
             panic!("{records:#x?}")
         };
-        // Behind `sti` and the next instruction, or later on hosts that emulate the guest.
+        // After `sti` and the next instruction, or later on hosts that emulate the guest.
         let [plain, displaced] = [(plain, "plain"), (displaced, "probed")]
             .map(|(record, name)| record.rip.wrapping_sub(symbol(&machine, name)));
         if plain == 10 && holds_off {

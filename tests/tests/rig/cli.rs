@@ -358,7 +358,7 @@ fn refuses_debug_information_of_other_kernels(at: &[&str], folder: &Path) {
             dwarf::BUILD_ID.to_vec(),
             format!("that of web's kernel {own}"),
         ),
-        // It is taken for the guest's kernel, which has no such function.
+        // The file passes for that of the guest's kernel, which has no such function.
         (bytes.unwrap(), "unknown symbol `vfs_test`".to_owned()),
     ] {
         fs::write(&file, dwarf::file_of(&build_id)).unwrap();

@@ -16,7 +16,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// A server, and the option and folder that commands for it need.
+/// A server, its socket, and a folder for files.
 struct Server {
     program: Program,
     socket: String,

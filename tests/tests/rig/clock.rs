@@ -17,7 +17,7 @@ const CALLER: &str = "__x64_sys_nanosleep";
 const NAP: Duration = Duration::from_millis(10);
 const THREADS: usize = 2;
 const NAPS: usize = 24;
-/// Tolerance of a time.
+/// Tolerance of comparisons of times.
 const OFF: Duration = Duration::from_micros(200);
 
 /// Mechanisms at the entries and the returns of the naps.

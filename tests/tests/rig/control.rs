@@ -92,7 +92,7 @@ fn a_hit_stops_the_machine_until_it_is_resumed() {
     assert_clean(&ending, &printed, 0);
     assert_eq!(values(&printed, "calls"), [10]);
     assert_eq!((before.hits, before.missed), (10, 0));
-    // The probe that stopped the machine was unregistered during its last stop, so the probe behind it did not
+    // The probe that stopped the machine was unregistered during its last stop, so the probe after it did not
     // run at that hit.
     assert_eq!(behind.hits + behind.missed, 10);
     assert_eq!(machine.status().stopped_at, None);
@@ -137,13 +137,13 @@ fn the_global_switch_takes_every_patch_out_and_puts_it_back_under_load() {
         machine.set_armed(false).expect("running");
         assert!(!machine.armed());
         let off = hits();
-        // While off, a new probe waits with the others.
+        // While the switch is off, a new probe waits with the others.
         let late = running.register(probe(&format!("r {INNER}")));
         assert_eq!(texts(&running), originals);
         assert!(placed());
         assert_eq!(machine.probes().iter().filter(|p| p.disabled).count(), 1);
         machine.unregister(&[late]).expect("registered");
-        // Nothing but calls that were in flight can have been counted.
+        // Only calls in flight can have been counted.
         assert_eq!(hits(), off);
         machine.set_armed(true).expect("running");
     }

@@ -7,7 +7,7 @@ use hvprobe_spec::Change;
 use hvprobe_tests::names;
 use hvprobe_tests::rig::{Running, info, optimizing_guest, probe, rig};
 
-/// Loads the process id from the address in RDI, right behind the entry nop.
+/// Loads the process id from the address in RDI, right after the entry nop.
 const ENTRY: &str = "__x64_sys_getpgid";
 /// Address at which nothing is mapped.
 const NOWHERE: u64 = 0x10;

@@ -307,7 +307,7 @@ fn tasks_that_are_preempted_in_detours_hold_nothing_up() {
         }
         told
     });
-    // Each listing reads all finished records, even those behind unfinished ones.
+    // Each listing reads all finished records, even those after unfinished ones.
     let listed = |machine: &Machine| machine.probes().iter().map(|it| it.counts.hits).min();
     let last = Cell::new(listed(&machine));
     for _ in 0..rounds(20) {

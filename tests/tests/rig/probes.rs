@@ -200,7 +200,7 @@ fn the_guests_own_kprobe_counts_every_call_beside_ours() {
     if rig("the guest's own kprobe").is_none() {
         return;
     }
-    // Ours is on the caller. The guest's is on the called function behind its entry nop, where ftrace cannot be
+    // Ours is on the caller. The guest's is on the called function after its entry nop, where ftrace cannot be
     // used, so it is an int3.
     let inner = format!("do_getpgid+{}", names::behind_entry("do_getpgid"));
     let mut config = guest(1, &["workload", "kprobe-event", &inner, "300"]);
@@ -270,7 +270,7 @@ fn hundreds_of_probes_all_over_the_kernel_leave_the_guest_sound() {
     for name in everywhere.map(String::as_str).chain(HOT.map(names::own)) {
         let register = |offset: u64| machine.register(&[probe(&format!("p {name}+{offset}"))]);
         entries += usize::from(register(0).is_ok());
-        // First instruction behind the entry nop, 6 to 29 bytes into the function.
+        // First instruction after the entry nop, 6 to 29 bytes into the function.
         inside += usize::from((6..30).any(|offset| register(offset).is_ok()));
     }
     assert!(

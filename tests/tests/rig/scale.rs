@@ -113,7 +113,7 @@ fn ten_thousand_probes_are_planted_in_one_stop_and_count_exactly() {
     let functions: Vec<&str> = symbols
         .iter()
         .filter(|symbol| {
-            // Behind an ENDBR64, if there is one.
+            // After an ENDBR64, if there is one.
             let mut entries = [0, 4]
                 .map(|into| symbol.addr.wrapping_add(into))
                 .into_iter();

@@ -51,7 +51,7 @@ fn map(printed: &str, head: &str) -> BTreeMap<u64, u64> {
     lines.collect()
 }
 
-/// Returns the rows of the histogram behind the line `head`: ranges and hits.
+/// Returns the rows of the histogram after the line `head`: ranges and hits.
 fn rows(printed: &str, head: &str) -> Vec<(String, u64)> {
     let lines = printed.lines().skip_while(|line| line.trim_end() != head);
     let rows = lines.skip(1).map_while(|line| {

@@ -101,7 +101,7 @@ fn stack(machine: &Machine, event: &Event) -> Stack {
 }
 
 /// Returns the stacks of one function that the kernel printed, with offsets. The first frame has none, because
-/// there the kernel's own probe reports an address one byte behind the function's entry.
+/// there the kernel's own probe reports an address one byte after the function's entry.
 fn theirs(printed: &str, function: &str) -> BTreeSet<Vec<String>> {
     let mut found = BTreeSet::new();
     let (_, section) = printed
@@ -215,7 +215,7 @@ fn compare_stacks(mechanism: Option<Mechanism>) {
         for event in &hits {
             let (names, goes_on) = stack(&machine, event);
             assert!(!goes_on || names.len() == FRAMES_MAX, "{names:#?}");
-            // Behind the `endbr64`, if the function has one.
+            // After the `endbr64`, if the function has one.
             let entry = ["+0x0", "+0x4"].map(|offset| format!("{}{offset}", what.function));
             assert!(entry.contains(&names[0]), "{names:#?}");
             let names = compared(names);

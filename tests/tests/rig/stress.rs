@@ -78,9 +78,9 @@ const HOT: [&str; 17] = [
 const MAXACTIVE: usize = 64;
 /// Number of changes in each stretch.
 const CHANGES: usize = 25;
-/// Minimum number of hits, of the staying probes, between two changes.
+/// Minimum number of hits of the staying probes between two changes.
 const PACE: u64 = 100;
-/// Offsets at which functions are probed are below this.
+/// Exclusive upper bound of the offsets that are probed in a function.
 const REACH: u64 = 48;
 
 fn setting(name: &str) -> Option<u64> {
@@ -169,7 +169,7 @@ impl Crowd {
     }
 }
 
-/// Returns a name for this refusal, if a randomly chosen place may be refused so.
+/// Returns a name for this refusal, if a randomly chosen place may be refused for that reason.
 fn expected(error: &RegisterError) -> Option<&'static str> {
     let RegisterError::Refused { source, .. } = error else {
         return None;

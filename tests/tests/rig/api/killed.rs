@@ -5,7 +5,7 @@
 //! carries no more data, as with a host that is gone; or it carries none for longer than the session's
 //! lifetime, as with a frozen process. The clients run in rounds. When all of a round are gone, the machine
 //! must run. In every other round no client resumes it, because that would hide a pause that was left. At the
-//! end the kernel's text must be the original. `HVPROBE_CLIENTS` sets the number of clients;
+//! end the kernel's text must be unchanged. `HVPROBE_CLIENTS` sets the number of clients;
 //! `HVPROBE_STRESS_SEED` repeats a run.
 
 use std::env;
@@ -46,7 +46,7 @@ const FIRST: u64 = 8;
 const TTL: Duration = Duration::from_secs(1);
 /// Maximum life of a client in milliseconds.
 const LIFE: u64 = 3000;
-/// Size of a read of the guest's kernel: the maximum.
+/// Size of a read of the guest's kernel: the maximum allowed.
 const PIECE: u32 = 1 << 20;
 
 /// Functions that the workload calls, or that are called all the time.

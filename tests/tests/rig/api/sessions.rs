@@ -56,10 +56,10 @@ impl Session {
         })
     }
 
-    /// Tells the server that the client is alive.
+    /// Renews the session.
     pub(crate) fn renew(&self) {
         let what = Some(hold_request::What::Renew(RenewSession {}));
-        // A full queue holds such a message already.
+        // A full queue already holds a renewal.
         let _full = self.to_server.try_send(HoldRequest { what });
     }
 

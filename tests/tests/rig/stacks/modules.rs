@@ -1,4 +1,4 @@
-//! Stacks that lead through a module: the module's init text calls a function of the kernel, which calls the
+//! Stacks that pass through a module: the module's init text calls a function of the kernel, which calls the
 //! module's function that sets up a device of `dummy`.
 
 use hvprobe_tests::program::Program;
