@@ -36,7 +36,7 @@ pub(super) fn gpr(name: Register) -> Option<Gpr> {
 
 /// IA32_KERNEL_GS_BASE, which nothing on the bench uses.
 const KERNEL_GS_BASE: u64 = 0xc000_0102;
-/// Number of no existing MSR.
+/// Number that no MSR has.
 const NO_MSR: u64 = 0x1234_5678;
 /// Flags that `popfq` may load without ending the run: neither the trap flag nor the flags of virtual-8086
 /// mode.
@@ -188,7 +188,7 @@ fn equal(draft: &mut Draft<'_>) {
     }
 }
 
-/// Lets moves to registers that the bench depends on write the current values.
+/// Makes moves to registers that the bench depends on write the current values.
 fn prepare_mov(draft: &mut Draft<'_>) -> Result<(), &'static str> {
     let instruction = draft.instruction;
     if instruction.op0_kind() != OpKind::Register {

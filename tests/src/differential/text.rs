@@ -66,7 +66,7 @@ pub struct Text {
     end: Gva,
 }
 
-/// What was left out of the probeable instructions.
+/// Text left out of the probeable instructions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Apart {
     /// Instructions of functions or places that the kernel rules out.

@@ -1,7 +1,7 @@
 //! Probes that are registered and unregistered at functions that sleep: calls wait in the code of unregistered
 //! probes, often of several at once, and every call returns to its caller.
 //!
-//! A seed decides the random choices and is printed: `HVPROBE_CHURN_SEED` repeats it, and
+//! A seed decides the random choices and is printed: `HVPROBE_CHURN_SEED` sets it, and
 //! `HVPROBE_CHURN_SECONDS` makes the test longer.
 
 use std::env;

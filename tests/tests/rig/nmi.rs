@@ -1,8 +1,8 @@
 //! NMIs into guests with probes. An NMI may arrive anywhere: inside a detour, before a stepped copy has run, or
 //! between an int3 and its exit. The NMI's handler hits probes itself, also in the very detour it interrupted.
 //!
-//! A seed decides when the NMIs are sent, and a failing test prints it; `HVPROBE_STRESS_SEED` repeats it as far
-//! as possible.
+//! A seed decides when the NMIs are sent, and a failing test prints it; `HVPROBE_STRESS_SEED` sets it, which
+//! repeats the test as far as possible.
 
 use std::env;
 use std::thread::{JoinHandle, sleep, spawn};

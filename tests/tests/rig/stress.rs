@@ -3,7 +3,7 @@
 //!
 //! The workload counts its own calls by the kernel function they enter, and rests between stretches. A probe
 //! that stays registered over a stretch must have counted the same calls. A seed decides all random choices,
-//! and a failing test prints it: `HVPROBE_STRESS_SEED` repeats it, and `HVPROBE_STRESS_SECONDS` makes the test
+//! and a failing test prints it: `HVPROBE_STRESS_SEED` sets it, and `HVPROBE_STRESS_SECONDS` makes the test
 //! longer.
 
 use std::collections::{BTreeMap, HashMap};

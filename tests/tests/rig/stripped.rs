@@ -1,6 +1,6 @@
-//! A kernel without `CONFIG_KALLSYMS_ALL`, BTF, ftrace and kprobes of its own, as sandboxes use it (`--kernel
-//! 6.1-stripped`): every place that it patches or looks up itself is still protected. Tests that hold for all
-//! kernels are in `rig::kernels`.
+//! A kernel without `CONFIG_KALLSYMS_ALL`, BTF, ftrace and kprobes of its own, as sandboxes use it
+//! (`--kernel 6.1-stripped`): every place that it patches or looks up itself is still protected. Tests that
+//! hold for all kernels are in `rig::kernels`.
 
 use hvprobe_arch::Gva;
 use hvprobe_engine::Refused;

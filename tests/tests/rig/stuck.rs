@@ -45,8 +45,8 @@ fn freeze(thread: i32) {
 
 /// Returns the next wait status of a thread that this one has stopped or is stopping.
 ///
-/// Waits until it stops or has ended, and reaps it in the latter case: before that, its process cannot be
-/// reaped.
+/// Waits until the thread stops or has ended, and reaps it in the latter case: before that, its process cannot
+/// be reaped.
 fn changed(thread: i32) -> i32 {
     let mut status = 0;
     // SAFETY: the kernel may write a status to `status`.

@@ -1,8 +1,9 @@
 //! The guest traces and probes functions, and so do we, at random and at the same time.
 //!
 //! Invariant: the guest logs no complaint, its own probes and ours can all be removed, and the functions are
-//! restored. A seed decides all steps, and a failing test prints it: `HVPROBE_STRESS_SEED` repeats it, except
-//! for the relative timing of guest and host, and `HVPROBE_STRESS_SECONDS` makes the test longer.
+//! restored. A seed decides all steps, and a failing test prints it: `HVPROBE_STRESS_SEED` sets it, which
+//! repeats the steps except for the relative timing of guest and host. `HVPROBE_STRESS_SECONDS` makes the test
+//! longer.
 
 use std::env;
 use std::time::{Duration, Instant};
