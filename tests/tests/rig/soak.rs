@@ -107,7 +107,8 @@ impl Held {
             ("slots", usage.slots, 256),
             ("bytes of code", usage.code, 512 << 10),
             ("bytes of counters", usage.counters, 64 << 10),
-            ("bytes of instances", usage.instances, 2 << 20),
+            // A return probe with the most calls takes 2 MiB, and until the next look several may be left behind.
+            ("bytes of instances", usage.instances, 6 << 20),
             ("things left behind", usage.left_behind, 2048),
             ("KiB of data", self.private, 64 << 10),
             ("descriptors", self.descriptors, 8),
