@@ -37,6 +37,8 @@ struct Table {
     subscribers: Option<usize>,
     #[serde(deserialize_with = "length")]
     event_bytes: Option<usize>,
+    large_requests: Option<NonZeroUsize>,
+    large_answers: Option<usize>,
     sessions: Option<usize>,
     #[serde(deserialize_with = "probes")]
     probes_per_machine: Option<usize>,
@@ -111,6 +113,10 @@ fn limits(text: &str) -> Result<Limits, toml::de::Error> {
         streams: said.streams.unwrap_or(host.streams),
         subscribers: said.subscribers.unwrap_or(host.subscribers),
         event_bytes: said.event_bytes.unwrap_or(host.event_bytes),
+        large_requests: said
+            .large_requests
+            .map_or(host.large_requests, NonZeroUsize::get),
+        large_answers: said.large_answers.unwrap_or(host.large_answers),
         sessions: said.sessions.unwrap_or(host.sessions),
         each: Bounds {
             probes: said.probes_per_machine.unwrap_or(host.each.probes),
@@ -129,7 +135,7 @@ pub(crate) fn text(limits: &Limits) -> String {
 }
 
 /// Keys, values as they are written, and what they mean.
-fn rows(limits: &Limits) -> [(&'static str, String, &'static str); 14] {
+fn rows(limits: &Limits) -> [(&'static str, String, &'static str); 16] {
     let bytes = |bytes: u64| {
         let units = [("G", 30), ("M", 20), ("K", 10)];
         let whole = units
@@ -196,6 +202,16 @@ fn rows(limits: &Limits) -> [(&'static str, String, &'static str); 14] {
             "event_bytes",
             length(limits.event_bytes),
             "events that wait for all subscribers together",
+        ),
+        (
+            "large_requests",
+            limits.large_requests.to_string(),
+            "requests of more than 128 KiB at a time",
+        ),
+        (
+            "large_answers",
+            limits.large_answers.to_string(),
+            "long answers at a time, beside one of each connection",
         ),
         (
             "sessions",

@@ -1,52 +1,57 @@
-//! What a server may take in all, of its host and for its clients.
+//! Limits of a server: resources of its host, and of its clients.
 
 use std::thread::available_parallelism;
 
 use hvprobe_machine::Bounds;
 
-/// Virtual CPUs for each processor of the host.
+/// vCPUs per processor of the host.
 const CPUS_PER_PROCESSOR: u32 = 64;
 
-/// What a server may take in all. What one request or one client may is fixed.
+/// Limits for the whole server. The limits for one request or one client are constants.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Machines that boot or live.
     pub machines: usize,
-    /// Bytes of guest memory of all of them together.
+    /// Guest memory of all machines, in bytes.
     pub memory: u64,
-    /// Virtual CPUs of all of them together.
+    /// vCPUs of all machines.
     pub cpus: u32,
-    /// Ended machines that are remembered.
+    /// Ended machines that the server keeps.
     pub ended_machines: usize,
-    /// Bytes of what they keep: their lists of probes, consoles, reports and last events. The one that ended
-    /// last is kept, however much it has.
+    /// Bytes that ended machines keep: lists of probes, consoles, reports and last events. The machine that ended last is
+    /// kept whatever its size.
     pub ended_bytes: usize,
     /// Connections on the unix socket.
     pub connections: usize,
     /// Connections on the TCP port.
     pub tcp_connections: usize,
-    /// Calls that one connection may have under way.
+    /// Calls under way per connection.
     pub calls_per_connection: u32,
-    /// Streams to clients, of all calls that answer with more than one message.
+    /// Calls under way whose answer is a stream.
     pub streams: usize,
-    /// Clients that subscribe to events.
+    /// Subscriptions to events.
     pub subscribers: usize,
-    /// Bytes of events that wait for all of them together.
+    /// Bytes of events that wait for all subscribers.
     pub event_bytes: usize,
-    /// Sessions of clients, those that are kept or ending counted.
+    /// Requests of more than 128 KiB (or that take more than 1 MiB decoded) that are received and carried out at a time;
+    /// one of each connection.
+    pub large_requests: usize,
+    /// Answers of unary calls that can be longer than 128 KiB, from their calls until clients have read them; besides
+    /// these, each connection has one.
+    pub large_answers: usize,
+    /// Sessions, including kept and ending ones.
     pub sessions: usize,
-    /// What each machine may have.
+    /// Limits per machine.
     pub each: Bounds,
 }
 
 impl Limits {
-    /// What is allowed on this host unless something else is said: as much guest memory as the host has,
-    /// and 64 virtual CPUs for each of its processors.
+    /// Returns the default limits for this host: its memory for guests, and 64 vCPUs for each of its processors.
     #[must_use]
     pub fn of_host() -> Self {
         let host = rustix::system::sysinfo();
         let processors = available_parallelism().map_or(1, |number| {
-            // There are far fewer than this can count.
+            // No host has so many processors that this saturates.
             u32::try_from(number.get()).unwrap_or(u32::MAX)
         });
         Self {
@@ -61,6 +66,8 @@ impl Limits {
             streams: 4096,
             subscribers: 1024,
             event_bytes: 1 << 30,
+            large_requests: 16,
+            large_answers: 64,
             sessions: 1024,
             each: Bounds::default(),
         }
@@ -73,7 +80,7 @@ impl Default for Limits {
     }
 }
 
-/// So many units in bytes.
+/// Converts units of memory to bytes.
 fn memory(total: impl Into<u64>, unit: u32) -> u64 {
     total.into().saturating_mul(unit.into())
 }

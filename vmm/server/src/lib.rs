@@ -11,6 +11,8 @@ mod fleet;
 mod handle;
 mod identity;
 mod indexes;
+mod interface;
+mod large;
 mod limits;
 mod listen;
 mod news;

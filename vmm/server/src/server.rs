@@ -1,15 +1,14 @@
 //! The gRPC service: `hvprobe.v1` for the machines of this process.
 //!
-//! Handlers validate, convert and hand over; there is no logic of machines or probes here. What is
-//! kept true:
+//! Handlers validate, convert and delegate; they contain no logic of machines or probes. Invariants:
 //!
-//! - No asynchronous thread waits for a machine: calls into one run on threads that may block, of which
-//!   each machine, and each class of calls, has its own ([`threads`](crate::threads)).
-//! - What a client asks for is bounded before it is worked on: names, texts, batches, messages.
-//! - A panic ends the request or the stream that it came of, which says so.
-//! - A client that vanishes takes its streams with it, and its sessions with what they have, and nothing
-//!   else. Machines, and what was asked for without a session, belong to the server and stay.
-//! - When the server has stopped, so have all its machines, with their guests' text restored.
+//! - No runtime thread waits for a machine: calls into machines run on blocking threads, and each machine and each
+//!   class of calls has its own ([`threads`](crate::threads)).
+//! - Sizes in a request are checked before the request is carried out: names, strings, batches, messages.
+//! - A panic ends only the request or the stream that caused it, with an error.
+//! - When a client disappears, its streams and its sessions end, with the sessions' probes and pauses. Machines, and
+//!   probes without a session, belong to the server and stay.
+//! - A server stops after all its machines, whose guests' text is restored.
 
 use std::future::Future;
 use std::io;
@@ -37,6 +36,8 @@ use crate::events::broadcast::Broadcast;
 use crate::events::published::Published;
 use crate::fleet::Fleet;
 use crate::indexes::Indexes;
+use crate::interface::Interface;
+use crate::large::LargeLayer;
 use crate::limits;
 use crate::listen::connection::{self, Connection};
 use crate::listen::deadline::DeadlineLayer;
@@ -51,22 +52,25 @@ use crate::services::{
 };
 use crate::sessions::keeper::Sessions;
 
-/// How long connections may go on after the machines have ended, so that clients get their last
-/// messages. Streams that have nothing to do with machines would never end by themselves.
+/// How long connections stay open after the machines have ended, so that clients get their last messages. Streams
+/// that do not depend on machines would not end by themselves.
 const FAREWELL: Duration = Duration::from_secs(2);
-/// How long a connection may be silent before it is asked whether anybody is there, and how long the
-/// answer may take. Of a client that is gone without a word (its host, or a frozen process) the
-/// connection ends, and its streams with it.
+/// Interval and timeout of HTTP/2 keepalive pings. They end the connections of clients that disappeared without
+/// closing them: a lost host, or a frozen process.
 const SILENCE: Duration = Duration::from_secs(30);
 const ANSWER: Duration = Duration::from_secs(30);
+/// Bytes that a client may send before they are read: of one call, and of all calls of a connection. A few calls that
+/// wait for room do not keep the others from being received.
+const STREAM_WINDOW: u32 = 256 << 10;
+const CONNECTION_WINDOW: u32 = 4 << 20;
 
-/// Why a server stopped when it was not asked to.
+/// Why a server stopped unasked.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The transport failed.
     #[error("the gRPC server failed")]
     Transport(#[from] tonic::transport::Error),
-    /// Reflection cannot be offered.
+    /// The descriptors for reflection are invalid.
     #[error("the interface's own description is damaged")]
     Reflection(#[from] tonic_reflection::server::Error),
 }
@@ -74,7 +78,7 @@ pub enum ServeError {
 type Connections = Pin<Box<dyn Stream<Item = Connection> + Send>>;
 type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// Where Linux has debug information.
+/// Debian's folder for debug information.
 const DEBUG_DIR: &str = "/usr/lib/debug";
 
 /// A server with its machines.
@@ -94,47 +98,46 @@ impl Server {
         Self::default()
     }
 
-    /// The same server, with no machines yet, which may take so much in all.
+    /// Sets the limits. The server must have no machines yet.
     #[must_use]
     pub fn with_limits(mut self, limits: Limits) -> Self {
         self.fleet = Fleet::new(limits);
         self
     }
 
-    /// The same server, which looks for debug information in that folder, by build ids and releases of
-    /// kernels, and not in `/usr/lib/debug`.
+    /// Sets the folder in which the server looks for debug information, by build id and by kernel release, instead of
+    /// `/usr/lib/debug`.
     #[must_use]
     pub fn with_debug_dir(mut self, folder: PathBuf) -> Self {
         self.debug_dir = Some(folder);
         self
     }
 
-    /// The same server, which keeps the indexes of the debug information that it finds there.
+    /// Sets the cache for indexes of debug information.
     #[must_use]
     pub fn with_indexes(mut self, indexes: Indexes) -> Self {
         self.indexes = Some(indexes);
         self
     }
 
-    /// Offers what comes into the sink to clients that subscribe to the events of a machine called
-    /// `name`, though there is none: to measure or to test the way that events go. The streams end
-    /// when the sink goes.
+    /// Returns a sink whose events go to the subscribers of a machine called `name`, which need not exist: for tests and
+    /// benchmarks of event streams. Dropping the sink ends the streams.
     pub fn publish(&mut self, name: &str) -> Sink {
         let pool = self.fleet.totals().events.clone();
         self.published.add(name, Broadcast::within(pool))
     }
 
-    /// Serves whoever connects to `loopback` and shows its token, too, when the server
+    /// Adds a TCP port, whose clients must send its token, to the socket that the server
     /// [serves](Server::serve).
     pub fn listen_too(&mut self, loopback: Loopback) {
         self.loopback = Some(loopback);
     }
 
-    /// Serves whoever connects to `socket` until `stop` completes; then ends all machines, closes
-    /// the connections and removes the socket.
+    /// Serves the clients of `socket` until `stop` completes; then ends all machines, closes the connections and
+    /// removes the socket.
     ///
     /// # Errors
-    /// When the server cannot go on. The machines are ended then, too.
+    /// When the transport fails. The machines are ended then, too.
     pub async fn serve(
         mut self,
         socket: Listener,
@@ -161,8 +164,8 @@ impl Server {
         self.serve_all(Box::pin(only), Box::pin(stop)).await
     }
 
-    /// Nothing of it is generic and its future is boxed, so that the services are compiled here, once,
-    /// and not again in every program that serves.
+    /// Not generic, with a boxed future, so that the services are compiled once, in this crate, and not in every program
+    /// that serves.
     fn serve_all(self, connections: Connections, stop: Boxed<()>) -> Boxed<Result<(), ServeError>> {
         Box::pin(self.serve_each(connections, stop))
     }
@@ -196,25 +199,32 @@ impl Server {
             }
         };
         let calls = totals.limits().calls_per_connection;
+        let interface = Arc::new(Interface::new());
         let debug_dir = self.debug_dir.unwrap_or_else(|| DEBUG_DIR.into());
         let server = tonic::transport::Server::builder()
             .http2_keepalive_interval(Some(SILENCE))
             .http2_keepalive_timeout(Some(ANSWER))
-            // A call counts until the last message of its stream has been taken.
+            // A call counts until the client has received its last message.
             .max_concurrent_streams(calls)
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
             .concurrency_limit_per_connection(usize::try_from(calls).unwrap_or(usize::MAX))
             .layer(panics::layer())
             .layer(InterceptorLayer::new(connection::admit))
-            // Around what counts streams: one that is over has no place any more.
+            // Outside of `StreamsLayer`, so that the deadline of a stream returns its permit.
             .layer(DeadlineLayer)
-            .layer(StreamsLayer::new(totals))
+            .layer(StreamsLayer::new(
+                Arc::clone(&totals),
+                Arc::clone(&interface),
+            ))
+            .layer(LargeLayer::new(totals, interface))
             .add_service(health_server)
             .add_service(
                 reflection()
                     .build_v1()?
                     .max_decoding_message_size(limits::REFLECTED),
             )
-            // What Python's library asks for.
+            // For Python's gRPC, which asks for this version.
             .add_service(
                 reflection()
                     .build_v1alpha()?
@@ -241,13 +251,13 @@ impl Server {
             served = server => served,
             () = farewell(has_ended) => Ok(()),
         };
-        // After a failure the machines are still there; after an orderly stop this finds none.
+        // After a failure there are still machines; after an orderly stop there are none.
         fleet.close().await;
         Ok(served?)
     }
 }
 
-/// The services whose health is told; the empty one is the server as a whole.
+/// Services with a health status; the empty name stands for the whole server.
 const SERVICES: [&str; 10] = [
     "",
     machines_server::SERVICE_NAME,
@@ -261,18 +271,18 @@ const SERVICES: [&str; 10] = [
     sessions_server::SERVICE_NAME,
 ];
 
-/// Tells who asks for the health of any service that it is this.
+/// Sets the health status of all services.
 async fn report(health: &HealthReporter, status: ServingStatus) {
     for service in SERVICES {
         health.set_service_status(service, status).await;
     }
 }
 
-/// Returns some time after the machines have ended.
+/// Completes [`FAREWELL`] after the machines have ended.
 async fn farewell(has_ended: oneshot::Receiver<()>) {
     match has_ended.await {
         Ok(()) => tokio::time::sleep(FAREWELL).await,
-        // The server has failed and will say so itself.
+        // The server has failed; its own future returns the error.
         Err(_) => std::future::pending().await,
     }
 }

@@ -1,7 +1,7 @@
-//! What all machines and clients of a server have taken, and whether there is more.
+//! Resources that the machines and clients of a server use.
 //!
-//! Invariant: what is taken never exceeds what is [allowed](Limits), and is given back when what was given
-//! for it goes; nothing is given before it has been taken here.
+//! Invariant: use never exceeds the [limits](Limits). A permit is taken before the resource is used, and dropping it
+//! returns it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -13,10 +13,10 @@ use tonic::Code;
 use super::allowed::Limits;
 use super::status::Failure;
 
-/// Which part of the room for events lists may have: a quarter.
+/// Lists of subscriptions may take one part in this many of the bytes for events.
 const LISTS: usize = 4;
 
-/// What a server has given out.
+/// Use of a server's resources.
 #[derive(Debug)]
 pub(crate) struct Totals {
     limits: Limits,
@@ -25,14 +25,17 @@ pub(crate) struct Totals {
     pub(crate) tcp_connections: Places,
     pub(crate) streams: Places,
     pub(crate) subscribers: Places,
-    /// Where events that wait for clients have their room.
+    /// Bytes for events that wait for clients.
     pub(crate) events: Pool,
-    /// What of that the lists and filters of subscriptions may have together, so that those of a few clients do not
-    /// leave the events of all others without room.
+    /// The part of these bytes for lists and filters of subscriptions, so that a few clients' lists do not crowd out
+    /// the events of all others.
     pub(crate) lists: Pool,
+    /// Large requests under way, and long answers besides one per connection.
+    pub(crate) large_requests: Places,
+    pub(crate) large_answers: Places,
 }
 
-/// What guests have.
+/// Resources of the guests.
 #[derive(Clone, Copy, Debug, Default)]
 struct Guests {
     memory: u64,
@@ -75,6 +78,18 @@ impl Totals {
             ),
             events: Pool::new(limits.event_bytes),
             lists: Pool::new(limits.event_bytes / LISTS),
+            large_requests: Places::new(
+                limits.large_requests,
+                ErrorKind::NoRoom,
+                "large requests to",
+                "large_requests",
+            ),
+            large_answers: Places::new(
+                limits.large_answers,
+                ErrorKind::NoRoom,
+                "long answers of",
+                "large_answers",
+            ),
             limits,
         }
     }
@@ -83,10 +98,10 @@ impl Totals {
         &self.limits
     }
 
-    /// Takes memory and virtual CPUs for a guest.
+    /// Takes memory and vCPUs for a guest.
     ///
     /// # Errors
-    /// When that is more than is left.
+    /// When less is left.
     pub(crate) fn guest(self: &Arc<Self>, memory: u64, cpus: u32) -> Result<Guest, Failure> {
         let mut guests = self.guests();
         let left = self.limits.memory.saturating_sub(guests.memory);
@@ -121,7 +136,7 @@ impl Totals {
                 .bound("cpus", self.limits.cpus, left)
                 .on("cpus"));
         }
-        // Neither is more than its limit, as was just seen.
+        // Both sums are within the limits, which were just checked.
         guests.memory = guests.memory.saturating_add(memory);
         guests.cpus = guests.cpus.saturating_add(cpus);
         Ok(Guest {
@@ -136,7 +151,7 @@ impl Totals {
     }
 }
 
-/// What one guest has of the totals, until it goes.
+/// Memory and vCPUs of one guest; returned on drop.
 #[derive(Debug)]
 pub(crate) struct Guest {
     totals: Arc<Totals>,
@@ -152,7 +167,7 @@ impl Drop for Guest {
     }
 }
 
-/// Places of one kind for clients.
+/// Permits of one kind for clients.
 #[derive(Debug)]
 pub(crate) struct Places {
     free: Arc<Semaphore>,
@@ -174,7 +189,7 @@ impl Places {
         }
     }
 
-    /// One of them, until it goes.
+    /// Takes a permit; dropping it returns it.
     ///
     /// # Errors
     /// When all are taken.
@@ -183,16 +198,22 @@ impl Places {
         place.map_err(|_| self.exhausted())
     }
 
-    /// One of them, as soon as there is one; never, if they are taken for ever.
+    /// Waits for a permit.
     pub(crate) async fn wait(&self) -> OwnedSemaphorePermit {
         match Arc::clone(&self.free).acquire_owned().await {
             Ok(place) => place,
-            // It is closed by nobody.
+            // Nothing closes the semaphore.
             Err(_) => std::future::pending().await,
         }
     }
 
-    /// That all are taken.
+    /// Returns the number of free permits.
+    #[cfg(test)]
+    pub(crate) fn free(&self) -> usize {
+        self.free.available_permits()
+    }
+
+    /// Returns the error for a client that gets no permit.
     pub(crate) fn exhausted(&self) -> Failure {
         let Self {
             most, what, limit, ..
@@ -239,7 +260,7 @@ mod tests {
         let error = ask(0, 1).unwrap_err();
         assert_eq!(detail(&error).kind(), ErrorKind::TooManyCpus);
         assert!(error.message().contains("and 0 are left of the 6"));
-        // What is refused takes nothing.
+        // A refused guest takes nothing.
         drop(first);
         let third = ask(3 * GIB, 1).unwrap();
         drop((second, third));

@@ -1,8 +1,7 @@
-//! A client's connection, and whether his calls are taken.
+//! Connections of clients, and the admission of their calls.
 //!
-//! What is kept true: each call on a connection that came without proof of who is there shows the
-//! token, whichever service it is for, before anything else of it is looked at. A call of which it is
-//! not known how it came is refused.
+//! Invariant: on a connection whose client is not authenticated, every call to any service must have the token, which
+//! is checked before anything else of the call. A call without a known connection is refused.
 
 use std::fmt;
 use std::io::{self, IoSlice};
@@ -18,31 +17,41 @@ use tonic::{Code, Request, Status};
 
 use super::silent::Beginning;
 use super::token::Token;
+use crate::large::permits::Own;
 use crate::status::Failure;
 
-/// Whose calls are taken.
+/// Which calls of a connection are admitted.
 #[derive(Clone, Debug)]
 pub(crate) enum Admission {
-    /// All: it is known that the client may call.
+    /// All: the client is authenticated.
     Known,
-    /// Those that show this.
+    /// Those with this token.
     Token(Arc<Token>),
-    /// None, for this reason.
+    /// None; the reason is the answer.
     Refused(Arc<Status>),
 }
 
-/// Bytes both ways.
+/// The caller, as far as its connection identifies it.
+#[derive(Clone, Debug)]
+pub(crate) struct Caller {
+    pub(crate) admission: Admission,
+    /// State that the calls of the connection share.
+    pub(crate) own: Arc<Own>,
+}
+
+/// A bidirectional stream of bytes.
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
-/// A connection of whatever kind.
+/// A connection of any kind.
 pub(crate) struct Connection {
     stream: Box<dyn Stream>,
     admission: Admission,
-    /// Until its client has begun.
+    own: Arc<Own>,
+    /// Present until the client has sent its preface.
     beginning: Option<Beginning>,
-    /// One of the places there are for its kind, held for as long as it lasts.
+    /// The permit of the connection.
     place: Option<OwnedSemaphorePermit>,
 }
 
@@ -57,17 +66,18 @@ impl fmt::Debug for Connection {
 }
 
 impl Connection {
-    /// One of a client that is known.
+    /// Creates the connection of an authenticated client.
     pub(crate) fn known(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Self {
         Self {
             stream: Box::new(stream),
             admission: Admission::Known,
+            own: Arc::default(),
             beginning: None,
             place: None,
         }
     }
 
-    /// One of a client that has to show `token`.
+    /// Creates the connection of a client that has to send `token`.
     pub(crate) fn with_token(
         stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
         token: Arc<Token>,
@@ -78,7 +88,7 @@ impl Connection {
         }
     }
 
-    /// One of which no call is taken, and each is told `why`.
+    /// Creates a connection whose calls are all refused with `why`.
     pub(crate) fn refused(
         stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
         why: Status,
@@ -89,7 +99,7 @@ impl Connection {
         }
     }
 
-    /// The same, which holds the place that `beginning` has for as long as it lasts.
+    /// Sets the state until the preface; the connection keeps its permit afterwards.
     pub(crate) fn beginning(mut self, beginning: Beginning) -> Self {
         self.beginning = Some(beginning);
         self
@@ -97,17 +107,20 @@ impl Connection {
 }
 
 impl Connected for Connection {
-    type ConnectInfo = Admission;
+    type ConnectInfo = Caller;
 
-    fn connect_info(&self) -> Admission {
-        self.admission.clone()
+    fn connect_info(&self) -> Caller {
+        Caller {
+            admission: self.admission.clone(),
+            own: Arc::clone(&self.own),
+        }
     }
 }
 
-/// Refuses a call that must not be taken.
+/// Refuses a call that is not admitted.
 pub(crate) fn admit(call: Request<()>) -> Result<Request<()>, Status> {
     let refused = |why: &str| Failure::new(Code::Unauthenticated, ErrorKind::Unauthenticated, why);
-    match call.extensions().get::<Admission>() {
+    match call.extensions().get::<Caller>().map(|it| &it.admission) {
         Some(Admission::Known) => Ok(call),
         Some(Admission::Refused(why)) => Err(Status::clone(why)),
         Some(Admission::Token(token)) => match call.metadata().get("authorization") {
@@ -129,10 +142,14 @@ impl AsyncRead for Connection {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
+        if this.own.is_overdue() {
+            let why = "the client did not read an answer in time";
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, why)));
+        }
         let Some(beginning) = &mut this.beginning else {
             return Pin::new(&mut this.stream).poll_read(cx, buf);
         };
-        // What has come counts, however late it is looked at.
+        // Bytes that have arrived count even if the deadline passed before this poll.
         let before = buf.filled().len();
         let polled = Pin::new(&mut this.stream).poll_read(cx, buf);
         match beginning.came(buf.filled().len().saturating_sub(before)) {
@@ -182,11 +199,12 @@ mod tests {
     use super::super::token::tests::token;
     use super::*;
 
-    /// What becomes of a call with these.
+    /// Result of admitting a call with these.
     fn admitted(admission: Option<Admission>, authorization: &[&str]) -> Result<(), Code> {
         let mut call = Request::new(());
         if let Some(admission) = admission {
-            call.extensions_mut().insert(admission);
+            let own = Arc::default();
+            call.extensions_mut().insert(Caller { admission, own });
         }
         for shown in authorization {
             let shown = shown.parse().unwrap();

@@ -1,9 +1,8 @@
-//! All that a server listens on, as one.
+//! Accepts connections on all sockets of a server.
 //!
-//! What is kept true: there are never more connections than may be, on the unix socket and on the TCP port
-//! each. When all of one are taken, whoever comes gets the place of one on which nothing has come yet; when there
-//! is none, a few more are accepted there whose calls are told so, whatever they show; beyond those, whoever comes
-//! waits.
+//! Invariant: the unix socket and the TCP port each have at most their limit of connections. At the limit, a new
+//! connection takes the permit of one that has sent nothing yet. If there is none, [`REFUSED`] more connections are
+//! accepted whose calls get the error; further ones wait in the backlog.
 
 use std::future::pending;
 use std::io;
@@ -20,12 +19,12 @@ use super::socket::Listener;
 use super::tcp::Loopback;
 use crate::totals::{Places, Totals};
 
-/// How long a server that has run out of file descriptors waits for some to come free.
+/// Delay before the next try when there are no file descriptors left.
 const EXHAUSTED: Duration = Duration::from_millis(100);
-/// Connections to each that are accepted only to be told that there are too many.
+/// Connections per socket that are accepted only to refuse their calls.
 const REFUSED: usize = 16;
 
-/// A unix socket, and a TCP port if there is to be one.
+/// A unix socket and an optional TCP port.
 #[derive(Debug)]
 pub(crate) struct Doors {
     socket: Listener,
@@ -35,7 +34,7 @@ pub(crate) struct Doors {
     unknown: Kind,
 }
 
-/// The connections to one of both that have no place of their own yet.
+/// Connections to one of the sockets that have no permit of their own yet.
 #[derive(Debug)]
 struct Kind {
     silent: Silent,
@@ -54,7 +53,7 @@ impl Default for Kind {
 }
 
 impl Doors {
-    /// What `totals` has room for is accepted.
+    /// Creates the listener; `totals` has the permits.
     pub(crate) fn new(socket: Listener, loopback: Option<Loopback>, totals: Arc<Totals>) -> Self {
         Self {
             socket,
@@ -65,10 +64,10 @@ impl Doors {
         }
     }
 
-    /// The next connection.
+    /// Accepts the next connection.
     pub(crate) async fn accept(&self) -> Connection {
         loop {
-            // Neither loses a connection when it is dropped while it waits.
+            // Both are cancel safe.
             let accepted = tokio::select! {
                 known = self.known() => known,
                 unknown = self.unknown() => unknown,
@@ -107,21 +106,21 @@ impl Doors {
     }
 }
 
-/// What a connection is given.
+/// The permit of a new connection.
 enum Place {
-    /// One of those there are.
+    /// A regular one.
     Free(OwnedSemaphorePermit),
-    /// One for who is to be told that there are no more.
+    /// One for a connection whose calls are refused.
     Refused(OwnedSemaphorePermit),
 }
 
 impl Place {
-    /// For the next connection: one of `places`, or of `refused`.
+    /// Waits for a permit for the next connection: of `places`, or else of `refused`.
     async fn of(places: &Places, refused: &Arc<Semaphore>) -> Self {
         let refused = async {
             match Arc::clone(refused).acquire_owned().await {
                 Ok(place) => place,
-                // It is closed by nobody.
+                // Nothing closes the semaphore.
                 Err(_) => pending().await,
             }
         };
@@ -132,13 +131,13 @@ impl Place {
         }
     }
 
-    /// What the connection gets that has come, or why it is refused.
+    /// Returns the state of an accepted connection, or the reason to refuse it.
     fn settle(self, places: &Places, kind: &Kind) -> Result<Beginning, (Status, Beginning)> {
         let refused = match self {
             Self::Free(place) => return Ok(kind.silent.lend(place)),
             Self::Refused(refused) => refused,
         };
-        // One may have come free while nobody came.
+        // A permit may have been returned since.
         let taken = places.take();
         match taken.or_else(|why| kind.silent.take().ok_or(why)) {
             Ok(place) => Ok(kind.silent.lend(place)),
@@ -166,7 +165,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(30);
     const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-    /// Doors with one place on the TCP port, and where that is.
+    /// Returns doors whose TCP port takes one connection, and the port's address.
     async fn doors(folder: &Path) -> (Doors, SocketAddr) {
         let socket = Listener::bind(&folder.join("socket")).unwrap();
         let address = "127.0.0.1:0".parse().unwrap();
@@ -181,7 +180,7 @@ mod tests {
         (doors, address)
     }
 
-    /// Begins, as clients do, and has the server see that.
+    /// Sends the preface and waits until the server has read it.
     async fn begin(client: &mut TcpStream, served: &mut Connection) {
         client.write_all(PREFACE).await.unwrap();
         let mut begun = vec![0; PREFACE.len()];
@@ -215,21 +214,24 @@ mod tests {
         for _ in 0..3 * REFUSED {
             clients.push(TcpStream::connect(address).await.unwrap());
             served.push(timeout(PATIENCE, doors.accept()).await.unwrap());
-            // They have had their time.
+            // From then on they may lose their permits.
             tokio::time::pause();
             tokio::time::advance(LEAST).await;
             tokio::time::resume();
         }
         let mut last = served.pop().unwrap();
         begin(clients.last_mut().unwrap(), &mut last).await;
-        assert!(matches!(last.connect_info(), Admission::Token(_)));
+        assert!(matches!(last.connect_info().admission, Admission::Token(_)));
         for mut silent in served {
             let over = silent.read_u8().await.unwrap_err();
             assert_eq!(over.kind(), io::ErrorKind::TimedOut);
         }
-        // Once it has begun it is there to stay.
+        // A connection with a preface keeps its permit.
         clients.push(TcpStream::connect(address).await.unwrap());
         let next = timeout(PATIENCE, doors.accept()).await.unwrap();
-        assert!(matches!(next.connect_info(), Admission::Refused(_)));
+        assert!(matches!(
+            next.connect_info().admission,
+            Admission::Refused(_)
+        ));
     }
 }

@@ -1,62 +1,34 @@
-//! How many streams clients have of the server.
+//! Limit for the streams of all clients.
 //!
-//! Invariant: a call with more than one message, asked or answered, has one of the places for streams from before
-//! it begins until its last message has been taken, or its client is gone. Calls with one question and one answer
-//! need none, so that a client whose stream is refused can end others, and machines be stopped.
+//! Invariant: a streaming call holds a permit from before it begins until the client has received its last message or
+//! has disconnected. Unary calls need none, so a client whose stream is refused can still end others and stop machines.
 
-use std::collections::HashSet;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use http_body::{Body as HttpBody, Frame, SizeHint};
-use hvprobe_proto::FILE_DESCRIPTOR_SET;
-use prost::Message as _;
 use prost::bytes::Bytes;
-use prost_types::{FileDescriptorSet, MethodDescriptorProto};
 use tokio::sync::OwnedSemaphorePermit;
 use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::{Service, http};
 use tower::Layer;
 
+use crate::interface::Interface;
 use crate::totals::Totals;
 
-/// Gives calls places.
+/// Takes permits for streams.
 #[derive(Clone, Debug)]
 pub(crate) struct StreamsLayer {
     totals: Arc<Totals>,
-    /// The paths of calls with one question and one answer.
-    single: Arc<HashSet<String>>,
+    interface: Arc<Interface>,
 }
 
 impl StreamsLayer {
-    pub(crate) fn new(totals: Arc<Totals>) -> Self {
-        Self {
-            totals,
-            single: Arc::new(single()),
-        }
+    pub(crate) fn new(totals: Arc<Totals>, interface: Arc<Interface>) -> Self {
+        Self { totals, interface }
     }
-}
-
-/// The paths of the interface's calls with one question and one answer. What is not known to be so may have more.
-fn single() -> HashSet<String> {
-    let mut paths = HashSet::from(["/grpc.health.v1.Health/Check".to_owned()]);
-    // It is the one that reflection is offered by.
-    let files = FileDescriptorSet::decode(FILE_DESCRIPTOR_SET).unwrap_or_default();
-    for file in &files.file {
-        for service in &file.service {
-            let is_single =
-                |it: &&MethodDescriptorProto| !it.server_streaming() && !it.client_streaming();
-            let methods = service.method.iter().filter(is_single);
-            paths.extend(
-                methods.map(|method| {
-                    format!("/{}.{}/{}", file.package(), service.name(), method.name())
-                }),
-            );
-        }
-    }
-    paths
 }
 
 impl<S> Layer<S> for StreamsLayer {
@@ -70,7 +42,7 @@ impl<S> Layer<S> for StreamsLayer {
     }
 }
 
-/// Calls, of which streams have places.
+/// A service behind the layer.
 #[derive(Clone, Debug)]
 pub(crate) struct Streams<S> {
     layer: StreamsLayer,
@@ -92,7 +64,7 @@ where
     }
 
     fn call(&mut self, request: http::Request<R>) -> Self::Future {
-        if self.layer.single.contains(request.uri().path()) {
+        if self.layer.interface.is_unary(request.uri().path()) {
             return Box::pin(self.inner.call(request));
         }
         match self.layer.totals.streams.take() {
@@ -113,7 +85,7 @@ where
     }
 }
 
-/// An answer that holds a place until it has been taken.
+/// An answer that holds a permit.
 struct Held {
     body: Body,
     _place: OwnedSemaphorePermit,
@@ -136,34 +108,5 @@ impl HttpBody for Held {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn calls_with_one_question_and_one_answer_are_known() {
-        let single = single();
-        for path in [
-            "/hvprobe.v1.Machines/Stop",
-            "/hvprobe.v1.Machines/ListMachines",
-            "/hvprobe.v1.Probes/Unregister",
-            "/hvprobe.v1.Host/Report",
-            "/grpc.health.v1.Health/Check",
-        ] {
-            assert!(single.contains(path), "{path}");
-        }
-        for path in [
-            "/hvprobe.v1.Events/Subscribe",
-            "/hvprobe.v1.Machines/WatchMachines",
-            "/hvprobe.v1.Decisions/Decide",
-            "/hvprobe.v1.Sources/UploadDebugInfo",
-            "/grpc.health.v1.Health/Watch",
-            "/",
-        ] {
-            assert!(!single.contains(path), "{path}");
-        }
     }
 }
