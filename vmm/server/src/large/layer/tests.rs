@@ -159,7 +159,7 @@ async fn incomplete_large_requests_delay_small_ones_of_no_client_and_large_ones_
         let served = Served::new(3);
         let incomplete = message(LARGE);
         let incomplete = &incomplete[..incomplete.len() - 1];
-        let hostile = [const { () }; 4].map(|()| Arc::<Own>::default());
+        let hostile: [Arc<Own>; 4] = std::array::from_fn(|_| Arc::default());
         let calls: Vec<_> = hostile
             .iter()
             .flat_map(|own| [own, own, own])
