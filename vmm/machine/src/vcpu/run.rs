@@ -1,8 +1,9 @@
 //! The thread of one vCPU: runs the guest, handles its exit, and repeats.
 //!
-//! Invariants: only this thread touches its `VcpuFd`. The thread parks, or ends, only outside of a step, so a
-//! stopped world has no instruction half executed; a step that the guest does not finish is abandoned after
-//! [`STEP_LIMIT`]. Every exit is handled completely before the next check of [`Control`].
+//! Invariants: only this thread touches its `VcpuFd`. The thread parks, or ends, only outside of a step and of a
+//! device access, so a stopped world has no instruction half executed, and RIP is where the guest continues. A step
+//! that the guest does not finish is abandoned after [`STEP_LIMIT`]. Every exit is handled completely before the next
+//! check of [`Control`].
 
 use hvprobe_hit::table::HookSet;
 use std::mem;
@@ -206,22 +207,29 @@ impl Vcpu {
         self.ioctls.other.store(ioctls.other, Ordering::Relaxed);
     }
 
-    /// Returns whether the vCPU may park: it is not in a step, or the step is abandoned because the machine
-    /// ends or the guest does not finish it. Called when the vCPU is to stop.
+    /// Returns whether the vCPU may park: it is not in a step or a device access, or that is abandoned because the
+    /// machine ends or the guest does not finish it. Called when the vCPU is to stop. A device access is completed by
+    /// the next run, which does not enter the guest.
     fn may_stand(&mut self, control: &Control) -> bool {
-        if !self.catcher.handler.is_stepping() {
+        let is_stepping = self.catcher.handler.is_stepping();
+        if !is_stepping && !self.cpu.owes_io() {
             self.waited_since = None;
             return true;
         }
         let since = *self.waited_since.get_or_insert_with(Instant::now);
         if !control.is_ending() && since.elapsed() < STEP_LIMIT {
+            if self.cpu.owes_io() {
+                self.cpu.run_no_further();
+            }
             return false;
         }
         warn!(
             vcpu = self.index,
-            "gave up on a stepped instruction that did not end"
+            is_stepping, "gave up on an instruction that did not end"
         );
-        self.catcher.abandon(&mut self.cpu, &self.shared.ram);
+        if is_stepping {
+            self.catcher.abandon(&mut self.cpu, &self.shared.ram);
+        }
         self.waited_since = None;
         true
     }

@@ -128,6 +128,8 @@ pub struct CpuFd {
     /// those of the last exit.
     shares_events: bool,
     knows_events: bool,
+    /// Whether the instruction of the last exit is half carried out.
+    owes_io: bool,
     trail: Trail,
 }
 
@@ -154,6 +156,7 @@ impl CpuFd {
             knows_sregs: true,
             shares_events: false,
             knows_events: false,
+            owes_io: false,
             trail: Trail::default(),
         };
         cpu.set_debug(debug)?;
@@ -180,7 +183,15 @@ impl CpuFd {
         self.knows_sregs = self.shares_sregs;
         self.knows_events = self.shares_events;
         self.trail.note(self.fd.sync_regs_mut().regs.rip);
-        match self.fd.run() {
+        let exit = self.fd.run();
+        self.owes_io = matches!(
+            exit,
+            Ok(VcpuExit::IoIn(..)
+                | VcpuExit::IoOut(..)
+                | VcpuExit::MmioRead(..)
+                | VcpuExit::MmioWrite(..))
+        );
+        match exit {
             Ok(VcpuExit::IoOut(GATE, [_])) => Exit::Gate,
             Ok(VcpuExit::IoOut(DOORBELL, [_])) => Exit::Doorbell,
             Ok(VcpuExit::IoOut(ROOM, [_])) => Exit::Room,
@@ -464,6 +475,23 @@ impl CpuFd {
         })
     }
 
+    /// Returns whether the last exit was an access to a port or to a device's memory. KVM completes the instruction,
+    /// with the register that it reads and RIP after it, only when the vCPU runs again (KVM API, section 5: "the
+    /// corresponding operations are complete (and guest state is consistent) only after userspace has re-entered the
+    /// kernel with `KVM_RUN`"). Until then RIP does not show where the guest continues, and the text there must not
+    /// change, because KVM may decode it again.
+    #[inline]
+    #[must_use]
+    pub fn owes_io(&self) -> bool {
+        self.owes_io
+    }
+
+    /// Makes the next [`CpuFd::run`] complete the [access](CpuFd::owes_io) and return before the guest runs. The next
+    /// piece of a string instruction may be an access, too.
+    pub fn run_no_further(&mut self) {
+        self.fd.set_kvm_immediate_exit(1);
+    }
+
     /// Lets KVM finish the port access of the last exit without running the guest, so that RIP is after the
     /// instruction on every host.
     pub fn complete_io(&mut self) {
@@ -471,6 +499,7 @@ impl CpuFd {
         self.ioctls.run += 1;
         // With immediate_exit set, KVM_RUN returns EINTR before it enters the guest.
         let _ = self.fd.run();
+        self.owes_io = false;
         self.fd.set_kvm_immediate_exit(0);
     }
 
