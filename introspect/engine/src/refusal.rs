@@ -113,6 +113,17 @@ pub enum Refused {
         /// The length of its code.
         len: u64,
     },
+    /// The kernel overlaps the window for our own code.
+    #[error(
+        "the kernel is linked at {at}, and the code of probes goes below {end}: nothing of it can be probed unless it \
+         is built with CONFIG_PHYSICAL_START=0x1000000 or more"
+    )]
+    LinkedLow {
+        /// The kernel's start.
+        at: Gva,
+        /// The lowest start that a kernel may have.
+        end: Gva,
+    },
     /// The address is not in the kernel's text.
     #[error("{at} is not in the kernel's text")]
     NotText {

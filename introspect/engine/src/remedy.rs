@@ -37,7 +37,8 @@ impl Refused {
             | Self::Argument(_)
             | Self::Arguments(_)
             | Self::NotEntry { .. } => Remedy::WrongRequest,
-            Self::InitText { .. }
+            Self::LinkedLow { .. }
+            | Self::InitText { .. }
             | Self::Instruction { .. }
             | Self::Unmapped { .. }
             | Self::Replaced

@@ -25,7 +25,8 @@ pub const OUT: [u8; 2] = GateHead::patch(GATE_PORT);
 
 /// The range of kernel addresses below the kernel image (`__START_KERNEL_map` up to the lowest
 /// place the image may lie, 16 MiB on): the kernel clears its page-table entries at boot
-/// (`cleanup_highmap` in arch/x86/mm/init_64.c) and never uses them again.
+/// (`cleanup_highmap` in arch/x86/mm/init_64.c) and never uses them again. In a kernel that was configured to lie lower
+/// (`CONFIG_PHYSICAL_START`) nothing is probed.
 pub const KERNEL_WINDOW: Window = Window {
     start: Gva(0xffff_ffff_8000_0000),
     end: Gva(0xffff_ffff_8100_0000),

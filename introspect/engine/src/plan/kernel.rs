@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use hvprobe_arch::Gva;
+use hvprobe_hit::region::KERNEL_WINDOW;
 use hvprobe_linux::image::{Forbidden, KernelImage};
 use hvprobe_linux::modules::{Module, ModuleList, ModuleState};
 use hvprobe_linux::symbols::Symbols;
@@ -25,6 +26,18 @@ pub(crate) struct Probeable<'a> {
 }
 
 impl<'a> Probeable<'a> {
+    /// Refuses a kernel that overlaps the window for our own code. The window ends 16 MiB after `__START_KERNEL_map`,
+    /// where kernels begin unless they are configured to begin lower (`LOAD_PHYSICAL_ADDR` in
+    /// arch/x86/include/asm/page_types.h).
+    pub(crate) fn check_window(&self) -> Result<(), Refused> {
+        let extent = self.image.extent();
+        let (at, end) = (extent.start, KERNEL_WINDOW.end);
+        match at < end && extent.end > KERNEL_WINDOW.start {
+            true => Err(Refused::LinkedLow { at, end }),
+            false => Ok(()),
+        }
+    }
+
     /// Refuses to record stacks if the kernel has no tables to unwind them with.
     pub(crate) fn check_stacks(&self, spec: &ProbeSpec) -> Result<(), Refused> {
         match self.image.orc() {

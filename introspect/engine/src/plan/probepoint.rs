@@ -44,6 +44,7 @@ pub(crate) fn plan(
     kernel: &Probeable<'_>,
     text: &dyn PristineText,
 ) -> Result<Probepoint, Refused> {
+    kernel.check_window()?;
     let (at, owner) = resolve(&spec.definition.target, kernel, text)?;
     if owner.is_init_text(at) {
         return Err(Refused::InitText { at });

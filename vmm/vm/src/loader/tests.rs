@@ -408,6 +408,18 @@ fn word(ram: &GuestRam, at: u64) -> u32 {
 }
 
 #[test]
+fn a_kernel_that_begins_below_16_mib_is_loaded_where_it_is_linked() {
+    const LOW: u64 = 0x20_0000;
+    let kernel = Kernel::parse(elf(LOW, &[(LOW, b"text", 0x1000)])).unwrap();
+    let ram = GuestRam::new(64 << 20).unwrap();
+    let entry = load(&kernel, &ram, &[], "", Gpa(0xe_0000)).unwrap();
+    assert_eq!((entry.rip, entry.kernel_end), (Gpa(LOW), Gpa(LOW + 0x1000)));
+    let mut text = [0; 4];
+    ram.read(Gpa(LOW), &mut text).unwrap();
+    assert_eq!(&text, b"text");
+}
+
+#[test]
 fn a_loaded_kernel_finds_itself_its_command_line_and_its_initramfs() {
     let kernel = Kernel::parse(bzimage(&gzip(&kernel()))).unwrap();
     let ram = GuestRam::new(64 << 20).unwrap();

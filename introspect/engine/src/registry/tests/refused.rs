@@ -1,10 +1,12 @@
 //! Probes that are refused in a live guest, and probes that are not.
 
 use expect_test::{Expect, expect};
+use hvprobe_linux::image::KernelImage;
 use hvprobe_spec::Item;
 
 use super::arguments::defaults;
 use super::*;
+use crate::explain::explain;
 
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
@@ -50,6 +52,27 @@ fn what_is_refused_is_marked_where_it_was_typed() {
         };
         assert_eq!(column, expected, "{definition}");
     }
+}
+
+#[test]
+fn a_kernel_that_lies_where_code_of_probes_goes_is_not_probed() {
+    let why = |start: u64| {
+        let image = KernelImage::parse(&kernel::linked_at(start)).unwrap();
+        assert_eq!(image.virt_to_phys_offset(), kernel::OFFSET, "{start:#x}");
+        let mut all = explain(&image, &spec("p vfs_read"));
+        all.remove(0).err().map(|skipped| skipped.why)
+    };
+    let end = Gva(kernel::TEXT);
+    for physical in [0x20_0000, 0x100_0000 - 0x1000] {
+        let at = Gva(kernel::OFFSET + physical);
+        assert_eq!(why(at.0), Some(Refused::LinkedLow { at, end }), "{at}");
+    }
+    for start in [kernel::TEXT, kernel::TEXT + 0x20_0000] {
+        assert!(!matches!(why(start), Some(Refused::LinkedLow { .. })));
+    }
+    let at = Gva(kernel::OFFSET + 0x20_0000);
+    expect!["the kernel is linked at 0xffffffff80200000, and the code of probes goes below 0xffffffff81000000: nothing of it can be probed unless it is built with CONFIG_PHYSICAL_START=0x1000000 or more"]
+        .assert_eq(&Refused::LinkedLow { at, end }.to_string());
 }
 
 #[test]
