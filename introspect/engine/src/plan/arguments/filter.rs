@@ -10,7 +10,7 @@ use hvprobe_spec::shape::{Shape, ShapeKind};
 use hvprobe_spec::{Argument, Bits, Common, Comparison, Condition, ParseError, Source};
 
 use super::addresses::of_function;
-use super::names::{Named, named};
+use super::names::{NULL, Named, named};
 use super::refused::refused;
 use crate::plan::kernel::Probeable;
 
@@ -105,7 +105,13 @@ fn check(
         }
         (Value::Name(text), Field::Text(_)) => {
             let words = words::filter::INVALID_VALUE;
-            let why = format!("{words}; `{}` is a text: write \"{text}\"", test.field);
+            let field = &test.field;
+            let why = match text.as_str() {
+                NULL => format!(
+                    "{words}; `{field}` is a text: take its address, too, as in at={field}:x64, and compare that with 0"
+                ),
+                text => format!("{words}; `{field}` is a text: write \"{text}\""),
+            };
             return Err(refused(test.value_column.0, why));
         }
         (Value::Number { value, .. }, field) => With::Number(test.operator, cut(*value, field)),

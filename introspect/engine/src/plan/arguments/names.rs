@@ -10,6 +10,9 @@ use hvprobe_spec::{ParseError, errno};
 
 use super::refused::refused;
 
+/// The name of the null pointer.
+pub(super) const NULL: &str = "NULL";
+
 /// A named value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Named {
@@ -99,7 +102,7 @@ fn values(shape: &Shape) -> Vec<(&str, Named)> {
             named.collect()
         }
         ShapeKind::Bool => vec![("false", Named::whole(0)), ("true", Named::whole(1))],
-        ShapeKind::Pointer | ShapeKind::Symbol => vec![("NULL", Named::whole(0))],
+        ShapeKind::Pointer | ShapeKind::Symbol => vec![(NULL, Named::whole(0))],
         _ => Vec::new(),
     }
 }

@@ -149,6 +149,8 @@ fn names_of_values_are_those_that_hits_show() {
         ("p vfs_read a=%di:s64 if a >= -EIO", (0, 1)),
         ("p vfs_read if buf == NULL", (1, 0)),
         ("p vfs_read if file != NULL", (1, 0)),
+        ("p filler_002 if kind == NONE", (0, 1)),
+        ("p filler_002 if kind != SOME", (1, 0)),
     ] {
         assert_eq!(filtered(definition, prepare), expected, "{definition}");
     }
@@ -173,6 +175,16 @@ fn names_of_values_are_those_that_hits_show() {
         "p vfs_read if comm == bash",
         22,
         "Invalid value (did you forget quotes)?; `comm` is a text: write \"bash\"",
+    );
+    check(
+        "p __x64_sys_openat if filename == NULL",
+        34,
+        "Invalid value (did you forget quotes)?; `filename` is a text: take its address, too, as in at=filename:x64",
+    );
+    check(
+        "p filler_002 if kind == SOMEE",
+        24,
+        "Invalid value (did you forget quotes)?; no value of `kind` is called `SOMEE`; did you mean `SOME`?",
     );
 }
 
