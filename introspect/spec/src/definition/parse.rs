@@ -283,6 +283,8 @@ const STARTS: &str =
 fn not_a_kind(text: &str, kind: &str, words: usize) -> String {
     let digits = |rest: &str| rest.bytes().all(|b| b.is_ascii_digit());
     let what = match kind.split_at_checked(1) {
+        _ if matches!(kind, "tracepoint" | "rawtracepoint") => "tracepoint probes (`t`)",
+        _ if matches!(kind, "uprobe" | "uretprobe" | "usdt") => "user-space probes (`u`)",
         Some(("t", rest)) if digits(rest) => "tracepoint probes (`t`)",
         Some(("e", "")) => "event probes (`e`)",
         Some(("s", "")) => "synthetic events (`s`)",
@@ -383,9 +385,11 @@ fn read_target(column: usize, word: &str) -> Result<Aimed, ParseError> {
 }
 
 /// Kinds of probes in scripts of bpftrace, which stand in the place of a module's name here.
-const OF_SCRIPTS: [&str; 6] = [
+const OF_SCRIPTS: [&str; 8] = [
     "kprobe",
+    "k",
     "kretprobe",
+    "kr",
     "fentry",
     "fexit",
     "kfunc",
@@ -435,10 +439,13 @@ fn symbol(column: usize, word: &str) -> Result<(String, u64), ParseError> {
     if word.starts_with(|c: char| c.is_ascii_digit()) {
         return error(column, "a symbol starts with no digit, an address with 0x");
     }
-    if word.len() == ADDRESS && word.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-        return error(column, "an address begins with 0x");
-    }
     let length = symbol_length(word);
+    // As lists of symbols have it, which no symbol is called.
+    let digits = &word[..length];
+    if length == ADDRESS && digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        let message = format!("an address begins with 0x: write 0x{digits}");
+        return error(column, message);
+    }
     if length == 0 {
         return error(column, "a symbol or an address (0x...) belongs here");
     }

@@ -290,7 +290,35 @@ fn names_of_modules_are_checked() {
         expect![[r#"
         p ffffffff81349800
           ^
-        an address begins with 0x"#]],
+        an address begins with 0x: write 0xffffffff81349800"#]],
+    );
+    check(
+        "r:x ffffffff81349800+4 %di",
+        expect![[r#"
+        r:x ffffffff81349800+4 %di
+            ^
+        an address begins with 0x: write 0xffffffff81349800"#]],
+    );
+    check(
+        "kr:vfs_read",
+        expect![[r#"
+        kr:vfs_read
+        ^
+        `kr:` is of scripts (-e); here a function's entry is `p FUNCTION`, its return `r FUNCTION`"#]],
+    );
+    check(
+        "tracepoint:syscalls:sys_enter_openat",
+        expect![[r#"
+        tracepoint:syscalls:sys_enter_openat
+        ^
+        not supported: tracepoint probes (`t`); write `p SYMBOL` or `r SYMBOL`"#]],
+    );
+    check(
+        "uprobe:/bin/sh:readline",
+        expect![[r#"
+        uprobe:/bin/sh:readline
+        ^
+        not supported: user-space probes (`u`); write `p SYMBOL` or `r SYMBOL`"#]],
     );
     check(
         "p /bin/ls:0x1234",
