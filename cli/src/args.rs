@@ -6,6 +6,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
 use hvprobe_proto::v1::MachineState;
+use hvprobe_spec::bounded;
 
 use crate::event_args::{OutputArgs, WantedArgs};
 use crate::explain_args::Explain;
@@ -22,7 +23,27 @@ use crate::sources_args::{Lines, Vars};
 
 /// What was typed. Ends the program where that is no command line, or asks for help.
 pub(crate) fn parse() -> Cli {
-    Cli::try_parse().unwrap_or_else(|error| with_way_out(error).exit())
+    Cli::try_parse().unwrap_or_else(|error| with_way_out(shortened(error)).exit())
+}
+
+/// `error` without most of a long word that was typed.
+fn shortened(mut error: clap::Error) -> clap::Error {
+    for kind in [
+        ContextKind::InvalidArg,
+        ContextKind::InvalidSubcommand,
+        ContextKind::InvalidValue,
+    ] {
+        let Some(ContextValue::String(word)) = error.get(kind) else {
+            continue;
+        };
+        let short = bounded(word).to_string();
+        if short != *word {
+            error.insert(kind, ContextValue::String(short));
+            // What is suggested repeats the word.
+            error.remove(ContextKind::Suggested);
+        }
+    }
+    error
 }
 
 /// Adds to `error` where the guest's command is written, if that seems to be what was not understood.

@@ -21,6 +21,7 @@ use hvprobe_proto::v1::{
     MachineState,
 };
 use hvprobe_server::Token;
+use hvprobe_spec::bounded;
 use hyper_util::rt::TokioIo;
 use prost_types::FieldMask;
 use rustix::process::geteuid;
@@ -294,9 +295,13 @@ pub(crate) fn choose(probes: &[v1::Probe], chosen: &[String]) -> anyhow::Result<
         let id = match (by_id, named.next(), named.next()) {
             (Some(probe), _, _) | (None, Some(probe), None) => probe.id,
             (None, Some(_), Some(_)) => {
+                let wanted = bounded(wanted);
                 bail!("several probes are called {wanted}; give their numbers instead")
             }
-            (None, None, _) => bail!("there is no probe {wanted}; `hvprobe probe list` shows them"),
+            (None, None, _) => {
+                let wanted = bounded(wanted);
+                bail!("there is no probe {wanted}; `hvprobe probe list` shows them")
+            }
         };
         if !ids.contains(&id) {
             ids.push(id);

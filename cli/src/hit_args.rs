@@ -6,7 +6,7 @@ use hvprobe_server::wire;
 use hvprobe_spec::definition::{self, Definition, Kind};
 use hvprobe_spec::fetch::{Filter, read_filter};
 use hvprobe_spec::language::{self, Capture};
-use hvprobe_spec::{Actions, FRAMES_MAX, Hold, Item, ParseError, RegisterSet, Then};
+use hvprobe_spec::{Actions, FRAMES_MAX, Hold, Item, ParseError, RegisterSet, Then, bounded};
 
 use crate::budget::BudgetArgs;
 use crate::failure::WrongUsage;
@@ -267,10 +267,12 @@ fn with_maxactive(
 ) -> Result<String, WrongUsage> {
     match definition.kind {
         Kind::Probe => Err(WrongUsage(format!(
-            "--maxactive belongs to return probes, and `{text}` is none"
+            "--maxactive belongs to return probes, and `{}` is none",
+            bounded(text)
         ))),
         Kind::Return { maxactive: Some(_) } => Err(WrongUsage(format!(
-            "both --maxactive and a number in `{text}`: give one of them"
+            "both --maxactive and a number in `{}`: give one of them",
+            bounded(text)
         ))),
         Kind::Return { maxactive: None } => {
             let wrong = |message: &str| bad_option("maxactive", number, &at_the_beginning(message));

@@ -6,6 +6,7 @@ use std::process;
 use anyhow::bail;
 use clap::{Args, ValueHint};
 use hvprobe_proto::v1::{DisableRequest, ProbeSpec, RegisterRequest};
+use hvprobe_spec::bounded;
 
 use crate::client::Client;
 use crate::definition;
@@ -129,6 +130,7 @@ impl PlantArgs {
                 .find(|it| !it.contains([' ', ':', '\t']));
             WrongUsage(match named {
                 Some(name) => {
+                    let name = bounded(name);
                     format!("{message}\n`--probe {name}` is a probe that is there already")
                 }
                 None => message,

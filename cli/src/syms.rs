@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::bail;
 use hvprobe_proto::v1::ListSymbolsRequest;
+use hvprobe_spec::bounded;
 
 use crate::args::Syms;
 use crate::client::Client;
@@ -32,7 +33,7 @@ pub(crate) async fn syms(args: Syms) -> anyhow::Result<ExitCode> {
         }
     }
     if !found {
-        bail!("no symbol matches `{}`", args.pattern);
+        bail!("no symbol matches `{}`", bounded(&args.pattern));
     }
     Ok(DONE)
 }

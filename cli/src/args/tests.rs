@@ -27,6 +27,24 @@ fn a_command_without_dashes_is_told_where_to_write_it() {
 }
 
 #[test]
+fn of_a_long_word_the_beginning_is_repeated() {
+    let long = "x".repeat(100_000);
+    let option = format!("--{long}");
+    for words in [
+        &[&*long][..],
+        &["run", &long],
+        &["run", &option],
+        &["doctor", &option],
+        &["run", "--cpus", &long],
+        &["run", "--memory", &long],
+    ] {
+        let error = shortened(parse(words).unwrap_err());
+        let told = with_way_out(error).to_string();
+        assert!(told.len() < 1000 && told.contains("xxx…"), "{told}");
+    }
+}
+
+#[test]
 fn documented_commands_can_be_typed() {
     let mut examples = 0;
     for name in documented::PAGES {

@@ -216,3 +216,72 @@ fn bad_lines_of_a_file_are_shown_with_their_number() {
         "#]],
     );
 }
+
+#[test]
+fn however_long_what_was_typed_is_little_of_it_is_printed() {
+    let place = Place::new();
+    let long = "x".repeat(100_000);
+    let behind = |words: &str| format!("{words}{long}");
+    let file = place.file("file", behind("p a\np ").as_bytes());
+    let script = place.file("script", behind("k:a { ").as_bytes());
+    let (definition, event, option) = (behind("p "), behind("p a "), behind("--"));
+    let with_probe = |option: &str| {
+        ["run", "-p", "p a", option, &long]
+            .map(str::to_owned)
+            .to_vec()
+    };
+    let mut all: Vec<Vec<String>> = [
+        &["run", "-p", &long][..],
+        &["run", "-p", &definition],
+        &["run", "-p", &event],
+        &["run", "--events", &file],
+        &["run", "-e", &long],
+        &["run", "--script", &script],
+        &["run", &long],
+        &["run", &option],
+        &["doctor", &long],
+        &[&long],
+        &["run", "--cpus", &long],
+        &["run", "--memory", &long],
+        &["vm", "boot", "--label", &long],
+        &["vm", "list", "--state", &long],
+        &["trace", "--filter", &long],
+        &["trace", "--pid", &long],
+        &["probe", "add", &definition],
+        &["probe", "add", "--ask", &long, "p a"],
+        &["explain", &definition],
+        &["completions", &long],
+    ]
+    .iter()
+    .map(|words| words.iter().map(|word| (*word).to_owned()).collect())
+    .collect();
+    for option in [
+        "--capture",
+        "--capture-return",
+        "--set",
+        "--return",
+        "--jump",
+        "--when",
+        "--maxactive",
+        "--mechanism",
+        "--max-rate",
+        "--max-cpu",
+        "--throttle",
+        "--filter",
+        "--hist",
+        "--time",
+    ] {
+        all.push(with_probe(option));
+    }
+    for words in all {
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let output = place.run(&words);
+        let what = || {
+            let words = words.iter().map(|word| &word[..word.len().min(30)]);
+            words.collect::<Vec<_>>().join(" ")
+        };
+        assert!(matches!(output.status.code(), Some(1 | 2)), "{}", what());
+        let printed = output.stderr.len() + output.stdout.len();
+        assert!(printed < 4096, "{printed} bytes: {}", what());
+    }
+}

@@ -39,5 +39,5 @@ pub use id::ProbeId;
 pub use item::{Base, FRAME, Fetched, Item, Memory, Pointer, Read, TextHeader};
 pub use limits::{CAPTURE_MAX, CHANGES_MAX, DEADLINE_MAX, FRAMES_MAX, ITEMS_MAX, POINTERS_MAX};
 pub use mechanism::Mechanism;
-pub use parse_error::ParseError;
+pub use parse_error::{ParseError, bounded};
 pub use probe::ProbeSpec;

@@ -1,4 +1,8 @@
 //! Errors in texts, with their columns.
+//!
+//! Invariant: the shown part of a text is bounded, however long the text is.
+
+use std::fmt;
 
 /// Error in a text, with its column.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -32,9 +36,7 @@ impl ParseError {
                 .chars()
                 .chain(text.chars().skip(first).take(last - first))
         };
-        let mut picture: String = shown()
-            .map(|c| if c.is_control() && c != '\t' { '?' } else { c })
-            .collect();
+        let mut picture: String = shown().map(pictured).collect();
         picture.push_str(if last < length { "…\n" } else { "\n" });
         // Tabs are repeated, so that the caret is under its column whatever the width of a tab.
         picture.extend(
@@ -47,6 +49,34 @@ impl ParseError {
     }
 }
 
+/// Maximum length in characters of a word that a message repeats.
+const WORD: usize = 64;
+
+/// Returns `word` as messages repeat it: shortened, with `?` for control characters.
+#[must_use]
+pub fn bounded(word: &str) -> impl fmt::Display {
+    let mut shown: String = word.chars().take(WORD).map(printable).collect();
+    if word.chars().nth(WORD).is_some() {
+        shown.push('…');
+    }
+    shown
+}
+
+/// Like [`bounded`], in backquotes.
+pub(crate) fn quoted(word: &str) -> impl fmt::Display {
+    format!("`{}`", bounded(word))
+}
+
+/// Returns the character for `c` above a caret; tabs stay.
+fn pictured(c: char) -> char {
+    if c == '\t' { c } else { printable(c) }
+}
+
+/// Replaces a control character by `?`.
+fn printable(c: char) -> char {
+    if c.is_control() { '?' } else { c }
+}
+
 /// Returns an error in a text.
 pub(crate) fn error<T>(column: usize, message: impl Into<String>) -> Result<T, ParseError> {
     Err(ParseError {
@@ -56,20 +86,4 @@ pub(crate) fn error<T>(column: usize, message: impl Into<String>) -> Result<T, P
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn of_a_long_text_what_is_around_the_column_is_shown() {
-        let text = format!("{}\t!{}", "a".repeat(5000), "b".repeat(100_000));
-        let error = ParseError {
-            column: 5001,
-            message: String::new(),
-        };
-        let picture = error.render(&text);
-        let (shown, caret) = picture.split_once('\n').unwrap();
-        let expected = format!("…{}\t!{}…", "a".repeat(99), "b".repeat(99));
-        assert_eq!(shown, expected);
-        assert_eq!(caret, format!("{}\t^", " ".repeat(100)));
-    }
-}
+mod tests;

@@ -17,7 +17,7 @@ use std::fmt;
 use crate::column::Column;
 use crate::definition::{begins_filter, is_event_name};
 use crate::number::{number_in, strip_hex};
-use crate::parse_error::{ParseError, error};
+use crate::parse_error::{ParseError, error, quoted};
 use crate::point::Point;
 
 /// Maximum number of arguments, as for other probes (`MAX_TRACE_ARGS` in kernel/trace/trace_probe.h).
@@ -185,7 +185,8 @@ fn event_name(column: usize, text: &str) -> Result<(Option<String>, String), Par
             return error(
                 column,
                 format!(
-                    "`{name}` cannot be the name of an event: letters, digits and `_` can, no digit first"
+                    "{} cannot be the name of an event: letters, digits and `_` can, no digit first",
+                    quoted(name)
                 ),
             );
         }
@@ -204,7 +205,8 @@ fn argument(column: usize, word: &str) -> Result<PerfArgument, ParseError> {
             return error(
                 column,
                 format!(
-                    "`{name}` cannot be the name of an argument: letters, digits and `_` can, no digit first"
+                    "{} cannot be the name of an argument: letters, digits and `_` can, no digit first",
+                    quoted(name)
                 ),
             );
         }
@@ -246,7 +248,7 @@ fn argument(column: usize, word: &str) -> Result<PerfArgument, ParseError> {
             });
         }
     };
-    error(at, format!("`{value}` {refused}"))
+    error(at, format!("{} {refused}", quoted(value)))
 }
 
 /// Returns the length of the C identifier at the start of `text`.

@@ -9,7 +9,7 @@ use crate::column::Column;
 use crate::cursor::unprintable;
 use crate::fetch::{Place, read_arguments, read_filter_at};
 use crate::number::{number_in, strip_hex};
-use crate::parse_error::{ParseError, error};
+use crate::parse_error::{ParseError, bounded, error};
 use crate::symbol::symbol_length;
 
 /// Maximum number of calls in flight in a definition, as in the kernel (`KRETPROBE_MAXACTIVE_MAX` in
@@ -292,7 +292,10 @@ fn not_a_kind(text: &str, kind: &str, words: usize) -> String {
         Some(("w", "")) => "watchpoints (`w`)",
         Some(("-", "")) => "removing events by definition (`-`)",
         _ if words == 1 => match read_target(0, text) {
-            Ok(_) => return format!("a definition starts with `p` or `r`: write `p {text}`"),
+            Ok(_) => {
+                let text = bounded(text);
+                return format!("a definition starts with `p` or `r`: write `p {text}`");
+            }
             Err(error) if error.column == 0 => return error.message,
             Err(_) => return STARTS.to_owned(),
         },

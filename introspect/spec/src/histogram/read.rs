@@ -8,7 +8,7 @@ use crate::column::Column;
 use crate::cursor::{Cursor, unprintable};
 use crate::fetch::{Filter, read_filter_at};
 use crate::number::number_in;
-use crate::parse_error::{ParseError, error};
+use crate::parse_error::{ParseError, error, quoted};
 
 /// Maximum number of keys.
 pub const KEYS_MAX: usize = 8;
@@ -124,7 +124,7 @@ impl Parts {
                 return error(start, message);
             }
             other => {
-                let message = format!("`{other}`: write keys=, vals=, sort= or size=");
+                let message = format!("{}: write keys=, vals=, sort= or size=", quoted(other));
                 return error(start, message);
             }
         };
@@ -151,8 +151,9 @@ impl Parts {
             match by {
                 Some(by) => sort.push(Order { by, descending }),
                 None => {
+                    let name = quoted(&name);
                     let message =
-                        format!("`{name}` is neither {HITCOUNT} nor one of the keys and values");
+                        format!("{name} is neither {HITCOUNT} nor one of the keys and values");
                     return error(column, message);
                 }
             }

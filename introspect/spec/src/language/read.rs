@@ -11,7 +11,7 @@ use crate::cursor::{Cursor, unprintable};
 use crate::errno;
 use crate::item::Item;
 use crate::limits::{CAPTURE_MAX, DEADLINE_MAX};
-use crate::parse_error::{ParseError, error};
+use crate::parse_error::{ParseError, bounded, error, quoted};
 
 /// Number of bytes captured at an address without a given length.
 const DEFAULT_LENGTH: u16 = 8;
@@ -99,7 +99,7 @@ fn whole<'a, T>(
     cursor.blanks();
     match cursor.rest() {
         "" => Ok(read),
-        rest => cursor.error(format!("`{rest}` is too much here")),
+        rest => cursor.error(format!("{} is too much here", quoted(rest))),
     }
 }
 
@@ -116,7 +116,7 @@ impl Cursor<'_> {
                     start,
                     format!("the kernel's functions return errors negative: write -{name}"),
                 ),
-                (None, _) => error(at, format!("no error is called {name}")),
+                (None, _) => error(at, format!("no error is called {}", bounded(name))),
             };
         }
         let magnitude = self.number("value")?;
@@ -138,7 +138,7 @@ impl Cursor<'_> {
             || {
                 error(
                     start,
-                    format!("no general register is called %{name}: %ax %bx %cx %dx %si %di %bp %sp %r8 … %r15 are"),
+                    format!("no general register is called %{}: %ax %bx %cx %dx %si %di %bp %sp %r8 … %r15 are", bounded(name)),
                 )
             },
             |(register, _)| Ok(*register),

@@ -12,7 +12,7 @@ use crate::column::Column;
 use crate::definition::FileError;
 use crate::histogram::KEYS_MAX;
 use crate::number::number_in;
-use crate::parse_error::{ParseError, error};
+use crate::parse_error::{ParseError, error, quoted};
 
 /// Maximum length of a script in bytes.
 pub const SCRIPT_MAX: usize = 1 << 16;
@@ -195,7 +195,7 @@ fn read_point(cursor: &mut Cursor) -> Result<Point, ParseError> {
             };
             return error(
                 start,
-                format!("not supported: probes of `{other}`; {instead}"),
+                format!("not supported: probes of {}; {instead}", quoted(other)),
             );
         }
     };
@@ -400,7 +400,7 @@ fn read_call(cursor: &mut Cursor, start: usize, word: &str) -> Result<StatementK
         }
         "printf" | "print" | "clear" | "delete" | "time" | "exit" => {}
         "zero" => return refuse("zero(): write clear()"),
-        word => return refuse(&format!("`{word}`")),
+        word => return refuse(&quoted(word).to_string()),
     }
     cursor.expect("(", "`(` belongs here")?;
     cursor.blanks()?;

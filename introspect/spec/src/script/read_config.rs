@@ -4,7 +4,7 @@
 //! by name.
 
 use super::cursor::Cursor;
-use crate::parse_error::{ParseError, error};
+use crate::parse_error::{ParseError, error, quoted};
 
 /// Settings that concern only bpftrace itself: its memory, how it loads programs, and which symbols of
 /// processes it keeps.
@@ -51,7 +51,7 @@ pub(super) fn read_config(cursor: &mut Cursor) -> Result<(), ParseError> {
             return error(start, "the name of a setting belongs here");
         }
         if !HARMLESS.contains(&name.to_ascii_lowercase().as_str()) {
-            let message = format!("not supported: the setting `{name}`; leave it out");
+            let message = format!("not supported: the setting {}; leave it out", quoted(&name));
             return error(start, message);
         }
         cursor.blanks()?;

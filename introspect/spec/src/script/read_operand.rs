@@ -6,7 +6,7 @@ use super::cursor::Cursor;
 use super::syntax::{BUILTINS, Builtin, Condition, Fetched, Operand, OperandKind};
 use crate::column::Column;
 use crate::fetch::{OPERATORS, Operator, TERMS_MAX};
-use crate::parse_error::{ParseError, error};
+use crate::parse_error::{ParseError, bounded, error, quoted};
 
 /// Maximum nesting of parentheses and `!`.
 const DEPTH: usize = 32;
@@ -205,10 +205,13 @@ fn read_named(cursor: &mut Cursor) -> Result<OperandKind, ParseError> {
     match read_fetched(cursor, start, &word)? {
         Some(fetched) => Ok(OperandKind::Fetched(fetched)),
         None if cursor.sees("(") => {
-            let message = format!("not supported: the function {word}(); {VALUES}");
+            let message = format!(
+                "not supported: the function {}(); {VALUES}",
+                bounded(&word)
+            );
             error(start, message)
         }
-        None => error(start, format!("`{word}` is no value; {VALUES}")),
+        None => error(start, format!("{} is no value; {VALUES}", quoted(&word))),
     }
 }
 

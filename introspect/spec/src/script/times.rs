@@ -13,7 +13,7 @@ use super::syntax::{
     Builtin, Clause, Condition, Gather, Operand, OperandKind, PointKind, Script, Statement,
     StatementKind,
 };
-use crate::parse_error::{ParseError, error};
+use crate::parse_error::{ParseError, bounded, error};
 
 /// Calls whose start times are in a map.
 #[derive(Debug)]
@@ -137,7 +137,10 @@ impl Resolving<'_> {
             }
             Some(other) => error(
                 column,
-                format!("@{map} is not kept at the entry of {other}, which returns here"),
+                format!(
+                    "@{map} is not kept at the entry of {}, which returns here",
+                    bounded(other)
+                ),
             ),
         }
     }
