@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use super::program::{Action, Counted, KeyPart, Map, Planted, Program, Said, Written, mark};
 use super::read::in_line;
 use super::syntax::{
-    Builtin, Clause, Condition, Fetched, Gather, Operand, OperandKind, Point, PointKind, Script,
-    Statement, StatementKind, Told,
+    Builtin, Clause, Compared, Condition, Fetched, Gather, Operand, OperandKind, Point, PointKind,
+    Script, Statement, StatementKind, Told, With,
 };
 use super::times;
 use crate::definition::{self, FileError};
@@ -527,10 +527,11 @@ fn expression(kind: &OperandKind) -> String {
 }
 
 /// Returns the right-hand side of a comparison, in the syntax of filters.
-fn compared(value: &Operand) -> Result<String, ParseError> {
-    match &value.kind {
-        OperandKind::Number(number) => Ok(number.to_string()),
-        OperandKind::Text(text) => {
+fn compared(value: &Compared) -> Result<String, ParseError> {
+    match &value.with {
+        With::Number(number) => Ok(number.to_string()),
+        With::Names(names) => Ok(names.clone()),
+        With::Text(text) => {
             let plain = |c: char| matches!(c, ' '..='~') && c != '"';
             match text.len() <= OPERAND_MAX && text.chars().all(plain) {
                 true => Ok(format!("\"{text}\"")),
@@ -542,7 +543,6 @@ fn compared(value: &Operand) -> Result<String, ParseError> {
                 ),
             }
         }
-        _ => error(value.column.0, "a number or a text belongs here"),
     }
 }
 

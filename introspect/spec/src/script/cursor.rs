@@ -101,6 +101,16 @@ impl Cursor {
         self.take(|c| c == '_' || c.is_ascii_alphanumeric())
     }
 
+    /// The name here, if one is and it is not that of a function, whose `(` follows.
+    pub(super) fn name(&self) -> Option<String> {
+        let rest = self.text[self.at..].iter().copied();
+        let is_of_word = |c: &char| *c == '_' || c.is_ascii_alphanumeric();
+        let name: String = rest.clone().take_while(is_of_word).collect();
+        let behind = rest.skip_while(is_of_word).find(|c| !c.is_whitespace());
+        let is_name = !name.is_empty() && !name.starts_with(|c: char| c.is_ascii_digit());
+        (is_name && behind != Some('(')).then_some(name)
+    }
+
     /// Skips blanks, line breaks, comments and preprocessor lines. The latter are not needed, because types are
     /// known without headers.
     ///

@@ -6,14 +6,15 @@
 //! probe     = "BEGIN" | "END" | "interval:" (("s" | "ms") ":" N | N ("s" | "ms"))
 //!           | ("kprobe" | "kretprobe") ":" TARGET
 //! condition = part {"||" part}, part = term {"&&" term}
-//! term      = "!" term | "(" condition ")" | value [("==" | "!=" | "<" | "<=" | ">" | ">=" | "&") value]
+//! term      = "!" term | "(" condition ")" | value [("==" | "!=" | "<" | "<=" | ">" | ">=" | "&") (value | names)]
+//! names     = NAME | "(" NAME {"|" (NAME | N)} ")"
 //! statement = "@" [NAME] ["[" value {"," value} "]"] "=" gathered
 //!           | TIME "=" "nsecs" | "delete(" (TIME | MAP "," "tid") ")"
 //!           | "printf(" TEXT {"," value} ")" | "print(" MAP ["," N] ")" | ("clear" | "delete") "(" MAP ")"
 //!           | "time(" [TEXT] ")" | "exit()"
 //! gathered  = "count()" | ("sum" | "avg" | "min" | "max" | "hist") "(" value ")"
 //!           | "lhist(" value "," MIN "," MAX "," STEP ")"
-//! value     = N | TEXT | "arg" N | "args." PATH | "retval" | "curtask" | ("str" | "ksym") "(" value ")"
+//! value     = N | "-" ERROR | TEXT | "arg" N | "args." PATH | "retval" | "curtask" | ("str" | "ksym") "(" value ")"
 //!           | "pid" | "tid" | "comm" | "cpu" | "nsecs" | "elapsed" | "func" | "probe" | "kstack"
 //!           | "duration" | "nsecs" "-" TIME | value "/" N
 //! ```
@@ -31,6 +32,7 @@ mod format;
 mod print;
 mod program;
 mod read;
+mod read_condition;
 mod read_config;
 mod read_operand;
 mod syntax;
@@ -43,6 +45,6 @@ pub use format::{Conversion, Directive, Format, Piece};
 pub use program::{Action, Counted, KeyPart, Map, Planted, Program, Said, Written, position};
 pub use read::{SCRIPT_MAX, in_line, read_script};
 pub use syntax::{
-    Builtin, Clause, Condition, Fetched, Gather, Operand, OperandKind, Point, PointKind, Script,
-    Statement, StatementKind, Told,
+    Builtin, Clause, Compared, Condition, Fetched, Gather, Operand, OperandKind, Point, PointKind,
+    Script, Statement, StatementKind, Told, With,
 };

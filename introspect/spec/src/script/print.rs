@@ -4,8 +4,8 @@ use std::fmt;
 
 use super::format::{Format, Piece};
 use super::syntax::{
-    BUILTINS, Clause, Condition, Fetched, Gather, Operand, OperandKind, Point, PointKind, Script,
-    Statement, StatementKind, Told,
+    BUILTINS, Clause, Compared, Condition, Fetched, Gather, Operand, OperandKind, Point, PointKind,
+    Script, Statement, StatementKind, Told, With,
 };
 use crate::fetch::Operator;
 
@@ -63,7 +63,7 @@ impl fmt::Display for Condition {
                     operand,
                     operator: Operator::NotEqual,
                     value,
-                } if value.kind == OperandKind::Number(0) => write!(f, "!{operand}"),
+                } if value.with == With::Number(0) => write!(f, "!{operand}"),
                 Self::Test { .. } | Self::And(..) | Self::Or(..) => write!(f, "!({inner})"),
                 Self::Not(_) => write!(f, "!{inner}"),
             },
@@ -78,6 +78,17 @@ impl fmt::Display for Condition {
                 f.write_str(" || ")?;
                 part(f, right, matches!(**right, Self::Or(..)))
             }
+        }
+    }
+}
+
+impl fmt::Display for Compared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.with {
+            With::Number(number) => write!(f, "{number}"),
+            With::Text(text) => quoted(f, text),
+            With::Names(names) if names.contains('|') => write!(f, "({names})"),
+            With::Names(name) => f.write_str(name),
         }
     }
 }

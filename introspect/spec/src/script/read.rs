@@ -2,8 +2,9 @@
 
 use super::cursor::Cursor;
 use super::format::{Conversion, Directive, read_format};
+use super::read_condition::read_condition;
 use super::read_config::read_config;
-use super::read_operand::{read_condition, read_map, read_thread, read_value};
+use super::read_operand::{read_map, read_thread, read_value};
 use super::syntax::{
     Builtin, Clause, Fetched, Gather, Operand, OperandKind, Point, PointKind, Script, Statement,
     StatementKind, Told,

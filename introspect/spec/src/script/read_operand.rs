@@ -3,13 +3,12 @@
 use std::num::NonZeroU64;
 
 use super::cursor::Cursor;
-use super::syntax::{BUILTINS, Builtin, Condition, Fetched, Operand, OperandKind};
+use super::syntax::{BUILTINS, Builtin, Fetched, Operand, OperandKind};
 use crate::column::Column;
-use crate::fetch::{OPERATORS, Operator, TERMS_MAX};
+use crate::errno;
+use crate::fetch::{OPERATORS, Operator};
 use crate::parse_error::{ParseError, bounded, error, quoted};
 
-/// Maximum nesting of parentheses and `!`.
-const DEPTH: usize = 32;
 /// Maximum number of arguments of a function: those that are passed in registers.
 const ARGUMENTS: u16 = 6;
 /// Maximum length of a path after `args.`
@@ -18,14 +17,16 @@ const PATH_MAX: usize = 200;
 /// Maximum length of a map's name.
 const NAME_MAX: usize = 63;
 
-/// Message about arithmetic.
-const NO_ARITHMETIC: &str = "not supported: calculating with values, but for dividing one by a number where it is counted or printed";
-/// Message about the supported values.
-const VALUES: &str = "there are pid, tid, comm, cpu, nsecs, elapsed, func, probe, curtask, kstack, arg0 to arg5, \
+/// What is done instead of calculating.
+pub(super) const NO_ARITHMETIC: &str = "not supported: calculating with values, but for dividing one by a number where it is counted or printed";
+/// The same of parentheses.
+pub(super) const CALCULATING: &str = "not supported: casts and calculating; write the value alone";
+/// What can be a value.
+pub(super) const VALUES: &str = "there are pid, tid, comm, cpu, nsecs, elapsed, func, probe, curtask, kstack, arg0 to arg5, \
      args.NAME, retval, duration, str() and ksym()";
 
 /// Returns the operators: those of filters, except for pattern matching.
-fn operators() -> impl Iterator<Item = &'static (Operator, &'static str)> {
+pub(super) fn operators() -> impl Iterator<Item = &'static (Operator, &'static str)> {
     let all = OPERATORS.iter();
     all.filter(|(operator, _)| *operator != Operator::Glob)
 }
@@ -84,7 +85,7 @@ fn read_divided(
 }
 
 /// Parses a value without division, and the blanks after it.
-fn read_operand(cursor: &mut Cursor) -> Result<Operand, ParseError> {
+pub(super) fn read_operand(cursor: &mut Cursor) -> Result<Operand, ParseError> {
     let column = Column(cursor.at());
     let kind = match cursor.peek() {
         Some('"') => OperandKind::Text(cursor.quoted()?.text()),
@@ -99,7 +100,7 @@ fn read_operand(cursor: &mut Cursor) -> Result<Operand, ParseError> {
                 .error("not supported: variables and parameters; write what they stand for");
         }
         Some('(') => {
-            return cursor.error("not supported: casts and calculating; write the value alone");
+            return cursor.error(CALCULATING);
         }
         Some('*') => {
             return cursor.error(
@@ -139,7 +140,7 @@ pub(super) fn read_map(cursor: &mut Cursor) -> Result<String, ParseError> {
 }
 
 /// Parses `@NAME[tid]` and the blanks after it. Returns the name.
-fn read_kept(cursor: &mut Cursor) -> Result<String, ParseError> {
+pub(super) fn read_kept(cursor: &mut Cursor) -> Result<String, ParseError> {
     let map = read_map(cursor)?;
     read_thread(cursor)?;
     Ok(map)
@@ -170,6 +171,13 @@ pub(super) fn read_thread(cursor: &mut Cursor) -> Result<(), ParseError> {
 fn read_signed(cursor: &mut Cursor) -> Result<i64, ParseError> {
     let start = cursor.at();
     let negative = cursor.eat("-");
+    if negative && cursor.peek().is_some_and(|c| c.is_ascii_alphabetic()) {
+        let name = cursor.word();
+        return match errno::number(&name) {
+            Some(number) => Ok(-i64::from(number)),
+            None => error(start, format!("no error is called {}", quoted(&name))),
+        };
+    }
     let number = cursor.number("number")?;
     let number = match negative {
         true => 0_i64.checked_sub_unsigned(number),
@@ -205,14 +213,25 @@ fn read_named(cursor: &mut Cursor) -> Result<OperandKind, ParseError> {
     match read_fetched(cursor, start, &word)? {
         Some(fetched) => Ok(OperandKind::Fetched(fetched)),
         None if cursor.sees("(") => {
-            let message = format!(
-                "not supported: the function {}(); {VALUES}",
-                bounded(&word)
-            );
+            let message = format!("not supported: the function {}(); {VALUES}", bounded(&word));
             error(start, message)
         }
-        None => error(start, format!("{} is no value; {VALUES}", quoted(&word))),
+        None => no_value(start, &word),
     }
+}
+
+/// Refuses `word`, which begins at `start`, as a value.
+pub(super) fn no_value<T>(start: usize, word: &str) -> Result<T, ParseError> {
+    error(start, format!("{} is no value; {VALUES}", quoted(word)))
+}
+
+/// Whether a value begins with `word`.
+pub(super) fn begins_value(word: &str) -> bool {
+    let is_argument =
+        |digits: &str| !digits.is_empty() && digits.bytes().all(|digit| digit.is_ascii_digit());
+    BUILTINS.iter().any(|(_, name)| *name == word)
+        || ["str", "ksym", "retval", "curtask", "args"].contains(&word)
+        || word.strip_prefix("arg").is_some_and(is_argument)
 }
 
 /// Parses the argument of `function`, which is an address in parentheses.
@@ -250,12 +269,9 @@ fn read_fetched(
         "args" => return read_path(cursor).map(Some),
         _ => {}
     }
-    let Some(digits) = word.strip_prefix("arg") else {
+    let Some(digits) = word.strip_prefix("arg").filter(|_| begins_value(word)) else {
         return Ok(None);
     };
-    if digits.is_empty() || !digits.bytes().all(|digit| digit.is_ascii_digit()) {
-        return Ok(None);
-    }
     match digits.parse() {
         Ok(number) if number < ARGUMENTS => Ok(Some(Fetched::Argument(number))),
         _ => error(
@@ -293,221 +309,10 @@ fn read_path(cursor: &mut Cursor) -> Result<Fetched, ParseError> {
 }
 
 /// Returns an error if an arithmetic operator comes next.
-fn no_arithmetic(cursor: &Cursor) -> Result<(), ParseError> {
+pub(super) fn no_arithmetic(cursor: &Cursor) -> Result<(), ParseError> {
     let signs = ["+", "-", "*", "/", "%", "<<", ">>", "^"];
     match signs.iter().any(|sign| cursor.sees(sign)) {
         true => cursor.error(NO_ARITHMETIC),
         false => Ok(()),
-    }
-}
-
-/// Parses a condition between two `/`; the first one comes next.
-pub(super) fn read_condition(cursor: &mut Cursor) -> Result<Condition, ParseError> {
-    let opened = cursor.at();
-    cursor.eat("/");
-    let mut reader = Reader {
-        cursor,
-        terms: 0,
-        depth: 0,
-    };
-    reader.cursor.blanks()?;
-    if reader.cursor.sees("/") {
-        return reader
-            .cursor
-            .error("a condition belongs here; leave out both `/` if there is none");
-    }
-    let condition = reader.alternatives()?;
-    if cursor.peek().is_none() {
-        return error(opened, "this condition has no end: missing `/`");
-    }
-    cursor.expect(
-        "/",
-        "`&&`, `||` or the `/` behind the condition belongs here",
-    )?;
-    Ok(condition)
-}
-
-/// Parser at a position in a condition.
-struct Reader<'c> {
-    cursor: &'c mut Cursor,
-    terms: usize,
-    depth: usize,
-}
-
-impl Reader<'_> {
-    fn alternatives(&mut self) -> Result<Condition, ParseError> {
-        let mut condition = self.conjunction()?;
-        while self.eat("||")? {
-            condition = Condition::Or(Box::new(condition), Box::new(self.conjunction()?));
-        }
-        Ok(condition)
-    }
-
-    fn conjunction(&mut self) -> Result<Condition, ParseError> {
-        let mut condition = self.part()?;
-        while self.eat("&&")? {
-            condition = Condition::And(Box::new(condition), Box::new(self.part()?));
-        }
-        Ok(condition)
-    }
-
-    fn eat(&mut self, what: &str) -> Result<bool, ParseError> {
-        let found = self.cursor.eat(what);
-        if found {
-            self.cursor.blanks()?;
-        }
-        Ok(found)
-    }
-
-    fn part(&mut self) -> Result<Condition, ParseError> {
-        let start = self.cursor.at();
-        let not = self.eat("!")?;
-        let opened = !not && self.eat("(")?;
-        if !not && !opened {
-            return self.test();
-        }
-        if self.depth == DEPTH {
-            return error(start, format!("at most {DEPTH} parentheses and `!`"));
-        }
-        self.depth += 1;
-        let condition = match not {
-            true => Condition::Not(Box::new(self.negated()?)),
-            false => self.alternatives()?,
-        };
-        self.depth -= 1;
-        if opened && !self.eat(")")? {
-            return self.cursor.error("`&&`, `||` or `)` belongs here");
-        }
-        Ok(condition)
-    }
-
-    /// Parses the operand of `!`. A comparison must be in parentheses.
-    fn negated(&mut self) -> Result<Condition, ParseError> {
-        let start = self.cursor.at();
-        if self.cursor.sees("!") || self.cursor.sees("(") {
-            return self.part();
-        }
-        let condition = self.test()?;
-        match &condition {
-            Condition::Test { operand, value, .. } if operand.column.0 == value.column.0 => {
-                Ok(condition)
-            }
-            Condition::Kept { .. } => Ok(condition),
-            _ => error(
-                start,
-                "what is compared behind `!` stands in parentheses: !(...)",
-            ),
-        }
-    }
-
-    fn test(&mut self) -> Result<Condition, ParseError> {
-        let start = self.cursor.at();
-        self.terms += 1;
-        if self.terms > TERMS_MAX {
-            return error(start, format!("at most {TERMS_MAX} comparisons"));
-        }
-        if self.cursor.sees("@") {
-            let map = read_kept(self.cursor)?;
-            if operators().any(|(_, sign)| self.cursor.sees(sign)) && !self.cursor.sees("&&") {
-                return self
-                    .cursor
-                    .error("not supported: comparing what is in a map");
-            }
-            self.no_other_operator()?;
-            let column = Column(start);
-            return Ok(Condition::Kept { column, map });
-        }
-        let left = read_operand(self.cursor)?;
-        let at = self.cursor.at();
-        let Some(operator) = self.operator()? else {
-            self.no_other_operator()?;
-            return match left.kind.is_literal() || left.kind.is_text() {
-                true => error(start, "this is no condition: compare it with something"),
-                // As in C, a value alone means that it is not zero.
-                false => Ok(Condition::Test {
-                    value: Operand {
-                        column: left.column,
-                        kind: OperandKind::Number(0),
-                    },
-                    operator: Operator::NotEqual,
-                    operand: left,
-                }),
-            };
-        };
-        let right = read_operand(self.cursor)?;
-        let again = self.cursor.at();
-        if self.operator()?.is_some() {
-            let message = match operator {
-                Operator::AnyBit => {
-                    "`VALUE & BITS` is a condition by itself: whether one of the bits is set"
-                }
-                _ => "`&&` or `||` belongs between comparisons",
-            };
-            return error(again, message);
-        }
-        self.no_other_operator()?;
-        let (operand, operator, value) = match (left.kind.is_literal(), right.kind.is_literal()) {
-            (false, true) => (left, operator, right),
-            (true, false) => (right, turned(operator), left),
-            (true, true) => return error(start, "both sides are always the same"),
-            (false, false) => {
-                let message =
-                    "not supported: comparing two values; compare one with a number or a text";
-                return error(right.column.0, message);
-            }
-        };
-        if operand.kind.is_text() != value.kind.is_text() && !may_be_both(&operand.kind) {
-            let message = match operand.kind.is_text() {
-                true => "it is a text: compare it with one, in quotes",
-                false => "it is a number: compare it with one, or write str() for the text there",
-            };
-            return error(operand.column.0, message);
-        }
-        if value.kind.is_text() && !matches!(operator, Operator::Equal | Operator::NotEqual) {
-            return error(at, "texts are compared with == and !=");
-        }
-        Ok(Condition::Test {
-            operand,
-            operator,
-            value,
-        })
-    }
-
-    fn operator(&mut self) -> Result<Option<Operator>, ParseError> {
-        if self.cursor.sees("&&") {
-            return Ok(None);
-        }
-        let found = operators().find(|(_, sign)| self.cursor.sees(sign));
-        if let Some((_, sign)) = found {
-            if self.cursor.sees("<<") || self.cursor.sees(">>") {
-                return self.cursor.error(NO_ARITHMETIC);
-            }
-            self.eat(sign)?;
-        }
-        Ok(found.map(|(operator, _)| *operator))
-    }
-
-    /// Returns an error if an operator comes next, except for the `/` that ends a condition.
-    fn no_other_operator(&self) -> Result<(), ParseError> {
-        match self.cursor.sees("/") {
-            true => Ok(()),
-            false => no_arithmetic(self.cursor),
-        }
-    }
-}
-
-/// Returns whether the guest's types decide if the value is a number or a text.
-fn may_be_both(kind: &OperandKind) -> bool {
-    matches!(kind, OperandKind::Fetched(Fetched::Named(_)))
-}
-
-/// Returns the operator for swapped sides.
-fn turned(operator: Operator) -> Operator {
-    match operator {
-        Operator::Less => Operator::Greater,
-        Operator::LessOrEqual => Operator::GreaterOrEqual,
-        Operator::Greater => Operator::Less,
-        Operator::GreaterOrEqual => Operator::LessOrEqual,
-        same => same,
     }
 }

@@ -63,7 +63,7 @@ pub enum Condition {
         /// Comparison operator.
         operator: Operator,
         /// Right-hand side: a number or a text.
-        value: Operand,
+        value: Compared,
     },
     /// `@NAME[tid]`: true for calls whose start time is in the map.
     Kept {
@@ -78,6 +78,26 @@ pub enum Condition {
     And(Box<Self>, Box<Self>),
     /// Disjunction: `||`.
     Or(Box<Self>, Box<Self>),
+}
+
+/// What a value is compared with, and where it stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Compared {
+    /// Where it begins.
+    pub column: Column,
+    /// What it is.
+    pub with: With,
+}
+
+/// What a value is compared with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum With {
+    /// A number.
+    Number(i64),
+    /// `"text"`, without what `\` stands for.
+    Text(String),
+    /// `HRTIMER_MODE_ABS`, `(O_RDWR|O_CREAT)` without its parentheses: names of values of its type.
+    Names(String),
 }
 
 /// Statement of a clause.

@@ -156,6 +156,92 @@ fn what_is_fetched_once_has_one_name() {
 }
 
 #[test]
+fn names_of_values_are_those_of_filters() {
+    check(
+        "k:__x64_sys_openat /args.flags & (O_CREAT | O_TRUNC) || args.flags == (O_RDWR|0x40)/ { @ = count(); }
+         k:f /HRTIMER_MODE_ABS == args.mode && args.on != true && args.file != NULL/ { @ = count(); }
+         kr:f /retval == -EAGAIN && arg1 != NULL && arg2 == true && curtask != 0/ { @x[-EIO] = count(); }",
+        expect![[r#"
+            p __x64_sys_openat args_flags=flags script_0=\0:u32 if args_flags & O_CREAT|O_TRUNC || args_flags == O_RDWR|0x40
+            p f args_mode=mode args_on=on args_file=file script_1=\1:u32 if args_mode == HRTIMER_MODE_ABS && args_on != true && args_file != NULL
+            r f retval=$retval:d arg1=$arg2:d arg2=$arg3:d curtask=$current:u64 script_2=\2:u32 if retval == -11 && arg1 != 0 && arg2 == 1 && curtask != 0
+            @ Hits
+              keys=probe:size=131072 of [0, 1]: []
+            @x Hits
+              keys=probe:size=131072 of [2]: [Number(-5)]
+        "#]],
+    );
+}
+
+#[test]
+fn names_that_nothing_tells_are_refused() {
+    let refused = [
+        "k:a /pid == uid/ { }",
+        "k:a /uid == 0/ { }",
+        "k:a /uid/ { }",
+        "k:a /O_RDWR|O_CREAT == 2/ { }",
+        "k:a /arg0 == SOME/ { }",
+        "k:a /comm == bash/ { }",
+        "k:a /args.a == -EAGIAN/ { }",
+        "k:a /args.a & A|B/ { }",
+        "k:a /args.a & (A|)/ { }",
+        "k:a /args.a & (A||B)/ { }",
+        "k:a /args.a & (4|A)/ { }",
+        "k:a /(A|B) == args.a/ { }",
+        "k:a /args.a == A B/ { }",
+        "k:a { @[SOME] = count(); }",
+        "k:a { printf(\"%d\", SOME); }",
+    ];
+    expect![[r#"
+        line 1: `uid` is no value; there are pid, tid, comm, cpu, nsecs, elapsed, func, probe, curtask, kstack, arg0 to arg5, args.NAME, retval, duration, str() and ksym()
+        k:a /pid == uid/ { }
+                    ^
+        line 1: `uid` is no value; there are pid, tid, comm, cpu, nsecs, elapsed, func, probe, curtask, kstack, arg0 to arg5, args.NAME, retval, duration, str() and ksym()
+        k:a /uid == 0/ { }
+             ^
+        line 1: `uid` is no value; there are pid, tid, comm, cpu, nsecs, elapsed, func, probe, curtask, kstack, arg0 to arg5, args.NAME, retval, duration, str() and ksym()
+        k:a /uid/ { }
+             ^
+        line 1: names of several bits stand in parentheses: VALUE & (NAME|NAME)
+        k:a /O_RDWR|O_CREAT == 2/ { }
+                   ^
+        line 1: `SOME` is no value, and names of values are known of args.NAME only; there are pid, tid, comm, cpu, nsecs, elapsed, func, probe, curtask, kstack, arg0 to arg5, args.NAME, retval, duration, str() and ksym()
+        k:a /arg0 == SOME/ { }
+                     ^
+        line 1: it is a text: compare it with one, in quotes
+        k:a /comm == bash/ { }
+             ^
+        line 1: no error is called `EAGIAN`
+        k:a /args.a == -EAGIAN/ { }
+                       ^
+        line 1: names of several bits stand in parentheses: VALUE & (NAME|NAME)
+        k:a /args.a & A|B/ { }
+                       ^
+        line 1: the name of a value, or a number, belongs here
+        k:a /args.a & (A|)/ { }
+                         ^
+        line 1: `|` or `)` belongs here
+        k:a /args.a & (A||B)/ { }
+                        ^
+        line 1: not supported: casts and calculating; write the value alone
+        k:a /args.a & (4|A)/ { }
+                      ^
+        line 1: names of several bits stand in parentheses: VALUE & (NAME|NAME)
+        k:a /(A|B) == args.a/ { }
+               ^
+        line 1: `&&`, `||` or the `/` behind the condition belongs here
+        k:a /args.a == A B/ { }
+                         ^
+        line 1: `SOME` is no value; there are pid, tid, comm, cpu, nsecs, elapsed, func, probe, curtask, kstack, arg0 to arg5, args.NAME, retval, duration, str() and ksym()
+        k:a { @[SOME] = count(); }
+                ^
+        line 1: `SOME` is no value; there are pid, tid, comm, cpu, nsecs, elapsed, func, probe, curtask, kstack, arg0 to arg5, args.NAME, retval, duration, str() and ksym()
+        k:a { printf("%d", SOME); }
+                           ^
+    "#]].assert_eq(&refused.map(told).concat());
+}
+
+#[test]
 fn errors_of_what_was_made_are_those_of_the_script() {
     let text = "kprobe:vfs_read /arg1 == 2/ { @[comm] = sum(args.nothing); }";
     let program = compile(text, &read_script(text).unwrap()).unwrap();

@@ -24,6 +24,7 @@ fn value() -> impl Strategy<Value = String> {
         fetched.prop_map(|of| format!("ksym( {of} )")),
         "(pid|tid|comm|cpu|nsecs|elapsed|func|probe|kstack|duration)",
         "nsecs *- *@s?\\[tid\\]",
+        "(NULL|true|-EAGAIN|A_[A-C]|\\(A_[A-C]( ?\\| ?(B|0x4|8)){0,2}\\))",
         "(arg2|nsecs|retval|duration|args\\.n|\\(nsecs - @s?\\[tid\\]\\)) ?/ ?(0x)?[0-9]{1,4}",
     ]
 }
