@@ -2,6 +2,7 @@
 //! KVM carries the instruction out when they are run again, and a stop has to find that done.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use hvprobe_arch::Gva;
 use hvprobe_machine::{Machine, MachineConfig, Mechanism, State};
@@ -11,6 +12,8 @@ use hvprobe_vm::host;
 use iced_x86::IcedError;
 use iced_x86::code_asm::registers::*;
 
+/// How long the guest may take to go on.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// Where the console takes what it prints.
 const CONSOLE: u32 = 0x3f8;
 /// A port where nobody is.
@@ -56,7 +59,13 @@ fn a_virtual_cpu_that_stands_has_gone_on_behind_what_it_has_written_to_a_port() 
     let spot = machine.image().symbols().lookup("spot").expect("defined");
     let out = spot.addr.wrapping_add(5);
     let (mut before, mut behind) = (0, 0);
+    let mut last = None;
     for _ in 0..STOPS {
+        let since = Instant::now();
+        while machine.console_kept().last().copied() == last {
+            assert!(since.elapsed() < PATIENCE, "the guest prints nothing");
+            std::thread::yield_now();
+        }
         machine.pause().expect("it stops");
         let standings = machine.standings().expect("it stands");
         let [standing] = standings[..] else {
@@ -71,6 +80,7 @@ fn a_virtual_cpu_that_stands_has_gone_on_behind_what_it_has_written_to_a_port() 
             behind += 1;
             assert_eq!(printed, Some(value), "{standing:x?}");
         }
+        last = printed;
         machine.resume().expect("it goes on");
     }
     println!("stood before the access {before} times, and behind it {behind} times");
@@ -86,6 +96,7 @@ fn no_jump_is_planted_over_where_a_read_of_a_port_goes_on() {
         let mut again = kernel.asm().create_label();
         let spot = kernel.asm().create_label();
         let a = kernel.asm();
+        a.xor(eax, eax)?;
         a.set_label(&mut again)?;
         a.call(spot)?;
         a.jmp(again)?;

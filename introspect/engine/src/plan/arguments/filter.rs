@@ -107,9 +107,11 @@ fn check(
             let words = words::filter::INVALID_VALUE;
             let field = &test.field;
             let why = match text.as_str() {
-                NULL => format!(
-                    "{words}; `{field}` is a text: take its address, too, as in at={field}:x64, and compare that with 0"
-                ),
+                NULL => {
+                    format!(
+                        "{words}; `{field}` is a text: fetch its address, too, and compare that with 0"
+                    )
+                }
                 text => format!("{words}; `{field}` is a text: write \"{text}\""),
             };
             return Err(refused(test.value_column.0, why));

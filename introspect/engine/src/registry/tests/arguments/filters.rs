@@ -177,13 +177,13 @@ fn names_of_values_are_those_that_hits_show() {
         "Invalid value (did you forget quotes)?; `comm` is a text: write \"bash\"",
     );
     check(
-        "p __x64_sys_openat if filename == NULL",
-        34,
-        "Invalid value (did you forget quotes)?; `filename` is a text: take its address, too, as in at=filename:x64",
+        "p __x64_sys_openat n=filename:string if n == NULL",
+        45,
+        "Invalid value (did you forget quotes)?; `n` is a text: fetch its address, too",
     );
     check(
-        "p filler_002 if kind == SOMEE",
-        24,
+        "p filler_002 kind if kind == SOMEE",
+        29,
         "Invalid value (did you forget quotes)?; no value of `kind` is called `SOMEE`; did you mean `SOME`?",
     );
 }
