@@ -317,6 +317,9 @@ impl<'a> Cursor<'a> {
 
     fn field(&mut self) -> Result<(Column, &'a str), ParseError> {
         let column = Column(self.at());
+        if self.rest().starts_with('$') {
+            return error(column.0, "`$` is not known here: there are no variables");
+        }
         match self.name() {
             "" => error(column.0, "the name of a field belongs here"),
             name => Ok((column, name)),

@@ -208,6 +208,13 @@ fn mistakes_are_refused_where_they_stand() {
             `-` is not known here: of a field there is FIELD/N only"#]],
         ),
         (
+            "keys=$a:a=b",
+            expect![[r#"
+            keys=$a:a=b
+                 ^
+            `$` is not known here: there are no variables"#]],
+        ),
+        (
             "keys=a:vals=b*2",
             expect![[r#"
             keys=a:vals=b*2
