@@ -72,7 +72,7 @@ pub(crate) fn asks_the_kernel(name: &str) -> bool {
 
 /// Approximate time of a module's tests in an emulated machine, in seconds, without the tests left to the
 /// night.
-const SECONDS: [(&str, usize); 30] = [
+const SECONDS: [(&str, usize); 31] = [
     ("actions::", 11),
     ("api::", 75),
     ("boot::", 22),
@@ -80,6 +80,7 @@ const SECONDS: [(&str, usize); 30] = [
     ("cli::", 62),
     ("cli_vm::", 32),
     ("coexist::", 40),
+    ("conformance::", 12),
     ("control::", 3),
     ("definitions::", 33),
     ("events_files::", 16),

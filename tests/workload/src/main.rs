@@ -23,7 +23,6 @@ mod hammer;
 mod hold_kvm;
 mod kexec;
 mod kprobe_event;
-mod kprobe_events;
 mod modules;
 mod own_calls;
 mod pit;
@@ -33,6 +32,7 @@ mod shared;
 mod static_keys;
 mod stress;
 mod sys;
+mod tracefs;
 mod tsc_loop;
 
 use calls::Call;
@@ -83,8 +83,9 @@ Breakpoints and text that are not hvprobe's:
                          MISSES`, remove the event
   kretprobe-event SYM N [ROUNDS]
                          the same with a kretprobe event
-  kprobe-events FILE     give each line of a file to the guest's kprobe_events, print `LINE ok`,
-                         `LINE ERRNO` or `LINE ERRNO COLUMN MESSAGE` from its error_log, remove the event
+  tracefs FILE           write each line of a file, `PATH TEXT`, to that file of the guest's tracefs;
+                         print `LINE ok`, `LINE absent`, `LINE ERRNO` or `LINE ERRNO COLUMN MESSAGE`
+                         from its error_log; take back what was taken
   fetch FILE N ROUNDS    give the lines of a file, N at a time, to the guest's kprobe_events, read a
                          file, print what the kernel traced (`K LINE`); then read it again for each
                          group, in each round, when a line comes in
@@ -178,7 +179,7 @@ fn run(words: &[&str]) -> Result<(), Box<dyn Error>> {
             let rounds = optional(rounds)?.unwrap_or(1);
             kprobe_event::run(trigger, symbol, number(count)?, rounds)
         }
-        ["kprobe-events", file] => kprobe_events::run(file),
+        ["tracefs", file] => tracefs::run(file),
         ["fetch", file, group, rounds] => fetch::run(file, number(group)?, number(rounds)?),
         ["fentry", function, count] => fentry::run(function, number(count)?),
         ["ptrace-debugger", count] => debugger::run(number(count)?),

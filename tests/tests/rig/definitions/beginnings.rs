@@ -29,12 +29,12 @@ fn places_behind_the_texts_beginning_are_those_of_the_guests_kernel() {
         "p _stext+0x7fffffffffff".to_owned(),
     ];
     let script = format!(
-        "cat > /tmp/definitions <<'END'\n{}\nEND\n\
-         workload kprobe-events /tmp/definitions; read line; workload calls getpgid {CALLS}",
+        "sed 's/^/kprobe_events /' > /tmp/definitions <<'END'\n{}\nEND\n\
+         workload tracefs /tmp/definitions; read line; workload calls getpgid {CALLS}",
         definitions.join("\n")
     );
     let mut running = Running::boot(guest(1, &["sh", "-c", &script]));
-    let printed = running.wait_for("definitions: ");
+    let printed = running.wait_for("lines: ");
     let machine = running.machine.clone();
     let (mut taken, mut differ) = (Vec::new(), String::new());
     for (number, text) in definitions.iter().enumerate() {

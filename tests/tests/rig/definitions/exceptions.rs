@@ -1,38 +1,19 @@
 //! Where we mean to say something else than the kernel, and why.
 
-use super::{Case, Kernel};
-
-/// A difference that is meant.
-pub(crate) struct Exception {
-    /// Why it is.
-    pub(crate) reason: &'static str,
-    /// Whether it is what `case` shows.
-    pub(crate) holds: fn(&Case<'_>) -> bool,
-}
+use crate::verdicts::{Case, Exception, Kernel};
 
 /// Since when arguments have names.
 const NAMES: (u32, u32) = (6, 6);
 /// Since when there are casts, `$current`, per-CPU variables and long expressions.
 const CASTS: (u32, u32) = (7, 3);
 
-/// What the kernel points at, its column and its words.
-fn pointed_at<'a>(case: &'a Case<'_>) -> Option<(&'a str, usize, &'a str)> {
-    let (column, words) = case.kernel_error()?;
-    Some((case.text.get(column..)?, column, words))
-}
-
-/// Whether we have nothing to say, or only of what comes later.
-fn goes_on(case: &Case<'_>, column: usize) -> bool {
-    case.our_error().is_none_or(|(ours, _)| ours >= column)
-}
-
 /// Whether the kernel is older than `since`, says `words` where one of `beginnings` is, and we go on
 /// reading.
 fn is_newer(case: &Case<'_>, since: (u32, u32), words: &str, beginnings: &[&str]) -> bool {
-    pointed_at(case).is_some_and(|(text, column, said)| {
+    case.pointed_at().is_some_and(|(text, column, said)| {
         case.version < since
             && said == words
-            && goes_on(case, column)
+            && case.goes_on(column)
             && beginnings.iter().any(|&word| text.starts_with(word))
     })
 }
@@ -65,7 +46,10 @@ pub(crate) const EXCEPTIONS: &[Exception] = &[
                 case.kernel_error(),
                 Some((
                     _,
-                    "Invalid probed address or symbol" | "Failed to register probe event"
+                    "Invalid probed address or symbol"
+                        | "Failed to register probe event"
+                        | "Probe point is not an instruction boundary"
+                        | "The symbol is not unique"
                 ))
             );
             let ours = case.our_error();
@@ -75,26 +59,27 @@ pub(crate) const EXCEPTIONS: &[Exception] = &[
     Exception {
         reason: "the function's arguments, and members of structures, are looked up with the types",
         holds: |case| {
-            pointed_at(case).is_some_and(|(_, column, words)| {
+            case.pointed_at().is_some_and(|(_, column, words)| {
                 let lookup = [
                     "This variable is not found at this probe point",
                     "This field is not found.",
                     "This is not a pointer to union/structure.",
                     "This type does not fit for string.",
+                    "This function returns 'void' type",
                 ];
-                lookup.contains(&words) && goes_on(case, column)
+                lookup.contains(&words) && case.goes_on(column)
             })
         },
     },
     Exception {
         reason: "numbers can be as wide as their own types, as for `perf probe`",
         holds: |case| {
-            pointed_at(case).is_some_and(|(text, column, words)| {
+            case.pointed_at().is_some_and(|(text, column, words)| {
                 // The kernel looks at a type before it looks at what that is of.
                 let from = column - argument_before(case.text, column).len();
                 words == "Unknown type is specified"
                     && matches!(text.split(' ').next(), Some("u" | "s" | "x" | "d"))
-                    && goes_on(case, from)
+                    && case.goes_on(from)
             })
         },
     },
@@ -102,7 +87,8 @@ pub(crate) const EXCEPTIONS: &[Exception] = &[
         reason: "before 6.6, no argument has a name",
         holds: |case| {
             let begins = |c: char| c == '_' || c.is_ascii_alphabetic();
-            pointed_at(case).is_some_and(|(text, ..)| text.starts_with(begins))
+            case.pointed_at()
+                .is_some_and(|(text, ..)| text.starts_with(begins))
                 && is_newer(case, NAMES, "Invalid fetch argument", &[""])
         },
     },
@@ -136,7 +122,7 @@ pub(crate) const EXCEPTIONS: &[Exception] = &[
             let unknown = |(text, _, said): (&str, _, _)| {
                 said == "Unknown type is specified" && text.starts_with("symstr")
             };
-            case.version < (5, 11) && pointed_at(case).is_some_and(unknown)
+            case.version < (5, 11) && case.pointed_at().is_some_and(unknown)
         },
     },
     Exception {
@@ -245,10 +231,55 @@ pub(crate) const EXCEPTIONS: &[Exception] = &[
         reason: "what the kernel keeps of an argument until the return is no address of a symbol to it",
         holds: |case| {
             case.ours.is_ok()
-                && pointed_at(case).is_some_and(|(_, column, words)| {
+                && case.pointed_at().is_some_and(|(_, column, words)| {
                     words == "Symbol String doesn't accept data/userdata"
                         && case.text.starts_with('r')
                         && argument_before(case.text, column).contains("$arg")
+                })
+        },
+    },
+    Exception {
+        reason: "the kernel points at the beginning of a name, a place or a number, we at the character that cannot be there",
+        holds: |case| {
+            let of_heads = [
+                "Event name is too long",
+                "Event name must follow the same rules as C identifiers",
+                "Failed to register probe event",
+                "Group name is too long",
+                "Group name must follow the same rules as C identifiers",
+                "Invalid maxactive number",
+                "Invalid probed address or symbol",
+                "Retprobe address must be an function entry",
+            ];
+            case.pointed_at().is_some_and(|(text, column, words)| {
+                let behind = case
+                    .our_error()
+                    .and_then(|(ours, _)| ours.checked_sub(column));
+                let word = behind.and_then(|behind| text.get(..behind));
+                of_heads.contains(&words) && word.is_some_and(|word| !word.contains(' '))
+            })
+        },
+    },
+    Exception {
+        reason: "an event can be called as one of the kernel's own",
+        holds: |case| {
+            let used = "Given group/event name is already used by another event";
+            case.ours.is_ok() && case.kernel_error().is_some_and(|(_, words)| words == used)
+        },
+    },
+    Exception {
+        reason: "the kernel takes `$retval` of an `f` that is not of returns",
+        holds: |case| {
+            taken(case, "$retval is not available on probe") && case.text.starts_with('f')
+        },
+    },
+    Exception {
+        reason: "an `f` has registers",
+        holds: |case| {
+            case.ours.is_ok()
+                && case.text.starts_with('f')
+                && case.pointed_at().is_some_and(|(text, _, words)| {
+                    words == "Invalid fetch argument" && text.starts_with('%')
                 })
         },
     },
