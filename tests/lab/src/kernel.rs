@@ -49,6 +49,11 @@ impl Named {
         }
     }
 
+    /// Returns the package archives of the kernel's suite.
+    pub(crate) fn archives(&self, cache: &Cache) -> Result<Archives> {
+        Archives::of_suite(self.suite, &cache.suite(self.suite))
+    }
+
     /// Returns the version in the name, without the flavour.
     fn version(&self) -> &str {
         self.name.split('-').next().unwrap_or(self.name)
@@ -115,7 +120,7 @@ impl Kernel {
         if let Some(kernel) = Self::present(cache, &current) {
             return Ok(kernel);
         }
-        let archives = Archives::of_suite(named.suite, &cache.suite(named.suite))?;
+        let archives = named.archives(cache)?;
         let kernel = Self::fetch(cache, &current, &archives, named.metapackage)?;
         if !kernel.release.starts_with(named.version()) {
             // Unstable gets newer versions.

@@ -16,6 +16,7 @@ mod built;
 mod cargo;
 mod choose;
 mod clients;
+mod conformance;
 mod coverage;
 mod demo;
 mod estimate;
@@ -103,6 +104,12 @@ enum Command {
     /// The kernels are downloaded once, half a gigabyte in all. The exit status is 0 only if every
     /// promise was kept on each of them.
     Matrix(matrix::Options),
+    /// Hold what the kernel's own tests and documentation say against a guest's kernel, and us
+    ///
+    /// Their definitions, filters and histograms are judged by both; prints a table and what differs, with the
+    /// reason. Downloads Debian's package with that kernel's source once, 130 MB, and keeps little of it. The exit
+    /// status is 0 only if each difference has a reason.
+    Conformance(conformance::Options),
     /// Run what takes too long for every change, and print a table
     ///
     /// All kernels, long runs of properties, churn and stress, instructions of a hit on bochs. Takes
@@ -146,6 +153,7 @@ fn main() -> ExitCode {
         Command::Demo(options) => demo::run(&options),
         Command::Test(options) => test::run(&options),
         Command::Matrix(options) => matrix::run(&options),
+        Command::Conformance(options) => conformance::run(&options),
         Command::Nightly(options) => nightly::run(&options),
         Command::Soak(options) => soak::run(&options),
         Command::Bench(options) => bench::run(&options),

@@ -94,6 +94,7 @@ fn parts(long: bool) -> Vec<Part> {
         .map(|kernel| Part::new(["matrix", "--kernel", kernel.name]))
         .collect();
     parts.extend(KERNELS.map(|kernel| Part::new(["test", "--kernel", kernel])));
+    parts.push(Part::new(["conformance"]));
     parts.push(Part::new(["test"]));
     parts.extend(BENCHES.map(|bench| Part::new(["bench", bench, "--smoke"])));
     let alone = ["--rig-only", "--filter", "churn::", "--filter", "stress::"];

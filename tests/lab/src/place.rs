@@ -47,6 +47,11 @@ impl Cache {
         self.root.join("kernel")
     }
 
+    /// What is kept of the sources of kernels, a folder each.
+    pub(crate) fn sources(&self) -> PathBuf {
+        self.root.join("source")
+    }
+
     /// gRPC clients of other languages.
     pub(crate) fn clients(&self) -> PathBuf {
         self.root.join("clients")

@@ -17,6 +17,7 @@ use clap::Args;
 use crate::cargo::{self, Executable, Workspace};
 use crate::choose::choose;
 use crate::clients;
+use crate::conformance;
 use crate::estimate::{self, Work};
 use crate::groups;
 use crate::job::{CARGO, Group, Job, LAB, Step};
@@ -95,6 +96,9 @@ pub(crate) struct Options {
     /// Show everything tests print as they print it, not only what failed ones did
     #[arg(long, short)]
     verbose: bool,
+    /// What the test of conformance is to judge
+    #[arg(skip)]
+    cases: Option<PathBuf>,
     /// Passed to every test program: a filter, --exact, --skip NAME, --ignored, ...
     #[arg(last = true)]
     arguments: Vec<OsString>,
@@ -120,7 +124,17 @@ impl Options {
             long: false,
             seed: None,
             verbose: false,
+            cases: None,
             arguments: Vec::new(),
+        }
+    }
+
+    /// Makes the run judge the lines in `cases` and show the output as it is printed.
+    pub(crate) fn with_cases(self, cases: PathBuf) -> Self {
+        Self {
+            verbose: true,
+            cases: Some(cases),
+            ..self
         }
     }
 
@@ -458,6 +472,9 @@ fn job_in_rig(
     job.environment.extend(seeds.environment());
     if options.ci {
         job.environment.push((run::SHORT.to_owned(), "1".into()));
+    }
+    if let Some(cases) = &options.cases {
+        conformance::give(cases, rig, &mut job);
     }
     Ok(job)
 }

@@ -1,0 +1,257 @@
+//! What is judged: lines for files of tracefs, each with where it is from, and what was left out.
+//!
+//! What is kept true: whatever a source writes into a file of definitions, filters or triggers is a case, or is
+//! left out with the reason.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+/// Where tracefs can be.
+const FOLDERS: [&str; 2] = ["/sys/kernel/tracing/", "/sys/kernel/debug/tracing/"];
+
+/// What a source says of a case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Expected {
+    Nothing,
+    /// The kernel refuses it.
+    Refused,
+    /// It refuses it at this column.
+    At(usize),
+}
+
+impl fmt::Display for Expected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nothing => f.write_str("-"),
+            Self::Refused => f.write_str("refused"),
+            Self::At(column) => write!(f, "{column}"),
+        }
+    }
+}
+
+/// A line that is judged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Case {
+    /// The file of tracefs, from its root.
+    pub(super) file: String,
+    pub(super) expected: Expected,
+    /// The file and the line that it is from.
+    pub(super) origin: String,
+    pub(super) text: String,
+}
+
+impl fmt::Display for Case {
+    /// As the test reads it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            file,
+            expected,
+            origin,
+            text,
+        } = self;
+        write!(f, "{file} {expected} {origin} {text}")
+    }
+}
+
+/// A line that is not judged.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Left {
+    pub(super) why: String,
+    pub(super) origin: String,
+    pub(super) text: String,
+}
+
+/// What was found.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    pub(super) cases: Vec<Case>,
+    pub(super) left: BTreeSet<Left>,
+    known: BTreeSet<(String, String)>,
+}
+
+/// What a file of tracefs is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum For {
+    Definitions,
+    Filters,
+    Triggers,
+    /// Filters or triggers of more than one event.
+    Several,
+    Others,
+}
+
+impl For {
+    fn of(file: &str) -> Self {
+        if matches!(file, "kprobe_events" | "dynamic_events") {
+            return Self::Definitions;
+        }
+        let parts: Vec<_> = file.split('/').collect();
+        let (events, [.., name]) = (parts.first() == Some(&"events"), &parts[..]) else {
+            return Self::Others;
+        };
+        match (*name, parts.len(), file.contains('*')) {
+            ("filter", 4, false) if events => Self::Filters,
+            ("trigger", 4, false) if events => Self::Triggers,
+            ("filter" | "trigger", ..) if events => Self::Several,
+            _ => Self::Others,
+        }
+    }
+}
+
+/// The name of a file from the root of tracefs; in an instance, that of the same file outside of it.
+pub(super) fn from_root(name: &str) -> &str {
+    let folder = FOLDERS.iter().find_map(|folder| name.strip_prefix(folder));
+    let name = folder.unwrap_or(name);
+    let inside = name
+        .strip_prefix("instances/")
+        .and_then(|it| it.split_once('/'));
+    inside.map_or(name, |(_, name)| name)
+}
+
+impl Found {
+    /// Takes in that `text`, or what cannot be told for the reason given, is written into `file`.
+    pub(super) fn written(
+        &mut self,
+        file: &str,
+        text: Result<&str, (&str, &str)>,
+        expected: Expected,
+        origin: &str,
+    ) {
+        let of = For::of(file);
+        if of == For::Others {
+            return;
+        }
+        let text = match text {
+            Ok(text) => text.trim(),
+            Err((why, text)) => return self.leave(why, origin, text),
+        };
+        if text.is_empty() {
+            // What there was is taken away.
+            return;
+        }
+        let mut chars = text.chars();
+        let first = chars.next();
+        let takes_away = match of {
+            For::Definitions => first == Some('-') || first == Some('!'),
+            For::Filters => text == "0",
+            _ => first == Some('!'),
+        };
+        if takes_away {
+            return self.leave("takes away what there is", origin, text);
+        }
+        match of {
+            For::Several => self.leave("is for more than one event", origin, text),
+            For::Definitions if file == "dynamic_events" && !is_ours(text) => {
+                self.leave("is an event of another kind", origin, text);
+            }
+            For::Triggers if !text.starts_with("hist:") => match text.split_once(" if ") {
+                // What there is of it has the same language everywhere.
+                Some((_, filter)) => {
+                    let file = file.replace("/trigger", "/filter");
+                    let expected = match expected {
+                        Expected::At(_) => Expected::Refused,
+                        expected => expected,
+                    };
+                    self.add(&file, expected, origin, filter.trim());
+                }
+                None => self.leave("is another trigger than a histogram", origin, text),
+            },
+            _ => self.add(file, expected, origin, text),
+        }
+    }
+
+    /// Takes in a case, once.
+    fn add(&mut self, file: &str, expected: Expected, origin: &str, text: &str) {
+        if text.contains('\n') {
+            return self.leave("has several lines", origin, &text.replace('\n', "\\n"));
+        }
+        if !self.known.insert((file.to_owned(), text.to_owned())) {
+            return;
+        }
+        self.cases.push(Case {
+            file: file.to_owned(),
+            expected,
+            origin: origin.to_owned(),
+            text: text.to_owned(),
+        });
+    }
+
+    pub(super) fn leave(&mut self, why: &str, origin: &str, text: &str) {
+        self.left.insert(Left {
+            why: why.to_owned(),
+            origin: origin.to_owned(),
+            text: text.to_owned(),
+        });
+    }
+
+    /// What was left out, by reason.
+    pub(super) fn left_out(&self) -> String {
+        let mut text = String::new();
+        let mut before = None;
+        for left in &self.left {
+            if before != Some(&left.why) {
+                let count = self.left.iter().filter(|it| it.why == left.why).count();
+                text.push_str(&format!("left out, as it {}: {count}\n", left.why));
+                before = Some(&left.why);
+            }
+            text.push_str(&format!("  {}  ({})\n", left.text, left.origin));
+        }
+        text
+    }
+}
+
+/// Whether `text` begins as a definition of a probe that we have.
+fn is_ours(text: &str) -> bool {
+    let rest = text.strip_prefix(['p', 'r', 'f']);
+    let rest = rest.map(|rest| rest.trim_start_matches(|c: char| c.is_ascii_digit()));
+    rest.is_some_and(|rest| rest.starts_with([':', ' ']))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(lines: &[(&str, &str)]) -> Found {
+        let mut found = Found::default();
+        for (file, text) in lines {
+            found.written(file, Ok(text), Expected::Nothing, "a.tc:1");
+        }
+        found
+    }
+
+    #[test]
+    fn what_is_written_is_a_case_or_left_out_with_the_reason() {
+        const FILTER: &str = "events/sched/sched_switch/filter";
+        const TRIGGER: &str = "events/sched/sched_switch/trigger";
+        let found = found(&[
+            ("kprobe_events", "p vfs_read"),
+            ("kprobe_events", "p vfs_read"),
+            ("kprobe_events", ""),
+            ("kprobe_events", "-:mine"),
+            ("dynamic_events", "f:x vfs_read"),
+            ("dynamic_events", "s:synth u64 x"),
+            (FILTER, "prev_pid == 1"),
+            (FILTER, "0"),
+            (TRIGGER, "hist:keys=prev_pid"),
+            (TRIGGER, "!hist:keys=prev_pid"),
+            (TRIGGER, "traceoff if prev_pid = 1"),
+            (TRIGGER, "traceoff:1"),
+            ("events/sched/filter", "prev_pid == 1"),
+            ("events/sched/sched_switch/enable", "1"),
+            ("trace", "x"),
+        ]);
+        let cases: Vec<_> = found.cases.iter().map(Case::to_string).collect();
+        assert_eq!(
+            cases,
+            [
+                "kprobe_events - a.tc:1 p vfs_read",
+                "dynamic_events - a.tc:1 f:x vfs_read",
+                "events/sched/sched_switch/filter - a.tc:1 prev_pid == 1",
+                "events/sched/sched_switch/trigger - a.tc:1 hist:keys=prev_pid",
+                "events/sched/sched_switch/filter - a.tc:1 prev_pid = 1",
+            ]
+        );
+        let left: Vec<_> = found.left.iter().map(|it| it.text.as_str()).collect();
+        assert_eq!(left.len(), 6, "{left:?}");
+    }
+}
