@@ -283,4 +283,13 @@ pub(crate) const EXCEPTIONS: &[Exception] = &[
                 })
         },
     },
+    Exception {
+        reason: "a place can be a pattern, which is no symbol to the kernel",
+        holds: |case| {
+            case.pointed_at().is_some_and(|(text, _, words)| {
+                let place = text.split(' ').next().unwrap_or_default();
+                words == "Invalid probed address or symbol" && place.contains(['*', '?'])
+            })
+        },
+    },
 ];
