@@ -1,4 +1,4 @@
-//! Reading conditions on values.
+//! Parser of conditions on values.
 
 use super::cursor::Cursor;
 use super::read_operand::{
@@ -10,10 +10,10 @@ use crate::column::Column;
 use crate::fetch::{Operator, TERMS_MAX};
 use crate::parse_error::{ParseError, error, quoted};
 
-/// How deep parentheses and `!` can be nested.
+/// Maximum nesting of parentheses and `!`.
 const DEPTH: usize = 32;
 
-/// Reads the condition between two `/`, the first of which is here.
+/// Parses a condition between two `/`; the first one comes next.
 pub(super) fn read_condition(cursor: &mut Cursor) -> Result<Condition, ParseError> {
     let opened = cursor.at();
     cursor.eat("/");
@@ -39,7 +39,7 @@ pub(super) fn read_condition(cursor: &mut Cursor) -> Result<Condition, ParseErro
     Ok(condition)
 }
 
-/// A place in a condition.
+/// Parser at a position in a condition.
 struct Reader<'c> {
     cursor: &'c mut Cursor,
     terms: usize,
@@ -93,7 +93,7 @@ impl Reader<'_> {
         Ok(condition)
     }
 
-    /// What stands behind `!`, which goes before a comparison.
+    /// Parses the operand of `!`. A comparison must be in parentheses.
     fn negated(&mut self) -> Result<Condition, ParseError> {
         let start = self.cursor.at();
         if self.cursor.sees("!") || self.cursor.sees("(") {
@@ -134,7 +134,7 @@ impl Reader<'_> {
         let Some(operator) = self.operator()? else {
             self.no_other_operator()?;
             return match left {
-                // As in C: whether it is not zero.
+                // As in C, a value alone means that it is not zero.
                 Side::Operand(operand) if !operand.kind.is_text() => Ok(Condition::Test {
                     value: Compared {
                         column: operand.column,
@@ -198,7 +198,7 @@ impl Reader<'_> {
         })
     }
 
-    /// What stands before or behind an operator, and the blanks behind it.
+    /// Parses one side of a comparison, and the blanks after it.
     fn side(&mut self) -> Result<Side, ParseError> {
         let column = Column(self.cursor.at());
         if let Some(name) = self.name()? {
@@ -218,7 +218,7 @@ impl Reader<'_> {
         Ok(Side::Compared(Compared { column, with }))
     }
 
-    /// What stands behind an operator, which may be names in parentheses, and the blanks behind it.
+    /// Parses the right-hand side of a comparison, which may be names in parentheses, and the blanks after it.
     fn right(&mut self) -> Result<Side, ParseError> {
         let column = Column(self.cursor.at());
         if !self.eat("(")? {
@@ -246,7 +246,7 @@ impl Reader<'_> {
         self.cursor.sees("|") && !self.cursor.sees("||")
     }
 
-    /// The name of a value, and the blanks behind it, if one is here: a word that is no value itself.
+    /// Parses the name of a constant, and the blanks after it, if the next word is not a value itself.
     fn name(&mut self) -> Result<Option<String>, ParseError> {
         let Some(word) = self.cursor.name().filter(|word| !begins_value(word)) else {
             return Ok(None);
@@ -270,7 +270,7 @@ impl Reader<'_> {
         Ok(found.map(|(operator, _)| *operator))
     }
 
-    /// Refuses to calculate, but for the `/` that ends a condition.
+    /// Returns an error if an operator comes next, except for the `/` that ends a condition.
     fn no_other_operator(&self) -> Result<(), ParseError> {
         match self.cursor.sees("/") {
             true => Ok(()),
@@ -279,23 +279,23 @@ impl Reader<'_> {
     }
 }
 
-/// What stands before or behind an operator.
+/// One side of a comparison.
 enum Side {
-    /// What hits have.
+    /// A value of the hit.
     Operand(Operand),
-    /// What is always the same.
+    /// A constant.
     Compared(Compared),
 }
 
-/// `value` as `operand` is compared with it. Which names there are only the guest's types say, which know what `args`
-/// are and nothing of all else: that is `NULL` or not, `true` or `false`.
+/// Returns the comparison of `operand` with `value`. Names for `args` depend on the guest's types. Other operands have
+/// no types, and can only be compared with `NULL`, `true` and `false`.
 fn named(operand: &OperandKind, value: Compared) -> Result<Compared, ParseError> {
     let With::Names(names) = &value.with else {
         return Ok(value);
     };
     let number = match (operand, names.as_str()) {
         (OperandKind::Fetched(Fetched::Named(_)), _) => return Ok(value),
-        // That it is a text is said below.
+        // The check below refuses texts.
         (operand, _) if operand.is_text() => return Ok(value),
         (OperandKind::Fetched(_), "NULL" | "false") => 0,
         (OperandKind::Fetched(_), "true") => 1,
@@ -314,12 +314,12 @@ fn named(operand: &OperandKind, value: Compared) -> Result<Compared, ParseError>
     })
 }
 
-/// Whether the guest's types say whether it is a number or a text.
+/// Returns whether the guest's types decide if the value is a number or a text.
 fn may_be_both(kind: &OperandKind) -> bool {
     matches!(kind, OperandKind::Fetched(Fetched::Named(_)))
 }
 
-/// The operator when both sides change places.
+/// Returns the operator for swapped sides.
 fn turned(operator: Operator) -> Operator {
     match operator {
         Operator::Less => Operator::Greater,
