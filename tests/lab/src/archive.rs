@@ -56,7 +56,7 @@ impl Archive {
         )
     }
 
-    /// Adds a copy of the file at `source`, executable if that is.
+    /// Adds a copy of the file at `source`; it is executable if `source` is.
     pub(crate) fn copy(&mut self, name: &str, source: &Path) -> Result<()> {
         let contents =
             fs::read(source).with_context(|| format!("cannot read {}", source.display()))?;
@@ -70,13 +70,12 @@ impl Archive {
         self.add(name, link, ModeFileType::Symlink, 0o777, target.as_bytes())
     }
 
-    /// Whether something of that name was added.
+    /// Whether an entry of that name was added.
     pub(crate) fn contains(&self, name: &str) -> bool {
         self.names.contains(name)
     }
 
-    /// Ends the archive. The image's length is a multiple of 512, so that another archive can be
-    /// appended to it.
+    /// Finishes the archive. The image's length is a multiple of 512, so that another archive can be appended to it.
     pub(crate) fn finish(self) -> Result<Vec<u8>> {
         let mut bytes = trailer(self.bytes)?;
         bytes.resize(bytes.len().next_multiple_of(512), 0);

@@ -1,4 +1,4 @@
-//! `cargo lab`: the machines hvprobe is developed and tested on, where KVM is missing or not.
+//! `cargo lab`: the machines that hvprobe is developed and tested on, with or without KVM.
 //!
 //! Every command starts from [`setup`], describes what is to run as a [`job`], and hands it to a
 //! [`rig`], which runs its steps on an emulated machine or on this one. No process and no
@@ -185,7 +185,7 @@ mod tests {
     use clap::error::ErrorKind;
     use hvprobe_lab::documented;
 
-    /// Whether these words can be typed after `cargo lab`.
+    /// Parses `words` as they would be typed after `cargo lab`.
     pub(crate) fn parse(words: &[String]) -> Result<Cli, clap::Error> {
         let program = ["cargo lab".to_owned()];
         Cli::try_parse_from(program.iter().chain(words))
@@ -203,11 +203,11 @@ mod tests {
             let page = documented::page(name).unwrap();
             for shown in documented::commands(&page, "cargo lab") {
                 seen += 1;
-                // cargo takes its own name and that of the alias.
+                // cargo takes its own name; the alias's name stands for the program's.
                 let words = shown.words.iter().skip(1);
                 match Cli::try_parse_from(words) {
                     Ok(_) => {}
-                    // A sentence may leave words out.
+                    // Prose may leave out words of a command.
                     Err(error)
                         if !shown.example
                             && matches!(
@@ -253,7 +253,7 @@ mod tests {
         let exists = |path: &str| {
             let path = path.trim_end_matches('/');
             let first = path.split('/').next().unwrap_or(path);
-            // From the root, or else the end of a path, as what stands before it in the sentence says.
+            // A path from the root, or else the end of a path whose beginning the sentence names before it.
             let is_whole = path.contains('/') && top.iter().any(|name| name == first);
             let ending = format!("/{path}");
             tree.contains(path) || !is_whole && tree.iter().any(|known| known.ends_with(&ending))

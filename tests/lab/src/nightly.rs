@@ -1,7 +1,8 @@
-//! `cargo lab nightly`: what takes too long for every change, one part after another, and a table in the end.
+//! `cargo lab nightly`: runs the tests that take too long for every change, one part after another, and prints a
+//! table at the end.
 //!
-//! A part is a command of the lab, a process of its own: one that fails, or does not end, takes no others with
-//! it. What it prints goes into a file of its own; its last line is what the table says of it.
+//! A part is a command of the lab in a process of its own, so a part that fails, or does not end, does not affect
+//! the others. Its output goes into a file of its own; the table shows its last line.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -37,20 +38,20 @@ pub(crate) struct Options {
     long: bool,
 }
 
-/// How long one part may take.
+/// Maximum time for one part.
 const LIMIT: Duration = Duration::from_secs(3 * 3600);
 
-/// The kernels on which all end-to-end tests run, beside the one of every change.
+/// Kernels on which all end-to-end tests run, in addition to the kernel that every change is tested on.
 const KERNELS: [&str; 3] = ["5.10-cloud", "6.12-cloud", "7.2-cloud"];
 
-/// The benches in guests, which go through all of their code once.
+/// Benchmarks in guests; their parts run all of their code once.
 const BENCHES: [&str; 2] = ["boot", "hits"];
 
-/// How often the tests of this machine run, each time with another seed: what their properties check is a whole
+/// Number of runs of the tests on this machine, each with another seed, because each property checks a whole
 /// machine or server in miniature.
 const ROUNDS: &str = "3";
 
-/// The packages whose properties get many cases in one run, if there are hours for that.
+/// Packages whose properties get many cases in one run with `--long`, which takes hours.
 const LONG: [&str; 11] = [
     "hvprobe-arch",
     "hvprobe-cli",
@@ -78,7 +79,7 @@ impl Part {
         self.0.join(" ")
     }
 
-    /// The file of what it prints, below the folder of all of them.
+    /// Name of the part's log file, in the folder of all logs.
     fn log(&self) -> String {
         let name = self
             .command()
@@ -87,7 +88,7 @@ impl Part {
     }
 }
 
-/// All parts, those that find most first; and those that take hours.
+/// Returns all parts, those that find most first; with `long` also those that take hours.
 fn parts(long: bool) -> Vec<Part> {
     let mut parts: Vec<Part> = NAMED
         .iter()
@@ -202,7 +203,7 @@ impl Row {
     }
 }
 
-/// Runs one part, whose output goes into the file `log`.
+/// Runs one part and writes its output into the file `log`.
 fn one(part: &Part, command: &mut Command, log: &Path) -> Result<Row> {
     let since = Instant::now();
     let limits = Limits {
@@ -228,7 +229,7 @@ fn one(part: &Part, command: &mut Command, log: &Path) -> Result<Row> {
     })
 }
 
-/// Keeps what a part prints in its file, and the last line that says something.
+/// Writes a part's output into its log, and keeps the last line that is neither blank nor the lab's own.
 struct Kept {
     log: File,
     line: Vec<u8>,

@@ -1,9 +1,8 @@
-//! Debian packages: which are missing, installing them, fetching some without installing them.
+//! Debian packages: finds the missing ones, installs them, and downloads some without installing them.
 //!
-//! Package lists are refreshed only after something failed without that, and every failure becomes
-//! one line that carries apt's own reason. apt verifies what it downloads. What comes from a suite
-//! that is not this machine's is found through lists in a folder of our own: nothing that the
-//! machine's own apt knows, prefers or installs changes.
+//! Package lists are refreshed only after an action failed without a refresh. Every failure becomes one line with
+//! apt's own reason. apt verifies its downloads. Packages from a suite other than this machine's are found through
+//! lists in a folder of our own, so nothing that the machine's own apt knows, prefers or installs changes.
 
 use std::ffi::OsString;
 use std::fmt::{self, Display, Formatter};
@@ -18,7 +17,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use crate::place::replace_if_different;
 use crate::progress;
 
-/// Bounded patience, so that a machine without network hears about it soon.
+/// Options that limit apt's patience, so that a machine without network fails soon.
 const PATIENCE: [&str; 6] = [
     "-o",
     "Acquire::Retries=1",
@@ -52,11 +51,11 @@ pub(crate) fn ensure(names: &[&str]) -> Result<()> {
     })
 }
 
-/// Where packages come from that are not installed.
+/// Source of packages that are downloaded but not installed.
 #[derive(Debug)]
 pub(crate) struct Archives {
     name: String,
-    /// What apt is told about its files.
+    /// Options for apt about its files.
     options: Vec<OsString>,
 }
 
@@ -66,12 +65,12 @@ impl Display for Archives {
     }
 }
 
-/// Debian's archive and the keys that it is signed with, which are in every Debian.
+/// Debian's archive, and the keys it is signed with, which every Debian has.
 const DEBIAN: &str = "http://deb.debian.org/debian";
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 impl Archives {
-    /// What this machine's own apt knows.
+    /// The archives of this machine's own apt.
     pub(crate) fn of_machine() -> Self {
         Self {
             name: "this machine's archives".to_owned(),
@@ -79,7 +78,7 @@ impl Archives {
         }
     }
 
-    /// Debian's `suite`, and nothing else. Its lists are kept in `folder`.
+    /// Only Debian's `suite`, with its lists in `folder`.
     pub(crate) fn of_suite(suite: &str, folder: &Path) -> Result<Self> {
         let sources = format!("deb [arch=amd64 signed-by={KEYRING}] {DEBIAN} {suite} main\n");
         replace_if_different(&folder.join("sources.list"), sources.as_bytes())?;
@@ -96,12 +95,12 @@ impl Archives {
             options.extend(["-o".into(), option]);
         }
         for option in [
-            // Neither the machine's sources and preferences nor what it has installed.
+            // Ignores the machine's sources, preferences and installed packages.
             "Dir::Etc::sourceparts=/dev/null",
             "Dir::Etc::preferences=/dev/null",
             "Dir::Etc::preferencesparts=/dev/null",
             "Dir::State::status=/dev/null",
-            // Nobody reads descriptions; and the digests of lists are larger than the lists.
+            // Descriptions are not read, and apt's caches of the lists are larger than the lists.
             "Acquire::Languages=none",
             "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false",
             "Dir::Cache::pkgcache=",
@@ -115,7 +114,7 @@ impl Archives {
         })
     }
 
-    /// The packages with image and modules of the kernel that `metapackage` stands for now.
+    /// Returns the packages with the image and the modules of the kernel that `metapackage` depends on now.
     pub(crate) fn kernel(&self, metapackage: &str) -> Result<Vec<String>> {
         self.with_fresh_lists(|| {
             let listing = |package: &str| self.depends(package);
@@ -125,7 +124,7 @@ impl Archives {
         .with_context(|| format!("cannot tell what {metapackage} stands for"))
     }
 
-    /// What `apt-cache depends` prints about `package`.
+    /// Returns the output of `apt-cache depends` for `package`.
     fn depends(&self, package: &str) -> Result<Vec<u8>> {
         let mut command = Command::new("apt-cache");
         command.args(&self.options);
@@ -154,8 +153,8 @@ impl Archives {
     /// Runs `action`; if it fails, refreshes the package lists and runs it once more.
     fn with_fresh_lists<T>(&self, action: impl Fn() -> Result<T>) -> Result<T> {
         action().or_else(|_| {
-            // Whether this worked shows in the second try: a list that cannot be fetched, or that
-            // only root may fetch, need not be the one that matters.
+            // The second try shows whether this worked: a list that cannot be fetched, or that only root may
+            // fetch, need not be the list that matters.
             let refreshed = self.apt_get(&["update"], None);
             action().map_err(|error| match refreshed {
                 Ok(()) => error,
@@ -186,7 +185,7 @@ pub(crate) fn unpack(file: &Path, folder: &Path) -> Result<()> {
 }
 
 fn missing<'a>(names: &[&'a str]) -> Result<Vec<&'a str>> {
-    // dpkg-query fails when it knows nothing of a name, and still lists the others.
+    // dpkg-query fails if it does not know a name, but still lists the others.
     let output = Command::new("dpkg-query")
         .args(["-W", "-f", "${db:Status-Status} ${Package}\n"])
         .args(names)
@@ -205,7 +204,7 @@ fn missing<'a>(names: &[&'a str]) -> Result<Vec<&'a str>> {
         .collect())
 }
 
-/// Runs a tool to its end; a failure carries the tool's own first complaint.
+/// Runs a tool to its end; an error contains the tool's own first complaint.
 fn run(command: &mut Command) -> Result<Output> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output = command
@@ -231,7 +230,7 @@ fn not_started(program: &str, error: std::io::Error) -> anyhow::Error {
     }
 }
 
-/// The first line in which apt names an error, or the last line there is.
+/// Returns the first line in which apt names an error, or else the last line.
 fn complaint(stderr: &[u8]) -> String {
     let text = String::from_utf8_lossy(stderr);
     let mut lines = text.lines().filter(|line| !line.trim().is_empty());
@@ -244,8 +243,8 @@ fn complaint(stderr: &[u8]) -> String {
         .to_owned()
 }
 
-/// The packages that the kernel behind `metapackage` consists of, that with its name first; none if there
-/// is no such kernel. `listing` tells what a package depends on.
+/// Returns the packages of the kernel that `metapackage` depends on, its `linux-image-` package first; `None` if
+/// there is no such kernel. `listing` returns a package's dependencies.
 fn kernel_packages(
     metapackage: &str,
     listing: impl Fn(&str) -> Result<Vec<u8>>,
@@ -254,13 +253,13 @@ fn kernel_packages(
     let Some(image) = images.into_iter().next() else {
         return Ok(None);
     };
-    // Since 7.1 it is empty, and depends on others.
+    // Since 7.1 the image package is empty and depends on others.
     let parts = dependencies(&listing(&image)?, &["linux-binary-", "linux-modules-"]);
     Ok(Some([vec![image], parts].concat()))
 }
 
-/// The `Depends:` of what `apt-cache depends` prints, of packages whose names begin so. One that has
-/// alternatives is told otherwise.
+/// Returns the packages after `Depends:` in the output of `apt-cache depends` whose names begin with one of
+/// `prefixes`. A dependency with alternatives has another format (` |Depends:`) and is left out.
 fn dependencies(listing: &[u8], prefixes: &[&str]) -> Vec<String> {
     String::from_utf8_lossy(listing)
         .lines()

@@ -1,7 +1,7 @@
-//! `cargo lab soak`: probes of all kinds that come and go on one guest for a long time.
+//! `cargo lab soak`: adds and removes probes of all kinds on one guest for a long time.
 //!
-//! It is one end-to-end test (`tests/tests/rig/soak.rs`), which every change runs for a moment, run for as long
-//! as was asked for.
+//! The soak is one end-to-end test (`tests/tests/rig/soak.rs`). Every change runs it briefly; this command runs it
+//! for the requested time.
 
 use std::env;
 use std::process::{Command, ExitCode};
@@ -27,7 +27,7 @@ pub(crate) struct Options {
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let lab = env::current_exe().context("this program has no file")?;
-    // Beside the soak itself the machine and its guest have to boot.
+    // Includes time for the machine and its guest to boot.
     let limit = u64::from(options.minutes) * 60 + 900;
     let mut command = Command::new(lab);
     command

@@ -1,21 +1,21 @@
-//! What is judged: lines for files of tracefs, each with where it is from, and what was left out.
+//! Cases to judge: lines for files of tracefs, each with its origin; and the lines that were left out.
 //!
-//! What is kept true: whatever a source writes into a file of definitions, filters or triggers is a case, or is
+//! Invariant: every line that a source writes into a file of definitions, filters or triggers is a case, or is
 //! left out with the reason.
 
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// Where tracefs can be.
+/// Mount points of tracefs.
 const FOLDERS: [&str; 2] = ["/sys/kernel/tracing/", "/sys/kernel/debug/tracing/"];
 
-/// What a source says of a case.
+/// Outcome that a source expects of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Expected {
     Nothing,
-    /// The kernel refuses it.
+    /// The kernel refuses the line.
     Refused,
-    /// It refuses it at this column.
+    /// The kernel refuses the line and points at this column.
     At(usize),
 }
 
@@ -29,19 +29,19 @@ impl fmt::Display for Expected {
     }
 }
 
-/// A line that is judged.
+/// A line to judge.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Case {
-    /// The file of tracefs, from its root.
+    /// Path of the tracefs file, from the root of tracefs.
     pub(super) file: String,
     pub(super) expected: Expected,
-    /// The file and the line that it is from.
+    /// Source file and line number.
     pub(super) origin: String,
     pub(super) text: String,
 }
 
 impl fmt::Display for Case {
-    /// As the test reads it.
+    /// Formats the case as the test reads it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             file,
@@ -61,7 +61,7 @@ pub(super) struct Left {
     pub(super) text: String,
 }
 
-/// What was found.
+/// Cases and left-out lines of all sources.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     pub(super) cases: Vec<Case>,
@@ -69,7 +69,7 @@ pub(super) struct Found {
     known: BTreeSet<(String, String)>,
 }
 
-/// What a file of tracefs is for.
+/// Purpose of a tracefs file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum For {
     Definitions,
@@ -98,7 +98,8 @@ impl For {
     }
 }
 
-/// The name of a file from the root of tracefs; in an instance, that of the same file outside of it.
+/// Returns a file's path from the root of tracefs; for a file in an instance, the path of the same file outside
+/// of the instance.
 pub(super) fn from_root(name: &str) -> &str {
     let folder = FOLDERS.iter().find_map(|folder| name.strip_prefix(folder));
     let name = folder.unwrap_or(name);
@@ -109,7 +110,7 @@ pub(super) fn from_root(name: &str) -> &str {
 }
 
 impl Found {
-    /// Takes in that `text`, or what cannot be told for the reason given, is written into `file`.
+    /// Records that `text` is written into `file`. An `Err` is a text that is not fully known, with the reason.
     pub(super) fn written(
         &mut self,
         file: &str,
@@ -126,7 +127,7 @@ impl Found {
             Err((why, text)) => return self.leave(why, origin, text),
         };
         if text.is_empty() {
-            // What there was is taken away.
+            // Writing nothing clears the file.
             return;
         }
         let mut chars = text.chars();
@@ -145,7 +146,7 @@ impl Found {
                 self.leave("is an event of another kind", origin, text);
             }
             For::Triggers if !text.starts_with("hist:") => match text.split_once(" if ") {
-                // What there is of it has the same language everywhere.
+                // The filters of all triggers have the same language.
                 Some((_, filter)) => {
                     let file = file.replace("/trigger", "/filter");
                     let expected = match expected {
@@ -160,7 +161,7 @@ impl Found {
         }
     }
 
-    /// Takes in a case, once.
+    /// Adds a case unless it is there already.
     fn add(&mut self, file: &str, expected: Expected, origin: &str, text: &str) {
         if text.contains('\n') {
             return self.leave("has several lines", origin, &text.replace('\n', "\\n"));
@@ -184,7 +185,7 @@ impl Found {
         });
     }
 
-    /// What was left out, by reason.
+    /// Lists the lines that were left out, by reason.
     pub(super) fn left_out(&self) -> String {
         let mut text = String::new();
         let mut before = None;
@@ -200,7 +201,7 @@ impl Found {
     }
 }
 
-/// Whether `text` begins as a definition of a probe that we have.
+/// Whether `text` begins like the definition of a kind of probe that hvprobe has.
 fn is_ours(text: &str) -> bool {
     let rest = text.strip_prefix(['p', 'r', 'f']);
     let rest = rest.map(|rest| rest.trim_start_matches(|c: char| c.is_ascii_digit()));

@@ -1,11 +1,11 @@
-//! `cargo lab conformance`: what the kernel's own tests and documentation write into files of definitions, filters
-//! and triggers, judged by a guest's kernel and by us.
+//! `cargo lab conformance`: the lines that the kernel's own tests and documentation write into files of
+//! definitions, filters and triggers, judged by a guest's kernel and by hvprobe.
 //!
 //! ```text
 //!   source ──► scripts, pages ──► cases ──► a rig test (tests/tests/rig/conformance.rs) ──► a table
 //!                                   └─────► what is left out, with the reason
 //! ```
-//! The lines come out of Debian's package with the source of that kernel, and none of them is kept in the repository.
+//! The lines are from Debian's package with the source of that kernel. None of them is kept in the repository.
 
 mod cases;
 mod pages;
@@ -32,15 +32,15 @@ use crate::test;
 
 use cases::Found;
 
-/// What is built for it.
+/// Build targets that the test needs.
 const NEEDED: [&str; 3] = ["--bin=hvprobe", "--bin=workload", "--test=rig"];
-/// The module of the test.
+/// Module of the test.
 const TEST: &str = "conformance::";
-/// What tells the test where the cases are.
+/// Environment variable with the path of the cases.
 const VARIABLE: &str = "HVPROBE_CONFORMANCE";
-/// The name of their file in an emulated rig, without the leading slash.
+/// Path of the cases in an emulated rig, without the leading slash.
 const IN_RIG: &str = "root/cases";
-/// A machine may fail; what differs does so again.
+/// Retries, because a machine may fail. A difference shows again in the retry.
 const RETRIES: u32 = 1;
 
 /// On which kernel, and where.
@@ -79,7 +79,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     Ok(total.close())
 }
 
-/// What the files in `source` have.
+/// Finds the cases in the files below `source`.
 fn find(source: &Path) -> Result<Found> {
     let mut found = Found::default();
     for (name, text) in source::files(source, ".tc")? {
@@ -91,7 +91,7 @@ fn find(source: &Path) -> Result<Found> {
     Ok(found)
 }
 
-/// Writes the cases as the test reads them.
+/// Writes the cases in the format that the test reads.
 fn write(found: &Found, file: &Path) -> Result<()> {
     let folder = file.parent().context("no folder for the cases")?;
     fs::create_dir_all(folder)?;
@@ -100,7 +100,7 @@ fn write(found: &Found, file: &Path) -> Result<()> {
         .with_context(|| format!("cannot write {}", file.display()))
 }
 
-/// Has the test of `job`, which runs in `rig`, find the cases.
+/// Makes the cases available to the test of `job`, which runs in `rig`.
 pub(crate) fn give(cases: &Path, rig: Kind, job: &mut Job) {
     let place = match rig.is_emulated() {
         true => {

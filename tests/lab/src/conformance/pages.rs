@@ -1,13 +1,13 @@
-//! What pages of the kernel's documentation show: commands that write, definitions, filters, and triggers as the
+//! Cases from pages of the kernel's documentation: commands that write, definitions, filters, and triggers as the
 //! kernel prints them.
 //!
-//! A page is no script. So only lines are read that can be nothing else; what follows a prompt, or begins with
+//! A page is not a script, so only unmistakable lines are read. A line that follows a prompt, or begins with
 //! `echo`, is read as in a script.
 
 use super::cases::{Expected, Found};
 use super::script::{Script, joined};
 
-/// Events that have these fields, for filters that are shown without their event.
+/// Fields, each with an event that has it, for filters that a page shows without their event.
 const FIELDS: [(&str, &str); 9] = [
     ("call_site", "kmem/kmalloc"),
     ("comm", "sched/sched_wakeup"),
@@ -20,13 +20,13 @@ const FIELDS: [(&str, &str); 9] = [
     ("target_cpu", "sched/sched_wakeup"),
 ];
 
-/// How a field is compared.
+/// Comparison operators of filters.
 const OPERATORS: [&str; 8] = ["==", "!=", "<=", ">=", "~", "<", ">", "&"];
 
-/// Reads the page `text` called `name`.
+/// Reads the page `name`, whose contents are `text`.
 pub(super) fn read(name: &str, text: &str, found: &mut Found) {
     let lines: Vec<_> = text.lines().collect();
-    // The event that was shown last, for triggers as the kernel prints them.
+    // The event that the page named last. Triggers as the kernel prints them do not name theirs.
     let mut event = None;
     let mut script = Script::new(found);
     for (at, line) in lines.iter().enumerate() {
@@ -68,7 +68,7 @@ pub(super) fn read(name: &str, text: &str, found: &mut Found) {
     }
 }
 
-/// The command behind a prompt, or that is `echo`.
+/// Returns the command after a prompt, or the command of a line that begins with `echo`.
 fn command(line: &str) -> Option<&str> {
     let line = line.trim_start();
     let rest = line.trim_start_matches(['#', '$', '~', ' ']);
@@ -76,7 +76,7 @@ fn command(line: &str) -> Option<&str> {
     ["echo ", "cd "].into_iter().any(is_known).then_some(rest)
 }
 
-/// The event whose files are named in a line.
+/// Returns the event whose files a line names.
 fn event_of(line: &str) -> Option<&str> {
     let (_, path) = line.split_once("/events/")?;
     let end = path
@@ -88,7 +88,7 @@ fn event_of(line: &str) -> Option<&str> {
     (path.split('/').count() == 2 && !path.contains('*')).then_some(path)
 }
 
-/// The trigger in a line that the kernel prints of one.
+/// Returns the trigger in a line that has the format in which the kernel prints triggers.
 fn printed(line: &str) -> Option<&str> {
     let line = line.trim();
     let line = line.strip_prefix("# trigger info: ").unwrap_or(line);
@@ -96,7 +96,7 @@ fn printed(line: &str) -> Option<&str> {
     line.starts_with("hist:").then_some(&line[..end])
 }
 
-/// Whether a line, which stands apart from the text, is a definition.
+/// Whether a line, indented against the text, is a definition.
 fn is_definition(line: &str) -> bool {
     let text = line.trim_start();
     let rest = text.strip_prefix(['p', 'r', 'f']);
@@ -110,7 +110,7 @@ fn is_definition(line: &str) -> bool {
     text.len() < line.len() && named.is_some_and(|(name, rest)| is_name(name) && !rest.is_empty())
 }
 
-/// The field that a line, which stands apart from the text, compares with something.
+/// Returns the field that a line, indented against the text, compares with a value.
 fn compared(line: &str) -> Option<&str> {
     let text = line.trim();
     if !line.starts_with([' ', '\t']) {
@@ -127,7 +127,7 @@ fn compared(line: &str) -> Option<&str> {
     let is_value = value.starts_with(['"', '\'', '-'])
         || value.starts_with("CPUS{")
         || value.chars().all(|c| c == '_' || c.is_ascii_alphanumeric());
-    // A value is one word, or what follows is another comparison.
+    // After the one word of the value the line ends, or another comparison follows.
     let goes_on = words.next().is_none_or(|word| matches!(word, "&&" | "||"));
     let is_one = OPERATORS.contains(&operator) && is_value && goes_on;
     (is_one && field.starts_with(|c: char| c.is_ascii_lowercase())).then_some(field)

@@ -1,55 +1,55 @@
-//! What scripts write into files of tracefs, as the tests of the kernel do: `echo`, `printf` and
-//! `ftrace_errlog_check`, with functions, their arguments, and variables that have values of their own.
+//! Cases from shell scripts, such as the kernel's tests, that write into files of tracefs: `echo`, `printf` and
+//! `ftrace_errlog_check`, with functions, their arguments, and variables that the script sets.
 //!
 //! ```text
 //!   line ─► statements ─► a variable is set │ a function is called │ a file is written
 //! ```
-//! No command is run. What would have to be, and what depends on it, is left out, and said so.
+//! No command is run. A line that depends on the output of a command is left out, with the reason.
 
 use std::collections::HashMap;
 
 use super::cases::{Expected, Found, from_root};
 use super::words::{self, Part, Statement, Word};
 
-/// Values that the kernel's tests find out while they run.
+/// Values for variables that the kernel's tests determine while they run.
 const KNOWN: [(&str, &str); 4] = [
-    // `ftracetest` looks which of the names of that function there is.
+    // `ftracetest` looks up which of that function's names the kernel has.
     ("FUNCTION_FORK", "kernel_clone"),
-    // Of symbols, and of what was seen in a trace.
+    // Taken from the symbols, or from a trace.
     ("SYMADDR", "0xffffffff81000000"),
     ("address", "ffffffff81000000"),
     ("target_func", "vfs_read"),
 ];
 
-/// How deep functions call one another.
+/// Maximum depth of nested function calls.
 const DEEPEST: usize = 8;
-/// How many lines a quote goes over at most.
+/// Maximum number of lines in one quote.
 const LONGEST_QUOTE: usize = 20;
 
-/// What a word stands for; or what is not known of it, and how it stands there.
+/// Value of a word; if it is not known, the unknown part, and the word as written.
 type Value = Result<String, (String, String)>;
 
-/// What a function was called with.
+/// Context of a function call.
 #[derive(Clone, Debug, Default)]
 struct Call {
     arguments: Vec<Value>,
-    /// The file that its output goes into.
+    /// File that the output is redirected to.
     to: Option<Value>,
     depth: usize,
 }
 
-/// A script, as far as it was read.
+/// State of a script while it is read.
 #[derive(Debug)]
 pub(super) struct Script<'a> {
     found: &'a mut Found,
     origin: String,
     variables: HashMap<String, Value>,
     functions: HashMap<String, Vec<Statement>>,
-    /// Where relative names begin.
+    /// Current folder, in which relative names are resolved.
     folder: Option<String>,
 }
 
-/// Reads the script `text` called `name`.
+/// Reads the script `name`, whose contents are `text`.
 pub(super) fn read(name: &str, text: &str, found: &mut Found) {
     let mut script = Script::new(found);
     let mut machine = Machine::Any;
@@ -74,7 +74,7 @@ pub(super) fn read(name: &str, text: &str, found: &mut Found) {
     }
 }
 
-/// The lines of a script with the number of each, those that go on joined.
+/// Returns the lines of a script with their numbers; a line that continues is joined with the lines it continues in.
 fn logical_lines(text: &str) -> Vec<(usize, String)> {
     let lines: Vec<_> = text.lines().collect();
     let (mut all, mut at) = (Vec::new(), 0);
@@ -86,8 +86,8 @@ fn logical_lines(text: &str) -> Vec<(usize, String)> {
     all
 }
 
-/// The first of `lines` with those that it goes on in, and how many these are. What is broken inside of a quote is
-/// joined as its author meant it.
+/// Joins the first of `lines` with the lines it continues in, and returns how many lines were taken. A line that
+/// is broken inside a quote is joined as its author meant it.
 pub(super) fn joined(lines: &[&str]) -> (String, usize) {
     let mut whole = String::new();
     for (taken, line) in (1..).zip(lines.iter().copied().take(LONGEST_QUOTE)) {
@@ -102,19 +102,19 @@ pub(super) fn joined(lines: &[&str]) -> (String, usize) {
         }
         whole.push('\n');
     }
-    // It is no quote, or none that is closed.
+    // The line has no quote, or one that is never closed.
     let first = lines.first().copied().unwrap_or_default();
     (first.trim_end_matches('\\').to_owned(), 1)
 }
 
-/// The name of the function that `line` begins, and what is behind its `{`.
+/// Returns the name of the function whose definition `line` begins, and the text after its `{`.
 fn function(line: &str) -> Option<(&str, &str)> {
     let (name, rest) = line.trim_start().split_once("()")?;
     let name = name.trim_start_matches("function ").trim();
     words::is_name(name).then_some((name, rest.trim_start().trim_start_matches('{')))
 }
 
-/// Which lines are meant for this kind of machine: in a `case` about it only those of one arm.
+/// Architecture that a line is for. In a `case` over `uname -m` only the lines of the x86-64 arm are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Machine {
     Any,
@@ -123,7 +123,7 @@ enum Machine {
 }
 
 impl Machine {
-    /// What of `line` is meant for it.
+    /// Returns the part of `line` that is for x86-64, if any.
     fn meant<'l>(&mut self, line: &'l str) -> Option<&'l str> {
         let trimmed = line.trim();
         if trimmed.starts_with("case ") && trimmed.contains("uname -m") {
@@ -170,12 +170,11 @@ impl<'a> Script<'a> {
         }
     }
 
-    /// What was found so far.
     pub(super) fn found(&mut self) -> &mut Found {
         self.found
     }
 
-    /// Carries out a line of which `origin` tells where it is from.
+    /// Interprets a line; `origin` names its file and line number.
     pub(super) fn line_at(&mut self, origin: String, line: &str) {
         self.origin = origin;
         self.line(line);
@@ -222,7 +221,7 @@ impl<'a> Script<'a> {
                     self.write(to, Err(("printf".to_owned(), text)), expected);
                 }
             },
-            // What is told of it is in the kernel's tests' `functions`.
+            // Described in the file `functions` of the kernel's tests.
             Some("ftrace_errlog_check") => {
                 if let [_, text, file, ..] = words {
                     let (text, file) = (self.value(text, call), self.value(file, call));
@@ -236,7 +235,7 @@ impl<'a> Script<'a> {
                 self.folder = folder.filter(|folder| !folder.contains(".."));
             }
             Some("for") => {
-                // It is enough to go through it once.
+                // One pass through the loop is enough.
                 if let [name, _, first, ..] = words
                     && let Some(name) = name.text()
                 {
@@ -249,7 +248,7 @@ impl<'a> Script<'a> {
         }
     }
 
-    /// Calls a function, if there is one of that name. One that goes through its arguments does so for each.
+    /// Calls a function, if one has that name. A function that shifts its arguments runs once for each of them.
     fn call(&mut self, name: &str, words: &[Word], to: Option<Value>, from: &Call) {
         let Some(body) = self.functions.get(name).cloned() else {
             return;
@@ -303,7 +302,8 @@ impl<'a> Script<'a> {
 
     fn write(&mut self, to: Option<Value>, text: Value, expected: Expected) {
         let Some(Ok(file)) = to else {
-            // Into no file, or into one that is not known: then it is told of what looks like one of ours.
+            // The text goes into no file, or into an unknown file. In the latter case a text that looks like a
+            // histogram is reported as left out.
             if let (Some(Err((why, _))), Ok(text)) = (to, text)
                 && text.starts_with("hist:")
             {
@@ -331,7 +331,7 @@ impl<'a> Script<'a> {
     }
 }
 
-/// All of `values` with `between` them; what is not known of them if that is anything.
+/// Joins `values` with `between`. If a value is unknown, returns the first unknown part with the joined text.
 fn all(values: Vec<Value>, between: &str) -> Value {
     let why = values.iter().find_map(|value| value.as_ref().err());
     let why = why.map(|(why, _)| why.clone());

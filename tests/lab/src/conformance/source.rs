@@ -1,8 +1,8 @@
-//! The kernel's own tests and documentation of its trace events, out of Debian's package with the source of the
+//! The kernel's own tests and documentation of its trace events, from Debian's package with the source of the
 //! guests' kernel.
 //!
-//! A folder `NAME` under the cache's `source`, which is called as the package with its version, is complete; it has
-//! the few files that are read and nothing else of the source.
+//! A folder under the cache's `source` that is named after the package and its version is complete. It holds only
+//! the few files that are read, and nothing else of the source.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,13 +16,13 @@ use crate::place::Cache;
 use crate::process;
 use crate::progress;
 
-/// What is kept of the source.
+/// Paths in the source that are kept.
 const KEPT: [&str; 2] = [
     "tools/testing/selftests/ftrace/test.d",
     "Documentation/trace/*.rst",
 ];
 
-/// The folder with the files for the guests' kernel: of `choice`, or else the `stock` one.
+/// Returns the folder with the files for the guests' kernel: the kernel of `choice`, or else `stock`.
 pub(super) fn obtain(cache: &Cache, stock: &Kernel, choice: Option<&Choice>) -> Result<PathBuf> {
     let (archives, release) = match choice {
         None => (Archives::of_machine(), stock.release().to_owned()),
@@ -48,7 +48,7 @@ pub(super) fn obtain(cache: &Cache, stock: &Kernel, choice: Option<&Choice>) -> 
     Ok(folder)
 }
 
-/// The package with the source of a kernel: `linux-source-6.1` of 6.1.0-13-cloud-amd64.
+/// Returns the name of the package with a kernel's source: `linux-source-6.1` for 6.1.0-13-cloud-amd64.
 fn package(release: &str) -> Result<String> {
     let mut numbers = release.split('.');
     let (major, minor) = (numbers.next(), numbers.next());
@@ -58,7 +58,7 @@ fn package(release: &str) -> Result<String> {
     Ok(format!("linux-source-{major}.{minor}"))
 }
 
-/// Downloads `package` and keeps what is read of it in `folder`.
+/// Downloads `package` and keeps the files that are read in `folder`.
 fn fetch(cache: &Cache, archives: &Archives, package: &str, folder: &Path) -> Result<()> {
     packages::ensure(&["xz-utils"])?;
     fs::create_dir_all(cache.sources())?;
@@ -94,7 +94,7 @@ fn fetch(cache: &Cache, archives: &Archives, package: &str, folder: &Path) -> Re
     fs::rename(&kept, folder).context("cannot keep the kernel's tests")
 }
 
-/// The files below `folder` that are called so, with their names from there, in their order.
+/// Returns the files below `folder` whose names end in `ending`, sorted, with their paths from `folder`.
 pub(super) fn files(folder: &Path, ending: &str) -> Result<Vec<(String, String)>> {
     let (mut folders, mut found) = (vec![folder.to_owned()], Vec::new());
     while let Some(below) = folders.pop() {

@@ -1,25 +1,25 @@
-//! Lines of a shell script as words, as far as it takes to know what is written into which file.
+//! Splits lines of a shell script into words, as far as is needed to know what is written into which file.
 //!
-//! What is kept true: a part of a word is its own text, or it is named as what a shell would put in its place.
-//! Nothing is expanded here.
+//! Invariant: a part of a word is literal text, or it is marked as something that a shell would expand. Nothing is
+//! expanded here.
 
 /// A part of a word.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Part {
-    /// Itself.
+    /// Literal text.
     Text(String),
-    /// `$NAME` or `${NAME}`, a function's argument if it is a number.
+    /// `$NAME` or `${NAME}`; a number is a function's argument.
     Variable(String),
-    /// Anything else that a shell expands, as it stands.
+    /// Anything else that a shell expands, as written.
     Other(String),
 }
 
-/// What stands between blanks.
+/// One shell word.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Word(pub(super) Vec<Part>);
 
 impl Word {
-    /// The word, if all of it is text.
+    /// Returns the word if all of it is literal text.
     pub(super) fn text(&self) -> Option<&str> {
         match &self.0[..] {
             [] => Some(""),
@@ -28,7 +28,7 @@ impl Word {
         }
     }
 
-    /// The name and the value, if it is an assignment.
+    /// Returns the name and the value if the word is an assignment.
     pub(super) fn assignment(&self) -> Option<(&str, Self)> {
         let (first, rest) = self.0.split_first()?;
         let Part::Text(text) = first else {
@@ -58,19 +58,19 @@ impl Word {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Statement {
     pub(super) words: Vec<Word>,
-    /// The file that its output goes into.
+    /// File that the output is redirected to.
     pub(super) to: Option<Word>,
-    /// Whether it is to fail.
+    /// Whether the script negates the status with `!`.
     pub(super) negated: bool,
 }
 
-/// Words that stand before commands.
+/// Words that may precede a command.
 const KEYWORDS: [&str; 11] = [
     "if", "then", "do", "else", "elif", "while", "until", "{", "}", "local", "export",
 ];
 
 impl Statement {
-    /// Takes away what stands before the command.
+    /// Removes the words that precede the command; `None` if nothing is left and no file is written.
     fn begun(mut self) -> Option<Self> {
         while let Some(first) = self.words.first().and_then(Word::text) {
             match first {
@@ -84,13 +84,13 @@ impl Statement {
     }
 }
 
-/// Whether a variable or function can be called so.
+/// Whether `name` is a valid name of a variable or function.
 pub(super) fn is_name(name: &str) -> bool {
     let of_name = |c: char| c == '_' || c.is_ascii_alphanumeric();
     !name.starts_with(|c: char| c.is_ascii_digit()) && !name.is_empty() && name.chars().all(of_name)
 }
 
-/// The commands of `line`, in which quotes are closed.
+/// Splits `line`, in which all quotes are closed, into commands.
 pub(super) fn statements(line: &str) -> Vec<Statement> {
     let mut reader = Reader {
         line: line.chars().collect(),
@@ -153,7 +153,7 @@ pub(super) fn is_open(line: &str) -> bool {
     quote.is_some()
 }
 
-/// A place in a line.
+/// A line and a position in it.
 struct Reader {
     line: Vec<char>,
     at: usize,
@@ -176,7 +176,7 @@ impl Reader {
         }
     }
 
-    /// The file behind `>`, `>>`, `<` or `<<`; none behind `>&`, which is no file.
+    /// Reads the file after `>`, `>>`, `<` or `<<`; `None` after `>&`, which names no file.
     fn redirected(&mut self) -> Option<Word> {
         while matches!(self.peek(), Some('>' | '<')) {
             self.at += 1;
@@ -221,7 +221,7 @@ impl Reader {
         word
     }
 
-    /// What is between `"`, where some is expanded.
+    /// Reads a text in double quotes, in which some characters are expanded.
     fn quoted(&mut self, word: &mut Word) {
         self.at += 1;
         if word.0.is_empty() {
@@ -253,7 +253,7 @@ impl Reader {
         }
     }
 
-    /// What begins with `$` or a backquote.
+    /// Reads an expansion that begins with `$` or a backquote.
     fn expanded(&mut self, word: &mut Word) {
         let begin = self.at;
         let opened = self.take();
@@ -295,7 +295,7 @@ impl Reader {
         word.0.push(Part::Other(text));
     }
 
-    /// Goes behind what closes the parenthesis or brace that is here.
+    /// Skips past the end of the parenthesis or brace that opens here.
     fn enclosed(&mut self, open: char, close: char) {
         let mut depth = 0_usize;
         while let Some(c) = self.take() {
@@ -315,7 +315,7 @@ impl Reader {
 mod tests {
     use super::*;
 
-    /// Words as they stand, with `<...>` around what a shell would expand.
+    /// Formats words as written, with `<...>` around the parts that a shell would expand.
     fn shown(line: &str) -> Vec<String> {
         let word = |word: &Word| -> String {
             let part = |part: &Part| match part {
