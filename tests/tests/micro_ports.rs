@@ -1,5 +1,5 @@
-//! Virtual CPUs that are stopped when they have just accessed a device, on a micro-kernel, on whatever KVM there is:
-//! KVM carries the instruction out when they are run again, and a stop has to find that done.
+//! Stops virtual CPUs that have just accessed a device, on a micro-kernel, on any KVM. KVM completes the instruction
+//! only when the virtual CPU is run again, and a stop has to find it completed.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -12,14 +12,14 @@ use hvprobe_vm::host;
 use iced_x86::IcedError;
 use iced_x86::code_asm::registers::*;
 
-/// How long the guest may take to go on.
+/// Maximum time for the guest to make progress.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Where the console takes what it prints.
+/// Port of the console's output.
 const CONSOLE: u32 = 0x3f8;
-/// A port where nobody is.
+/// A port without a device.
 const NOBODY: i32 = 0x10;
 
-/// A machine whose kernel runs what `body` assembles, or `None` where there is no KVM for it.
+/// Builds a machine whose kernel runs the code that `body` assembles; `None` if there is no suitable KVM.
 fn build(
     folder: &Path,
     body: impl FnOnce(&mut MicroKernel) -> Result<(), IcedError>,
@@ -101,7 +101,7 @@ fn no_jump_is_planted_over_where_a_read_of_a_port_goes_on() {
         a.call(spot)?;
         a.jmp(again)?;
         kernel.function("spot", spot)?;
-        // A jump in its place takes the next instruction, too, which begins where no int3 of the jump can be.
+        // A jump here also covers the next instruction, which begins at a byte of the jump that cannot be an int3.
         let a = kernel.asm();
         a.in_(ax, NOBODY)?;
         a.xor(ebx, ebx)?;

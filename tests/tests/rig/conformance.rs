@@ -1,9 +1,9 @@
-//! Definitions, filters and histograms that others wrote, held against the guest's own kernel: what it takes, we
-//! take; what it refuses, we refuse, where it points if it does.
+//! Compares definitions, filters and histograms that others wrote with the guest's own kernel: hvprobe takes what
+//! the kernel takes and refuses what it refuses, at the same column if the kernel points at one.
 //!
-//! `HVPROBE_CONFORMANCE` names a file of what the kernel's own tests and documentation have, which
-//! `cargo lab conformance` makes. Without it a few lines of ours are judged, the same way. Where we mean to differ is
-//! listed in `filters`, `histograms` and, of definitions, in `definitions::exceptions`, with the reason.
+//! `HVPROBE_CONFORMANCE` names a file of lines from the kernel's own tests and documentation, which
+//! `cargo lab conformance` makes. Without it a few lines of our own are judged in the same way. Intended differences
+//! are listed in `filters`, `histograms` and, for definitions, in `definitions::exceptions`, with their reasons.
 
 mod filters;
 mod histograms;
@@ -21,10 +21,10 @@ use hvprobe_tests::rig::rig;
 use crate::definitions;
 use crate::verdicts::{self, Case, Exception, Kernel, Tally};
 
-/// Lines of ours, `FILE TEXT`.
+/// Our own lines, `FILE TEXT`.
 const SAMPLE: &str = include_str!("conformance/sample.txt");
 
-/// What a line is, by the file it is for.
+/// Kind of a line, by the file it is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Definition,
@@ -47,7 +47,7 @@ impl Kind {
         }
     }
 
-    /// What we say of `text`.
+    /// Parses `text` with hvprobe's parser for this kind.
     fn judge(self, text: &str) -> Result<(), ParseError> {
         match self {
             Self::Definition => definition::parse(text).map(drop),
@@ -57,29 +57,29 @@ impl Kind {
     }
 }
 
-/// What the place where a line is from says of it.
+/// Outcome that a line's source expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Expected {
     Nothing,
-    /// It is refused.
+    /// The kernel refuses the line.
     Refused,
-    /// It is refused at this column.
+    /// The kernel refuses the line and points at this column.
     At(usize),
 }
 
-/// A line that is to be judged.
+/// A line to judge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Asked<'a> {
-    /// The file of tracefs it is for.
+    /// The tracefs file that the line is for.
     file: &'a str,
     expected: Expected,
-    /// Where it is from.
+    /// Source file and line number.
     origin: &'a str,
     text: &'a str,
 }
 
 impl<'a> Asked<'a> {
-    /// One of ours: `FILE TEXT`.
+    /// Reads a line of our own: `FILE TEXT`.
     fn ours(line: &'a str) -> Option<Self> {
         let (file, text) = line.split_once(' ')?;
         Some(Self {
@@ -90,7 +90,7 @@ impl<'a> Asked<'a> {
         })
     }
 
-    /// One of the lab's: `FILE EXPECTED ORIGIN TEXT`.
+    /// Reads a line that the lab wrote: `FILE EXPECTED ORIGIN TEXT`.
     fn given(line: &'a str) -> Option<Self> {
         let mut words = line.splitn(4, ' ');
         let file = words.next()?;
@@ -107,7 +107,7 @@ impl<'a> Asked<'a> {
         })
     }
 
-    /// Whether the kernel does what is said where the line is from.
+    /// Whether the kernel does what the line's source expects.
     fn is_as_expected(&self, kernel: &Kernel) -> bool {
         match (self.expected, kernel) {
             (Expected::Nothing, _) | (Expected::Refused, Kernel::Refuses(_)) => true,
@@ -135,7 +135,7 @@ fn lines_of_others_are_taken_and_refused_as_by_the_guests_kernel() {
     judge(&all, given.is_some());
 }
 
-/// Has all of them judged, prints a table and what differs, and fails where that has no name.
+/// Judges all lines, prints a table and the differences, and fails if a difference is not named by an exception.
 fn judge(all: &[Asked<'_>], shown: bool) {
     let lines: Vec<_> = all
         .iter()
@@ -212,7 +212,7 @@ fn every_difference_has_its_reason_in_the_reference() {
     }
 }
 
-/// How often the kernel does what its own tests say, and where it does not.
+/// Reports how often the kernel does what its own tests expect, and lists the lines where it does not.
 fn judged_by_its_tests(all: &[Asked<'_>], answers: &[Kernel]) -> String {
     let (mut as_expected, mut text) = (0, String::new());
     for (asked, kernel) in all.iter().zip(answers) {

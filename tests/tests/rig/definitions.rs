@@ -1,7 +1,7 @@
-//! Definitions with fetch arguments, held against the guest's own kernel: what its `kprobe_events` takes, we
-//! take; what it refuses for how it is written, we refuse with its words, at its column.
+//! Compares definitions with fetch arguments with the guest's own kernel: hvprobe takes what the kernel's
+//! `kprobe_events` takes, and refuses each syntax error with the kernel's words, at the kernel's column.
 //!
-//! Where we mean to differ is listed in `exceptions`, with the reason.
+//! Intended differences are listed in `exceptions`, with their reasons.
 
 mod beginnings;
 mod exceptions;
@@ -16,7 +16,7 @@ use crate::verdicts::{self, Case, Tally};
 
 pub(crate) use exceptions::EXCEPTIONS;
 
-/// How many definitions are made up, besides those that are written down.
+/// Number of generated definitions, in addition to those in `written.txt`.
 const MADE_UP: usize = 1700;
 
 #[test]

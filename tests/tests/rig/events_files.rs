@@ -1,5 +1,5 @@
-//! Files of definitions with filters and histograms, on a stock guest: held against what its own kernel makes of
-//! the same lines.
+//! Compares the results of files of definitions with filters and histograms, on a stock guest, with those of the
+//! guest's own kernel for the same lines.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use hvprobe_tests::rig::{quickly, rig};
 use serde_json::Value;
 
-/// What is written for events, by a shell of the guest and by us.
+/// Lines for events, which both a shell in the guest and hvprobe read.
 const LINES: &str = "\
 echo 'hist:keys=len:vals=len if comm == \"dd\"' > events/kprobes/reads/trigger
 echo 'hist:keys=len.log2 if comm == \"dd\" && len > 10' >> /sys/kernel/tracing/events/kprobes/reads/trigger
@@ -20,10 +20,10 @@ const PRINTED: &str = "\
 p:opens do_sys_openat2 name=+0(%si):ustring
 events/kprobes/opens/filter:name ~ \"/proc/v*\"
 ";
-/// What a guest prints whose kernel has no histograms.
+/// Printed by a guest whose kernel has no histograms.
 const NONE: &str = "no histograms here";
 
-/// The lines that define what is counted: reads of `function`.
+/// Returns the definitions of the events to count: reads through `function`.
 fn definitions(function: &str) -> [String; 2] {
     [
         format!("p:reads {function} len=%dx:u64"),
@@ -31,7 +31,7 @@ fn definitions(function: &str) -> [String; 2] {
     ]
 }
 
-/// The entries of the histograms in `printed`, by whether they are ours and what they are of.
+/// Returns the entries of the histograms in `printed`, by whether they are ours and by their triggers.
 fn histograms(printed: &str) -> BTreeMap<(bool, String), Vec<String>> {
     let mut found = BTreeMap::new();
     for section in printed.split("# event histogram").skip(1) {
@@ -58,7 +58,7 @@ fn lines_of_a_file_do_what_they_do_in_a_guest() {
         return;
     }
     let file = tempfile::NamedTempFile::new().expect("there is room");
-    // What `ksys_read` is asked for, `vfs_read` is asked for by it.
+    // `ksys_read` calls `vfs_read` with the same length.
     let ours = definitions("ksys_read").join("\n");
     fs::write(&file, format!("{ours}\n{LINES}{PRINTED}")).expect("it can be written");
     let theirs = definitions("vfs_read").map(|line| format!("echo '{line}' >> kprobe_events\n"));
@@ -164,18 +164,18 @@ fn traces_count_what_their_files_say_and_print_the_rest() {
     assert_eq!(counted, ["kprobes/calls", "g/calls"], "{printed}");
     assert_eq!(entries[0]["keys"]["comm"], "workload");
     assert!(entries[0]["hits"].as_u64() >= Some(5), "{printed}");
-    // What goes with the trace is gone.
+    // The probes that belong to the trace have been removed.
     assert_eq!(
         told(&socket, &["probe", "list", "--vm", "web", "--json"]),
         ""
     );
 }
 
-/// A server, until it is dropped.
+/// A server process, which is killed on drop.
 struct Server(Child);
 
 impl Server {
-    /// Starts one, which listens when this returns.
+    /// Starts a server and waits until it listens.
     fn start(socket: &str) -> Self {
         let mut command = Command::new("hvprobe");
         command.args(["serve", "--socket", socket]);
@@ -191,13 +191,13 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended.
+        // The server may already have ended.
         let _killed = self.0.kill();
         let _reaped = self.0.wait();
     }
 }
 
-/// What `hvprobe` prints for a client of the server at `socket`.
+/// Runs `hvprobe` as a client of the server at `socket` and returns its output.
 fn told(socket: &str, words: &[&str]) -> String {
     let output = Command::new("hvprobe")
         .args(words)

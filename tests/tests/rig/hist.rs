@@ -1,7 +1,7 @@
-//! Histograms of events, on a stock guest: held against those of the guest's own kernel, and against the calls
-//! that were made.
+//! Compares histograms of events on a stock guest with those of the guest's own kernel, and with the calls that
+//! were made.
 //!
-//! `HVPROBE_COUNTED` is how many calls are counted on four virtual CPUs, instead of a hundred thousand.
+//! `HVPROBE_COUNTED` is the number of calls to count on four virtual CPUs, instead of a hundred thousand.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -14,7 +14,7 @@ use hvprobe_tests::rig::{
     Running, assert_clean, info, optimizing_guest, probe, progress, quickly, rig, rig_cpus, values,
 };
 
-/// What is counted of the calls of one program, by the kernel and by us.
+/// Histograms of the calls of one program, which the kernel and hvprobe both count.
 const HISTOGRAMS: [&str; 6] = [
     "keys=len:vals=len",
     "keys=len.log2:vals=len:sort=len",
@@ -23,20 +23,20 @@ const HISTOGRAMS: [&str; 6] = [
     "keys=low:vals=len,low",
     "keys=len:size=8 if len > 100",
 ];
-/// The fields, of which `low` is only a part of its register.
+/// Fields of the event; `low` is only a part of its register.
 const FIELDS: &str = "len=%dx:u64 low=%dx:u8";
-/// Kernels before 5.14 have no such keys.
+/// Modifier of keys that kernels before 5.14 do not have.
 const NEWER: &str = "buckets";
-/// What a guest prints whose kernel has no histograms.
+/// Printed by a guest whose kernel has no histograms.
 const NONE: &str = "no histograms here";
 
-/// The one whose order is that of different numbers.
+/// Part of the one histogram whose sort values are all different, so that its order is defined.
 const SORTED: &str = ":sort=len:";
 
-/// The entries of a histogram as they are printed, and how many hits it says there were.
+/// Entries of a histogram as printed, and the number of hits that it shows.
 type Entries = (Vec<String>, String);
 
-/// The histograms in `printed` by what they are of: those that `ours` are, or those of the kernel.
+/// Returns the histograms in `printed` by their triggers: hvprobe's if `ours`, else the kernel's.
 fn histograms(printed: &str, ours: bool) -> BTreeMap<String, Entries> {
     let mut found = BTreeMap::new();
     for section in printed.split("# event histogram").skip(1) {
@@ -79,7 +79,7 @@ fn entries_are_those_of_the_guests_own_histograms() {
         .iter()
         .map(|it| format!("echo 'hist:{it}' >> events/kprobes/e/trigger || echo refused"))
         .collect();
-    // What `ksys_read` is asked for, `vfs_read` is asked for by it.
+    // `ksys_read` calls `vfs_read` with the same length.
     let script = format!(
         "mount -t tracefs t /sys/kernel/tracing 2>/dev/null; cd /sys/kernel/tracing; \
          grep -q hist:keys README || echo {NONE}; \
@@ -124,9 +124,9 @@ fn entries_are_those_of_the_guests_own_histograms() {
     assert!(compared > 30, "{printed}");
 }
 
-/// Counts the calls of two system calls, one probed without exits and one with, that two programs make of each;
-/// with as many histograms that the guest outruns them. Returns how many hits one of them has, what is lost, and
-/// how many calls there were.
+/// Counts the calls that two programs make of each of two system calls, one probed without exits and one with
+/// exits, in enough histograms that the guest outruns them. Returns the hits in one histogram, the lost hits, and
+/// the number of calls.
 fn count_calls(running: &mut Running, wait_for_room: bool) -> (u64, u64, u64) {
     const CALLS: [u64; 2] = [60_000, 15_000];
     const HISTOGRAMS: usize = 12;
@@ -190,7 +190,7 @@ fn every_hit_is_counted_with_and_without_exits() {
                   echo finished $round; done; read line";
     let mut running = Running::shared(&optimizing_guest(cpus, &["sh", "-c", script]));
     running.wait_for("ready");
-    // What finds a ring full is lost, and told, or waits.
+    // A hit that finds the ring full is lost and counted as lost, or waits.
     let (hits, lost, calls) = count_calls(&mut running, false);
     eprintln!("{calls} calls, {hits} hits counted and {lost} lost, as none waits");
     assert_eq!(hits + lost, calls);
@@ -203,7 +203,7 @@ fn every_hit_is_counted_with_and_without_exits() {
     assert_clean(&ending, &printed, 0);
 }
 
-/// Calls that one process makes.
+/// Number of calls that one process makes.
 const CALLS: u64 = 25_000;
 
 #[test]
@@ -267,7 +267,7 @@ fn sums_are_those_of_the_calls_of_four_virtual_cpus() {
     assert_clean(&ending, &printed, 0);
 }
 
-/// What `counted` has counted.
+/// Reads the histogram that `counted` holds.
 fn read(counted: &Aggregation) -> Snapshot {
     counted.read().expect("the probes have what is asked for")
 }

@@ -1,8 +1,8 @@
-//! Lines for files of tracefs, held against the guest's own kernel: whether it takes them, and if not, where it
-//! points and with which words.
+//! Compares lines for tracefs files with the guest's own kernel: whether it takes them, and if not, the column and
+//! the words of its error.
 //!
-//! What is kept true: a case is in one [`Verdict`] only, and one in which both differ is named by an exception,
-//! with its reason, or it fails the test.
+//! Invariant: each case has exactly one [`Verdict`]. A case in which the two differ is named by an exception, with
+//! its reason, or fails the test.
 
 use std::fmt;
 use std::fmt::Write as _;
@@ -10,17 +10,17 @@ use std::fmt::Write as _;
 use hvprobe_spec::ParseError;
 use hvprobe_tests::rig::{Running, assert_clean, guest, progress, values};
 
-/// How many lines the guest answers at a time, as its program has it.
+/// Number of lines that the guest answers at a time; the same as in its program.
 const GROUP: usize = 50;
 
-/// What the kernel says of a line.
+/// The kernel's answer to a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Kernel {
-    /// It takes it.
+    /// The kernel takes the line.
     Accepts,
-    /// It does not, with the column and the words of its log, if it says anything there.
+    /// The kernel refuses the line, with the column and the words of its error log if it logs an error.
     Refuses(Option<(usize, String)>),
-    /// It has no such file.
+    /// The kernel has no such file.
     HasNoFile,
 }
 
@@ -35,46 +35,46 @@ impl fmt::Display for Kernel {
     }
 }
 
-/// A line, and what both say of it.
+/// A line, with the kernel's answer and ours.
 #[derive(Debug)]
 pub(crate) struct Case<'a> {
     pub(crate) text: &'a str,
     pub(crate) kernel: Kernel,
     pub(crate) ours: Result<(), ParseError>,
-    /// The kernel's version, as far as it counts.
+    /// The kernel's version, major and minor.
     pub(crate) version: (u32, u32),
-    /// Whether we have its words for what is wrong, and not only its columns.
+    /// Whether our errors have the kernel's words, and not only its columns.
     pub(crate) has_words: bool,
 }
 
-/// A difference that is meant.
+/// An intended difference.
 pub(crate) struct Exception {
-    /// Why it is.
+    /// Reason for the difference.
     pub(crate) reason: &'static str,
-    /// Whether it is what a case shows.
+    /// Whether a case shows this difference.
     pub(crate) holds: fn(&Case<'_>) -> bool,
 }
 
-/// What is to be said of a case.
+/// Result of the comparison for a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     BothTake,
-    /// With the same words, where we have the kernel's, and the same column, where it says one.
+    /// With the same words, if we have the kernel's, and at the same column, if the kernel logs one.
     BothRefuse,
-    /// Which of the exceptions it is.
+    /// The case differs, and the exception with this index names it.
     Named(usize),
     Differs,
 }
 
 impl Case<'_> {
-    /// Our error's column, and its words that are the kernel's.
+    /// Returns our error's column, and the part of its words that is the kernel's.
     pub(crate) fn our_error(&self) -> Option<(usize, &str)> {
         let error = self.ours.as_ref().err()?;
         let words = error.message.split("; ").next()?;
         Some((error.column, words))
     }
 
-    /// The kernel's error, if it says one.
+    /// Returns the column and the words of the kernel's error, if it logged one.
     pub(crate) fn kernel_error(&self) -> Option<(usize, &str)> {
         match &self.kernel {
             Kernel::Refuses(Some((column, words))) => Some((*column, words)),
@@ -82,24 +82,24 @@ impl Case<'_> {
         }
     }
 
-    /// What the kernel points at, its column and its words.
+    /// Returns the text that the kernel's error points at, with the error's column and words.
     pub(crate) fn pointed_at(&self) -> Option<(&str, usize, &str)> {
         let (column, words) = self.kernel_error()?;
         Some((self.text.get(column..)?, column, words))
     }
 
-    /// Whether we have nothing to say, or only of what comes at `column` or later.
+    /// Whether we have no error before `column`.
     pub(crate) fn goes_on(&self, column: usize) -> bool {
         self.our_error().is_none_or(|(ours, _)| ours >= column)
     }
 
-    /// Whether both take it, or we say what the kernel says.
+    /// Whether both take the line, or our error matches the kernel's.
     fn agrees(&self) -> bool {
         let ours = self.our_error();
         match &self.kernel {
             Kernel::Accepts => ours.is_none(),
             Kernel::HasNoFile => false,
-            // Nothing is known but that it refuses.
+            // All that is known is that the kernel refuses the line.
             Kernel::Refuses(None) => ours.is_some() && !self.has_words,
             Kernel::Refuses(Some((column, words))) => ours.is_some_and(|(at, said)| {
                 at == *column && (!self.has_words || said == words.as_str())
@@ -122,7 +122,7 @@ impl Case<'_> {
 }
 
 impl fmt::Display for Case<'_> {
-    /// The line, and below it what both say.
+    /// Formats the line, and both answers below it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { text, kernel, .. } = self;
         match &self.ours {
@@ -135,14 +135,14 @@ impl fmt::Display for Case<'_> {
     }
 }
 
-/// What a guest's kernel said.
+/// Answers of a guest's kernel.
 #[derive(Debug)]
 pub(crate) struct Told {
-    /// Its version, as far as it counts.
+    /// The kernel's version, major and minor.
     pub(crate) version: (u32, u32),
-    /// Whether it has `hist` triggers.
+    /// Whether the kernel has `hist` triggers.
     pub(crate) has_histograms: bool,
-    /// Its answers, in the order of the lines.
+    /// One answer for each line, in the order of the lines.
     pub(crate) answers: Vec<Kernel>,
 }
 
@@ -157,7 +157,7 @@ pub(crate) fn ask(lines: &[String]) -> Told {
     let mut config = guest(1, &["sh", "-c", &script]);
     config.cmdline += " rcupdate.rcu_expedited=1";
     let mut running = Running::boot(config);
-    // In steps, so that a guest that goes on is not taken for one that hangs.
+    // In steps, so that a guest that makes progress is not taken for one that hangs.
     for number in (0..lines.len()).step_by(GROUP) {
         running.wait_for(&format!("\n{number} "));
         progress(&format!("{number} of {} lines", lines.len()));
@@ -175,7 +175,7 @@ pub(crate) fn ask(lines: &[String]) -> Told {
     }
 }
 
-/// The version of the kernel that printed `release: 6.1.0-13-cloud-amd64`.
+/// Returns the version of the kernel from a line such as `release: 6.1.0-13-cloud-amd64`.
 fn version(printed: &str) -> (u32, u32) {
     let release = printed
         .lines()
@@ -188,7 +188,7 @@ fn version(printed: &str) -> (u32, u32) {
     }
 }
 
-/// What the kernel said of each line.
+/// Returns the kernel's answer to each line.
 fn answers(printed: &str) -> Vec<Kernel> {
     let mut answers = Vec::new();
     for line in printed.lines() {
@@ -202,7 +202,7 @@ fn answers(printed: &str) -> Vec<Kernel> {
             (Some("absent"), ..) => Kernel::HasNoFile,
             (Some(_), Some(column), Some(message)) => {
                 let column = column.parse().expect("a column");
-                // As old kernels spell it.
+                // Old kernels misspell the word.
                 let message = message.replace("valiable", "variable");
                 Kernel::Refuses(Some((column, message)))
             }
@@ -213,17 +213,17 @@ fn answers(printed: &str) -> Vec<Kernel> {
     answers
 }
 
-/// How many cases there are of each verdict, and the differences themselves.
+/// Number of cases for each verdict, and the differences themselves.
 #[derive(Debug)]
 pub(crate) struct Tally {
     exceptions: &'static [Exception],
     pub(crate) both_take: usize,
     pub(crate) both_refuse: usize,
-    /// Of these, how many at a column that the kernel says.
+    /// Of these, the number for which the kernel logs a column.
     pub(crate) same_column: usize,
-    /// The cases of each exception, as they are printed.
+    /// Cases of each exception, as printed.
     named: Vec<Vec<String>>,
-    /// Those that differ and have no name.
+    /// Cases that differ and that no exception names.
     pub(crate) unnamed: Vec<String>,
 }
 
@@ -257,12 +257,12 @@ impl Tally {
         }
     }
 
-    /// How many differ and are named.
+    /// Returns the number of cases that differ and that an exception names.
     pub(crate) fn named(&self) -> usize {
         self.named.iter().map(Vec::len).sum()
     }
 
-    /// How many differ for which reason, with the cases themselves if they are to be shown.
+    /// Lists the number of differences for each reason; if `shown`, with the cases themselves.
     pub(crate) fn differences(&self, shown: bool) -> String {
         let mut text = String::new();
         for (exception, cases) in self.exceptions.iter().zip(&self.named) {

@@ -1,7 +1,7 @@
-//! What the guest's own kernel says of lines that are written to files of its tracefs: definitions of events,
-//! filters and triggers.
+//! Writes lines to files of the guest's tracefs (definitions of events, filters and triggers), and prints the
+//! kernel's answers.
 //!
-//! Each line is judged as if it were alone: what the kernel made of one that it took is gone before the next.
+//! Each line is judged as if it were alone: the effect of a line that the kernel took is undone before the next.
 
 use std::error::Error;
 use std::fmt::Write as _;
@@ -13,12 +13,12 @@ use crate::kprobe_event::TRACEFS;
 use crate::{console, files};
 
 const ERRORS: &str = "/sys/kernel/tracing/error_log";
-/// What comes before what was written in the log of errors.
+/// Prefix of the written text in the error log.
 const COMMAND: &str = "  Command: ";
-/// How many answers are printed at a time.
+/// Number of answers printed at a time.
 const GROUP: usize = 50;
 
-/// Writes every line of `file`, `FILE TEXT`, to that file of tracefs, and prints what became of it: `LINE ok`,
+/// Writes the text of each line of `file`, `FILE TEXT`, to that tracefs file, and prints the result: `LINE ok`,
 /// `LINE absent` if there is no such file, `LINE ERRNO` or `LINE ERRNO COLUMN MESSAGE`, counted from 0.
 pub(crate) fn run(file: &str) -> Result<(), Box<dyn Error>> {
     let mut answers = String::new();
@@ -37,7 +37,7 @@ pub(crate) fn run(file: &str) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What becomes of `text`, which is written to the file `name` and then taken back.
+/// Writes `text` to the file `name`, undoes it if the kernel took it, and returns the kernel's answer.
 fn answer(name: &str, text: &str) -> Result<String, Box<dyn Error>> {
     let path = format!("{TRACEFS}/{name}");
     if !Path::new(&path).exists() {
@@ -61,21 +61,21 @@ fn answer(name: &str, text: &str) -> Result<String, Box<dyn Error>> {
     })
 }
 
-/// Undoes what the kernel took, which would be in the way of others.
+/// Undoes a line that the kernel took, because it would affect the lines after it.
 fn take_back(path: &str) -> io::Result<()> {
     if path.ends_with("/filter") {
         return files::write(path, "0");
     }
     if path.ends_with("/trigger") {
-        // Opening it so takes all histograms away.
+        // Opening the file with O_TRUNC removes all histograms.
         let opened = OpenOptions::new().write(true).truncate(true).open(path);
         return opened.map(drop).map_err(|error| files::named(path, &error));
     }
     files::write(path, "\n")
 }
 
-/// The column and the message of the last entry of the log, which is about `text` or the end of it: of a trigger
-/// it may be the filter alone.
+/// Returns the column and the message of the last entry of the log. The entry shows `text` or only its end: for a
+/// trigger it may show the filter alone.
 fn last_error<'a>(log: &'a str, text: &str) -> Option<(usize, &'a str)> {
     let lines: Vec<&str> = log.lines().collect();
     let [message, command, caret] = *lines.get(lines.len().checked_sub(3)?..)? else {

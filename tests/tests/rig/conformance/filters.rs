@@ -1,8 +1,8 @@
-//! Where we mean to say something else of filters than the kernel, and why.
+//! Intended differences from the kernel's errors for filters, with their reasons.
 
 use crate::verdicts::{Case, Exception, Kernel};
 
-/// What the kernel says when it looks for a field, or knows it.
+/// Errors of the kernel that depend on an event's fields.
 const OF_FIELDS: [&str; 5] = [
     "Field not found",
     "Expecting string field",
@@ -11,7 +11,7 @@ const OF_FIELDS: [&str; 5] = [
     "Function not found",
 ];
 
-/// Whether both say the same words, the kernel's at the column that `wanted` makes of ours.
+/// Whether both errors have the same words, and the kernel's column is `wanted` of ours.
 fn same_words(case: &Case<'_>, wanted: impl Fn(usize) -> usize) -> bool {
     match (case.kernel_error(), case.our_error()) {
         (Some((kernel, said)), Some((ours, words))) => said == words && kernel == wanted(ours),
@@ -19,7 +19,8 @@ fn same_words(case: &Case<'_>, wanted: impl Fn(usize) -> usize) -> bool {
     }
 }
 
-/// Whether what we miss at the end, `words`, is missing to the kernel where it was opened.
+/// Whether both errors have the same words, ours where the closing sign is missing, the kernel's at the sign that
+/// opens, one of `signs`.
 fn opened_at(case: &Case<'_>, signs: &[char]) -> bool {
     let Some((text, column, said)) = case.pointed_at() else {
         return false;
@@ -28,7 +29,7 @@ fn opened_at(case: &Case<'_>, signs: &[char]) -> bool {
         .is_some_and(|(ours, words)| said == words && column < ours && text.starts_with(signs))
 }
 
-/// All of them; of several that hold, the first.
+/// All exceptions; if several hold, the first counts.
 pub(crate) const EXCEPTIONS: &[Exception] = &[
     Exception {
         reason: "the kernel counts columns inside of a comparison from 1",

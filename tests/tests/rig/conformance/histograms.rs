@@ -1,26 +1,26 @@
-//! Where we mean to say something else of histograms than the kernel, and why.
+//! Intended differences from the kernel's errors for histograms, with their reasons.
 
 use hvprobe_spec::ParseError;
 
 use super::filters;
 use crate::verdicts::{Case, Exception, Kernel};
 
-/// What stands before a filter.
+/// Separator before a filter.
 const IF: &str = " if ";
 
-/// Whether we refuse it with a message of which this is a part.
+/// Whether we refuse the case with a message that contains `part`.
 fn says(case: &Case<'_>, part: &str) -> bool {
     case.ours
         .as_ref()
         .is_err_and(|error| error.message.contains(part))
 }
 
-/// Whether the kernel says these words.
+/// Whether the kernel's error has these words.
 fn kernel_says(case: &Case<'_>, words: &str) -> bool {
     case.kernel_error().is_some_and(|(_, said)| said == words)
 }
 
-/// The same of the filter alone, if there is one and both say nothing of what is before it.
+/// Returns the case for the filter alone, if there is one and neither error is before it.
 fn of_filter<'a>(case: &Case<'a>) -> Option<Case<'a>> {
     let at = case.text.find(IF)? + IF.len();
     let kernel = match &case.kernel {
@@ -44,13 +44,13 @@ fn of_filter<'a>(case: &Case<'a>) -> Option<Case<'a>> {
     })
 }
 
-/// The letters and digits that `text` begins with.
+/// Returns the letters and digits at the beginning of `text`.
 fn word(text: &str) -> &str {
     let end = text.find(|c: char| !c.is_ascii_alphanumeric());
     &text[..end.unwrap_or(text.len())]
 }
 
-/// All of them; of several that hold, the first.
+/// All exceptions; if several hold, the first counts.
 pub(crate) const EXCEPTIONS: &[Exception] = &[
     Exception {
         reason: "there are neither variables, actions nor names, of calculating only `/`, and each entry shows its hits",

@@ -1,4 +1,4 @@
-//! Places by how far they are behind where the kernel's text begins, as `perf probe` writes them.
+//! Probepoints as offsets from the beginning of the kernel's text (`_stext+OFFSET`), as `perf probe` writes them.
 
 use std::fmt::Write as _;
 

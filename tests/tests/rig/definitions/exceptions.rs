@@ -1,14 +1,13 @@
-//! Where we mean to say something else than the kernel, and why.
+//! Intended differences from the kernel's errors for definitions, with their reasons.
 
 use crate::verdicts::{Case, Exception, Kernel};
 
-/// Since when arguments have names.
+/// First version in which arguments have names.
 const NAMES: (u32, u32) = (6, 6);
-/// Since when there are casts, `$current`, per-CPU variables and long expressions.
+/// First version with casts, `$current`, per-CPU variables and long expressions.
 const CASTS: (u32, u32) = (7, 3);
 
-/// Whether the kernel is older than `since`, says `words` where one of `beginnings` is, and we go on
-/// reading.
+/// Whether the kernel is older than `since`, and reports `words` at one of `beginnings`, where we read on.
 fn is_newer(case: &Case<'_>, since: (u32, u32), words: &str, beginnings: &[&str]) -> bool {
     case.pointed_at().is_some_and(|(text, column, said)| {
         case.version < since
@@ -18,7 +17,7 @@ fn is_newer(case: &Case<'_>, since: (u32, u32), words: &str, beginnings: &[&str]
     })
 }
 
-/// Whether both say the same words, and their columns, the kernel's and ours, are as they are to be.
+/// Whether both errors have the same words, and `columns` holds for the kernel's column and ours.
 fn same_words(case: &Case<'_>, columns: impl Fn(usize, usize) -> bool) -> bool {
     match (case.kernel_error(), case.our_error()) {
         (Some((kernel, said)), Some((ours, words))) => said == words && columns(kernel, ours),
@@ -26,18 +25,18 @@ fn same_words(case: &Case<'_>, columns: impl Fn(usize, usize) -> bool) -> bool {
     }
 }
 
-/// Whether we say these words of what the kernel takes.
+/// Whether we refuse with the words `wanted` a line that the kernel takes.
 fn taken(case: &Case<'_>, wanted: &str) -> bool {
     case.kernel == Kernel::Accepts && case.our_error().is_some_and(|(_, words)| words == wanted)
 }
 
-/// The argument that is at `column`, as far as it goes to there.
+/// Returns the part before `column` of the argument at `column`.
 fn argument_before(text: &str, column: usize) -> &str {
     let before = &text[..column];
     &before[before.rfind(' ').map_or(0, |at| at + 1)..]
 }
 
-/// All of them; of several that hold, the first.
+/// All exceptions; if several hold, the first counts.
 pub(crate) const EXCEPTIONS: &[Exception] = &[
     Exception {
         reason: "symbols are looked up when a probe is registered; the kernel then points at the probepoint",
@@ -75,7 +74,7 @@ pub(crate) const EXCEPTIONS: &[Exception] = &[
         reason: "numbers can be as wide as their own types, as for `perf probe`",
         holds: |case| {
             case.pointed_at().is_some_and(|(text, column, words)| {
-                // The kernel looks at a type before it looks at what that is of.
+                // The kernel checks the type of an argument before its expression.
                 let from = column - argument_before(case.text, column).len();
                 words == "Unknown type is specified"
                     && matches!(text.split(' ').next(), Some("u" | "s" | "x" | "d"))

@@ -1,4 +1,4 @@
-//! Definitions, the same ones every time: good ones by the grammar, bad ones by changing those.
+//! Generates definitions, the same every time: valid ones by the grammar, invalid ones by changing those.
 
 /// SplitMix64.
 struct Random(u64);
@@ -12,7 +12,7 @@ impl Random {
         z ^ z >> 31
     }
 
-    /// A number below `limit`, which is not zero.
+    /// Returns a random number below `limit`, which must not be zero.
     fn below(&mut self, limit: usize) -> usize {
         usize::try_from(self.next() % limit as u64).expect("below a usize")
     }
@@ -21,13 +21,13 @@ impl Random {
         of[self.below(of.len())]
     }
 
-    /// Whether something happens that does so once in `times`.
+    /// Returns `true` with a probability of one in `times`.
     fn once_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
     }
 }
 
-/// Arguments that try the parser's every corner.
+/// Arguments for the corner cases of the parser.
 const WRITTEN: &str = include_str!("written.txt");
 
 const REGISTERS: [&str; 12] = [
@@ -35,7 +35,7 @@ const REGISTERS: [&str; 12] = [
 ];
 const OFFSETS: [&str; 8] = ["0", "8", "16", "0x10", "0xfff8", "010", "1", "2147483648"];
 
-/// What is read, as far as its types are concerned.
+/// Kind of an expression, which decides the types it can have.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Sort {
     Number,
@@ -95,7 +95,7 @@ fn scalar(random: &mut Random) -> String {
     }
 }
 
-/// An argument that the kernel takes.
+/// Generates an argument that the kernel takes.
 fn argument(random: &mut Random, returns: bool) -> String {
     let depth = random.below(5);
     let (expression, sort) = expression(random, returns, depth);
@@ -119,7 +119,7 @@ fn argument(random: &mut Random, returns: bool) -> String {
     expression + &ty
 }
 
-/// What a change puts in.
+/// Texts that a change inserts.
 const PIECES: [&str; 38] = [
     "%",
     "$",
@@ -161,7 +161,7 @@ const PIECES: [&str; 38] = [
     "?",
 ];
 
-/// `argument` with a change or two.
+/// Makes one or two changes to `argument`.
 fn changed(random: &mut Random, argument: &str) -> String {
     let mut text = argument.to_owned();
     for _ in 0..=random.below(2) {
@@ -177,8 +177,8 @@ fn changed(random: &mut Random, argument: &str) -> String {
     text
 }
 
-/// Definitions of probes of `function` in which there is an instruction at `inside`: those that are written
-/// down, each at the entry and at the return, and `made_up` others.
+/// Returns definitions of probes of `function`, which has an instruction boundary at `inside`: those with the
+/// arguments of `written.txt`, each at the entry and at the return, and `made_up` generated ones.
 pub(crate) fn definitions(function: &str, inside: u64, made_up: usize) -> Vec<String> {
     let mut random = Random(14);
     let places = [
@@ -205,7 +205,7 @@ pub(crate) fn definitions(function: &str, inside: u64, made_up: usize) -> Vec<St
         let place = random.below(places.len());
         let mut text = places[place].clone();
         let count = 1 + random.below(3);
-        // One argument of half of the definitions is changed.
+        // In half of the definitions one argument is changed.
         let change = random.below(2 * count);
         for number in 0..count {
             let mut argument = argument(&mut random, place == 1);

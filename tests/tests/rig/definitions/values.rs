@@ -1,5 +1,5 @@
-//! The values of fetch arguments, held against what the guest's own kernel fetches for the same definition at
-//! the same call: read in detours, where that can be, and by the host.
+//! Compares the values of fetch arguments with those that the guest's own kernel fetches for the same definition
+//! at the same call. Ours are read in detours, where possible, and by the host.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -18,20 +18,20 @@ use hvprobe_tests::rig::{
 
 use super::generate;
 
-/// How many definitions are planted at a time.
+/// Number of definitions planted at a time.
 const GROUP: usize = 100;
-/// With what mechanism each is planted: one that may need no exit, and one that takes it.
+/// Mechanisms with which each definition is planted: one that may need no exit, and one that exits.
 const ROUNDS: [Option<Mechanism>; 2] = [None, Some(Mechanism::Emulated)];
 
-/// A value of ours.
+/// A value that hvprobe fetched.
 #[derive(Debug, PartialEq, Eq)]
 struct Ours {
     bytes: Vec<u8>,
-    /// Of a text: it goes on.
+    /// Whether a text is longer than the bytes that were read.
     truncated: bool,
 }
 
-/// The value of an argument; `None` for what could not be read.
+/// Returns the value of an argument; `None` if it could not be read.
 fn value(event: &Event, info: &ProbeInfo, argument: &Argument) -> Option<Ours> {
     let regs = match (&event.kind, &argument.source) {
         (EventKind::Return(call), Source::Registers { entry: true, .. }) => &call.entry,
@@ -80,11 +80,11 @@ fn item(event: &Event, info: &ProbeInfo, wanted: usize) -> Option<(Vec<u8>, bool
     panic!("no item {wanted} in {info:?}");
 }
 
-/// Whether the kernel printed `printed` for what we have.
+/// Whether `printed`, from the kernel, is the same value as `ours`.
 fn is_same(printed: &str, ours: Option<&Ours>, argument: &Argument, symbols: &Symbols) -> bool {
     let Shape { kind, size, .. } = &argument.shape;
     let Some(ours) = ours else {
-        // Of numbers that it could not read the kernel shows what lay in its ring of events.
+        // For a number that it could not read the kernel shows old bytes of its ring of events.
         return printed == "(fault)" || *kind != ShapeKind::String;
     };
     match kind {
@@ -141,7 +141,7 @@ fn is_number(
             at.find(|symbol| symbol.addr.0.wrapping_add(offset) == value)
         };
         let text = printed.trim_matches(['"', '\\']);
-        // The kernel does not end its texts of symbols: the next one follows.
+        // The kernel does not terminate a symbol's text, so the next one follows directly.
         return named(text).is_some() || text.starts_with(&format!("{value:#x}"));
     }
     if let Some(text) = unquoted(printed, "\\'") {
@@ -158,7 +158,7 @@ fn number(text: &str) -> Option<u64> {
     }
 }
 
-/// The bytes of a text between such quotes, which was printed with Rust's escapes for bytes.
+/// Returns the bytes of a text between quotes `quote`, printed with Rust's escapes for bytes.
 fn unquoted(printed: &str, quote: &str) -> Option<Vec<u8>> {
     let mut rest = printed.strip_prefix(quote)?.strip_suffix(quote)?;
     let mut bytes = Vec::new();
@@ -177,7 +177,7 @@ fn unquoted(printed: &str, quote: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// What the kernel printed for each definition: what follows `NAME: (PLACE) `.
+/// Returns the text after `NAME: (PLACE) ` that the kernel printed for each definition.
 fn traced(printed: &str) -> BTreeMap<usize, String> {
     let mut found = BTreeMap::new();
     for line in printed.lines().filter_map(|line| line.strip_prefix("K ")) {
@@ -187,14 +187,14 @@ fn traced(printed: &str) -> BTreeMap<usize, String> {
             Some((number.parse().ok()?, values.trim_end().to_owned()))
         });
         if let Some((number, values)) = event {
-            // Of several hits the first is what we have, too.
+            // Of several hits the first counts, as for ours.
             found.entry(number).or_insert(values);
         }
     }
     found
 }
 
-/// The values in `line`, which has ` NAME=VALUE` for each of `names`.
+/// Splits `line`, which has ` NAME=VALUE` for each of `names`, into the values.
 fn split<'l>(line: &'l str, names: &[String]) -> Option<Vec<&'l str>> {
     let mut rest = line;
     let mut values = Vec::new();
@@ -216,11 +216,11 @@ fn split<'l>(line: &'l str, names: &[String]) -> Option<Vec<&'l str>> {
 /// The size of a task's stack (`THREAD_SIZE` in arch/x86/include/asm/page_64_types.h, without KASAN).
 const STACK: u64 = 16 << 10;
 
-/// Registers that a function need not keep (System V ABI for AMD64, section 3.2.1), but for the result.
+/// Caller-saved registers except for the result's (System V ABI for AMD64, section 3.2.1).
 const CLOBBERED: [&str; 8] = ["%cx", "%dx", "%si", "%di", "%r8", "%r9", "%r10", "%r11"];
 
-/// Why the value of an argument, in a call with that stack pointer, is no other than it has to be though it
-/// is not the kernel's.
+/// Returns why the value of an argument, in a call with the stack pointer `stack`, may rightly differ from the
+/// kernel's.
 fn differs_by_design(
     definition: &Definition,
     index: usize,
@@ -231,19 +231,19 @@ fn differs_by_design(
     let nothing = ["0", "0x0", "(fault)"].contains(&printed);
     let returns = matches!(definition.kind, Kind::Return { .. });
     match () {
-        // `pt_regs` holds the address behind the kernel's int3.
+        // `pt_regs` holds the address after the kernel's int3.
         () if text.contains("%ip") => Some("%ip is the probepoint, not the byte behind it"),
         () if text.contains("%flags") => Some("%flags are those of another call"),
         () if text.contains("%orig_ax") => Some("%orig_ax is what the kernel's entry left there"),
         () if text.contains("%ss") || text.contains("%cs") => Some("selectors at an ftrace site"),
         () if text.contains("@jiffies") => Some("@jiffies goes on"),
         () if reaches_below(text) || text.contains("-0x10(%cx)") => Some("what is below the stack"),
-        // We show what is there, and follow it. What the kernel prints of memory at its zero may be what lay
-        // in its ring of events.
+        // We show the word that is there, and follow it. The kernel takes it as zero; its value for memory at zero
+        // may be old bytes of its ring of events.
         () if is_behind(text, stack) && (nothing || text.contains("($stack")) => {
             Some("behind its stack's end the kernel sees zeros")
         }
-        // On 7.2 the kernel's own events do not agree on it.
+        // On 7.2 the kernel's own events do not agree on this value.
         () if text.contains("($stack5)") => Some("what that word of the stack points to changes"),
         () if text.contains("@init_task") => Some("the idle task has run"),
         () if returns && CLOBBERED.iter().any(|register| text.contains(register)) => {
@@ -253,8 +253,8 @@ fn differs_by_design(
     }
 }
 
-/// Whether `text` asks for what is below the stack pointer, which an interrupt may write over at any time,
-/// and farther down for what is another task's.
+/// Whether `text` reads memory below the stack pointer, which an interrupt may overwrite at any time. Farther
+/// down the memory belongs to another task.
 fn reaches_below(text: &str) -> bool {
     let is_below = |at: usize| {
         let before = text[..at].trim_end_matches(|c: char| c.is_ascii_alphanumeric());
@@ -266,7 +266,7 @@ fn reaches_below(text: &str) -> bool {
     all.any(|(at, _)| is_below(at))
 }
 
-/// The words of the stack that `text` asks for.
+/// Returns the indexes of the words of the stack that `text` reads.
 fn stack_words(text: &str) -> impl Iterator<Item = u64> {
     let words = text.split("$stack").skip(1);
     words.filter_map(|rest| {
@@ -275,18 +275,19 @@ fn stack_words(text: &str) -> impl Iterator<Item = u64> {
     })
 }
 
-/// Whether `text` asks for a word of the stack that may not be in the stack pointer's page.
+/// Whether `text` reads a word of the stack that may lie outside the stack pointer's page.
 fn reaches_far(text: &str) -> bool {
     stack_words(text).any(|word| word > 20)
 }
 
-/// Whether `text` asks for a word that is not in the stack which `stack` points into, where the kernel sees
-/// zero (`regs_within_kernel_stack` in arch/x86/include/asm/ptrace.h).
+/// Whether `text` reads a word outside the stack that `stack` points into. The kernel reads zero there
+/// (`regs_within_kernel_stack` in arch/x86/include/asm/ptrace.h).
 fn is_behind(text: &str, stack: u64) -> bool {
     stack_words(text).any(|word| (stack + 8 * word) / STACK != stack / STACK)
 }
 
-/// What is not held against the kernel's: several arguments at once, and what we refuse.
+/// Whether the values of a definition are compared with the kernel's: not those of all arguments at once, nor of
+/// arrays of texts, which we refuse.
 fn is_comparable(definition: &Definition) -> bool {
     definition.arguments.iter().all(|it| {
         let text_array = it.ty.as_ref().is_some_and(|ty| {
@@ -314,8 +315,8 @@ fn values_are_those_that_the_guests_kernel_fetches() {
             texts.push(text);
         }
     }
-    // Those of one group are all of one kind: a return probe of the kernel's changes what is on the stack, and
-    // one that reaches too far up the stack takes an exit for all.
+    // All definitions of a group are of one kind, because a return probe of the kernel changes the stack, and a
+    // definition that reaches too far up the stack makes all of them exit.
     texts.sort_by_key(|text| (text.starts_with('r'), reaches_far(text)));
     let entries = texts.iter().filter(|text| text.starts_with('p')).count();
     let filler =
@@ -332,7 +333,7 @@ fn values_are_those_that_the_guests_kernel_fetches() {
         ROUNDS.len()
     );
     let mut config = optimizing_guest(1, &["sh", "-c", &script]);
-    // The stack is where it was.
+    // Keeps the stack at the same offset in each system call.
     config.cmdline += " randomize_kstack_offset=off rcupdate.rcu_expedited=1";
     let mut running = Running::boot(config);
     let groups = texts.len().div_ceil(GROUP);
@@ -399,20 +400,20 @@ fn values_are_those_that_the_guests_kernel_fetches() {
         }
     }
     let (ending, printed) = running.end();
-    // Of addresses that are nobody's, kernels complain when their own events read them, before `ready`, and
-    // at the end there is their log.
+    // Kernels complain when their own events read invalid addresses. That is before `ready`; at the end their
+    // log follows.
     let (_, ours) = printed.split_once("ready: 0").expect("seen before");
     let ours = ours.split("hvprobe-guest: the kernel complains").next();
     assert_clean(&ending, ours.unwrap_or_default(), 0);
     tally.finish(texts.len(), refused.len());
 }
 
-/// What was compared.
+/// Results of the comparison.
 #[derive(Default)]
 struct Tally {
-    /// What detours saw, by definition and argument.
+    /// Values that detours read, by definition and argument.
     first: BTreeMap<(usize, usize), Option<Ours>>,
-    /// Items of memory that were read without an exit.
+    /// Number of items of memory that were read without an exit.
     in_detours: usize,
     same: usize,
     faults: usize,
@@ -454,7 +455,7 @@ impl Tally {
             .enumerate()
             .map(|(before, it)| it.shown_name(before))
             .collect();
-        // Since 6.6 an argument by number has its own name there, too.
+        // Since 6.6 the kernel, too, shows an argument by number under its own name.
         let own: Vec<_> = info
             .shown
             .arguments
@@ -472,7 +473,7 @@ impl Tally {
         for (index, printed) in values.into_iter().enumerate() {
             let argument = &info.shown.arguments[index];
             let ours = value(event, info, argument);
-            // What the host did has a cost.
+            // Only a hit that the host handled has a cost.
             let exits = event.cost_ns > 0;
             let is_memory = matches!(argument.source, Source::Item(_));
             self.in_detours += usize::from(is_memory && !exits);
