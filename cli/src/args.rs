@@ -21,12 +21,12 @@ use crate::server_args::{NamedMachine, OnMachine, Serve, ServerAt, Url};
 use crate::size::Size;
 use crate::sources_args::{Lines, Vars};
 
-/// What was typed. Ends the program where that is no command line, or asks for help.
+/// Parses the command line. Exits the program if it is invalid, or asks for help.
 pub(crate) fn parse() -> Cli {
     Cli::try_parse().unwrap_or_else(|error| with_way_out(shortened(error)).exit())
 }
 
-/// `error` without most of a long word that was typed.
+/// Shortens a long word of the command line in `error`.
 fn shortened(mut error: clap::Error) -> clap::Error {
     for kind in [
         ContextKind::InvalidArg,
@@ -39,14 +39,14 @@ fn shortened(mut error: clap::Error) -> clap::Error {
         let short = bounded(word).to_string();
         if short != *word {
             error.insert(kind, ContextValue::String(short));
-            // What is suggested repeats the word.
+            // The suggestion repeats the word.
             error.remove(ContextKind::Suggested);
         }
     }
     error
 }
 
-/// Adds to `error` where the guest's command is written, if that seems to be what was not understood.
+/// Adds a tip on where to write the guest's command to `error`, if that command seems to be the unknown argument.
 fn with_way_out(mut error: clap::Error) -> clap::Error {
     let takes_command = error
         .get(ContextKind::Usage)

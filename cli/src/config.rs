@@ -1,4 +1,4 @@
-//! `hvprobe serve --config FILE`: what a server may take in all, as TOML.
+//! `hvprobe serve --config FILE`: a server's total limits, as TOML.
 
 use std::fs;
 use std::num::{NonZeroU32, NonZeroUsize};
@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, de};
 use crate::failure::WrongUsage;
 use crate::size::Size;
 
-/// A configuration file. A key that is not known is refused.
+/// A configuration file. An unknown key is an error.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
@@ -19,7 +19,7 @@ struct File {
     limits: Table,
 }
 
-/// What is said of the limits; the rest stays as it is.
+/// Limits in the file. A missing one keeps its default.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Table {
@@ -48,7 +48,7 @@ struct Table {
 
 fn probes<'de, D: Deserializer<'de>>(from: D) -> Result<Option<usize>, D::Error> {
     let probes = usize::deserialize(from)?;
-    // What a machine may have unless less is said is all that it can have.
+    // The default is also the maximum.
     let most = Bounds::default().probes;
     if probes > most {
         let why = format!("a machine has {most} probes at most");
@@ -69,8 +69,8 @@ fn length<'de, D: Deserializer<'de>>(from: D) -> Result<Option<usize>, D::Error>
     length.transpose()
 }
 
-/// The least that is kept of a console: who follows one reads from there, and would lose what is printed
-/// between two looks.
+/// Minimum number of bytes kept of a console. A client that follows a console reads from them, and with fewer
+/// would lose output between two reads.
 const CONSOLE_LEAST: usize = 4 << 10;
 
 fn console<'de, D: Deserializer<'de>>(from: D) -> Result<Option<usize>, D::Error> {
@@ -81,7 +81,7 @@ fn console<'de, D: Deserializer<'de>>(from: D) -> Result<Option<usize>, D::Error
     Ok(kept)
 }
 
-/// What the file at `path` says; what it does not say is as without it.
+/// Reads the limits from the file at `path`. A missing limit has the value it has without a file.
 pub(crate) fn read(path: &Path) -> anyhow::Result<Limits> {
     let text =
         fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -125,7 +125,7 @@ fn limits(text: &str) -> Result<Limits, toml::de::Error> {
     })
 }
 
-/// The file that says `limits`, with what each means.
+/// Formats `limits` as a configuration file, with the meaning of each.
 pub(crate) fn text(limits: &Limits) -> String {
     let mut text = "[limits]\n".to_owned();
     for (key, value, meaning) in rows(limits) {
@@ -134,18 +134,18 @@ pub(crate) fn text(limits: &Limits) -> String {
     text
 }
 
-/// Keys, values as they are written, and what they mean.
+/// Returns each limit's key, value as written in the file, and meaning.
 fn rows(limits: &Limits) -> [(&'static str, String, &'static str); 16] {
     let bytes = |bytes: u64| {
         let units = [("G", 30), ("M", 20), ("K", 10)];
         let whole = units
             .iter()
             .find(|(_, shift)| bytes > 0 && bytes.trailing_zeros() >= *shift);
-        // What is no whole number of KiB is as good as one.
+        // A size that is not a whole number of KiB is rounded down to one.
         let (unit, shift) = whole.unwrap_or(&("K", 10));
         format!("\"{}{unit}\"", bytes >> shift)
     };
-    // On what this runs on, no length is larger than this can count.
+    // On the supported platforms every length fits.
     let length = |length: usize| bytes(u64::try_from(length).unwrap_or(u64::MAX));
     [
         (
@@ -297,7 +297,7 @@ mod tests {
         for (row, (key, value, _)) in documented.iter().zip(&rows) {
             assert_eq!(row[0], format!("`{key}`"));
             match *key {
-                // Of these it is said what they depend on.
+                // For these two the page documents what they depend on.
                 "memory" => assert_eq!(row[1], "the host's (`MemTotal`)"),
                 "cpus" => {
                     let each: u32 = row[1].split(' ').next().unwrap().parse().unwrap();
