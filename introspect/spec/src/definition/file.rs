@@ -1,9 +1,9 @@
-//! Files of definitions: what people write into `kprobe_events`, or read from it, and what they write into
-//! the filters and triggers of those events.
+//! Files of definitions: lines that people write into `kprobe_events`, or read from it, and lines that they write
+//! into the filters and triggers of those events.
 //!
-//! Each line is a definition, as in the kernel (`trace_parse_run_command` in kernel/trace/trace.c), or one that
-//! writes into a file of an event that a line before it defines: what follows a `#` is a comment, wherever
-//! it stands but in what `echo` has in quotes, and lines of nothing are skipped.
+//! Each line is a definition, as in the kernel (`trace_parse_run_command` in kernel/trace/trace.c), or a command
+//! that writes into a file of an event that an earlier line defines. A `#` begins a comment anywhere but in the
+//! quoted text of `echo`. Empty lines are skipped.
 
 use std::collections::HashMap;
 
@@ -14,46 +14,46 @@ use crate::fetch::read_filter_at;
 use crate::histogram::read_histogram;
 use crate::parse_error::{ParseError, error};
 
-/// Why an event has not both: the kernel's filters keep hits from the trace, not from its histograms.
+/// Error for an event with both: the kernel's filters keep hits from the trace, not from its histograms.
 const BOTH: &str = "an event is filtered or counted; write `if FILTER` behind the histogram";
-/// What the trigger of a histogram begins with.
+/// Prefix of a histogram's trigger.
 const HIST: &str = "hist:";
 
-/// What a file says.
+/// Contents of a file of definitions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Events {
-    /// Its definitions, each with the filter that is written for it.
+    /// Definitions, each with the filter that the file writes for it.
     pub definitions: Vec<Line>,
-    /// Its histograms.
+    /// Histograms.
     pub histograms: Vec<Trigger>,
 }
 
-/// A definition, and where it stands in its file.
+/// A definition and its line number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
-    /// The number of its line, from 1.
+    /// Line number, from 1.
     pub number: usize,
-    /// What it says.
+    /// The definition.
     pub definition: Definition,
 }
 
-/// A histogram of an event, and where it stands in its file.
+/// A histogram of an event and its position in its file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trigger {
-    /// The number of its line, from 1.
+    /// Line number, from 1.
     pub number: usize,
-    /// Its line.
+    /// The whole line.
     pub line: String,
-    /// Where in that line the histogram begins.
+    /// Column in the line at which the histogram begins.
     pub column: usize,
     /// The event, with its group.
     pub event: String,
-    /// What is counted, as it is written.
+    /// The histogram's trigger as written.
     pub histogram: String,
 }
 
 impl Trigger {
-    /// What is wrong with this line, when `error` is what is wrong with the histogram.
+    /// Converts an error in the histogram into an error in the file, at this line.
     #[must_use]
     pub fn refused(&self, error: ParseError) -> FileError {
         FileError {
@@ -64,20 +64,20 @@ impl Trigger {
     }
 }
 
-/// Why a file of definitions is refused, or a script.
+/// Error in a file of definitions or in a script.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {number}: {source}")]
 pub struct FileError {
-    /// The number of the line, from 1.
+    /// Line number, from 1.
     pub number: usize,
     /// The line.
     pub text: String,
-    /// What is wrong with it.
+    /// The error in that line.
     pub source: ParseError,
 }
 
 impl FileError {
-    /// The line with a caret under what is wrong, as two lines that are safe to print.
+    /// Formats the line with a caret under the error, as two lines that are safe to print.
     #[must_use]
     pub fn render(&self) -> String {
         self.source.render(&self.text)
@@ -87,8 +87,8 @@ impl FileError {
 /// Reads a file of definitions.
 ///
 /// # Errors
-/// At the first line that says nothing of that. Removing an event (`-:EVENT`) is none: a file says what there
-/// is to be.
+/// Returns the error of the first line that is none of these. Removing an event (`-:EVENT`) is also an error,
+/// because a file lists the events that are to exist.
 pub fn parse_file(text: &str) -> Result<Events, FileError> {
     let mut reading = Reading::default();
     for (number, text) in (1..).zip(text.lines()) {
@@ -104,15 +104,15 @@ pub fn parse_file(text: &str) -> Result<Events, FileError> {
     Ok(reading.events)
 }
 
-/// A file, as far as it was read.
+/// State of a file while it is read.
 #[derive(Default)]
 struct Reading {
     events: Events,
-    /// The events that lines have written filters for.
+    /// Events for which a line has written a filter.
     filtered: Vec<String>,
-    /// Its definitions, each with the path of its event for a name, and their lines.
+    /// Line numbers of the definitions; each definition has the path of its event as its name.
     defined: HashMap<Definition, usize>,
-    /// The first definition of each event.
+    /// Index of the first definition of each event.
     first: HashMap<String, usize>,
 }
 
@@ -188,7 +188,7 @@ impl Reading {
         Ok(())
     }
 
-    /// The event whose trigger `text` is, if it is one.
+    /// Checks that `text` is a histogram's trigger that `event` can have, and returns the event's path.
     fn checked_trigger(
         &mut self,
         event: Event<'_>,
@@ -212,7 +212,7 @@ impl Reading {
         Ok(event.path.to_owned())
     }
 
-    /// The definitions of `event`.
+    /// Returns the definitions of `event`.
     fn of(&mut self, event: Event<'_>) -> Result<Vec<&mut Definition>, ParseError> {
         let lines = self.events.definitions.iter_mut();
         let all = lines.map(|line| &mut line.definition);
@@ -229,8 +229,9 @@ impl Reading {
     }
 }
 
-/// Whether the event that `other` defines can have `next` as well, which `text` says: another place of the same kind of
-/// probe, with arguments of the same names and types (`append_trace_kprobe` in kernel/trace/trace_kprobe.c).
+/// Checks that the event that `other` defines can also have `next`, whose text is `text`: another probepoint of the
+/// same kind of probe, with arguments of the same names and types (`append_trace_kprobe` in
+/// kernel/trace/trace_kprobe.c).
 fn check_alike(other: &Line, next: &Definition, text: &str) -> Result<(), ParseError> {
     let (number, other) = (other.number, &other.definition);
     let is_return = |it: &Definition| matches!(it.kind, Kind::Return { .. });
@@ -246,7 +247,7 @@ fn check_alike(other: &Line, next: &Definition, text: &str) -> Result<(), ParseE
     };
     let (theirs, ours) = (named(other), named(next));
     let most = theirs.len().max(ours.len());
-    // What has no type is as the kernel's types have it, which may be the other's.
+    // An argument without a type gets it from the kernel's types; it may be the same as the other's.
     let alike = |index: &usize| match (theirs.get(*index), ours.get(*index)) {
         (Some((name, ty)), Some((other, other_ty))) => {
             name == other && (ty.is_none() || other_ty.is_none() || ty == other_ty)
@@ -262,7 +263,7 @@ fn check_alike(other: &Line, next: &Definition, text: &str) -> Result<(), ParseE
     Ok(())
 }
 
-/// `error` in a text that begins at `column`.
+/// Shifts the column of an error in a text that begins at `column`.
 fn behind(column: usize, mut error: ParseError) -> ParseError {
     error.column += column;
     error

@@ -1,4 +1,4 @@
-//! What is read, what is refused, and where the caret goes.
+//! Definitions that are read, definitions that are refused, and the carets of their errors.
 
 mod patterns;
 mod round_trip;

@@ -1,8 +1,8 @@
-//! Why scripts are refused, and where.
+//! Errors in scripts and their positions.
 
 use super::*;
 
-/// The errors of `texts`, each with its caret.
+/// Expects the errors of `texts`, each with its caret.
 fn refused(texts: &[&str], expect: Expect) {
     let all: Vec<_> = texts.iter().map(|text| told(text)).collect();
     expect.assert_eq(&all.join("\n"));
