@@ -94,7 +94,7 @@ fn fetch(cache: &Cache, archives: &Archives, package: &str, folder: &Path) -> Re
     fs::rename(&kept, folder).context("cannot keep the kernel's tests")
 }
 
-/// Returns the files below `folder` whose names end in `ending`, sorted, with their paths from `folder`.
+/// Returns the names (without folders) and contents of the files below `folder` that end in `ending`, sorted.
 pub(super) fn files(folder: &Path, ending: &str) -> Result<Vec<(String, String)>> {
     let (mut folders, mut found) = (vec![folder.to_owned()], Vec::new());
     while let Some(below) = folders.pop() {
