@@ -18,6 +18,7 @@ mod listen;
 mod news;
 mod panics;
 mod perf_probes;
+mod permits;
 mod place;
 mod reading;
 mod requests;

@@ -17,8 +17,8 @@ use tonic::body::Body;
 use tonic::{Code, Status};
 
 use super::SMALL;
-use super::permits::{AnswerPermit, Own, UNREAD};
 use super::request::Frames;
+use crate::permits::{AnswerPermit, Own, UNREAD};
 use crate::status::Failure;
 use crate::totals::Totals;
 

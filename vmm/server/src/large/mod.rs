@@ -20,7 +20,6 @@
 mod answer;
 mod framing;
 mod layer;
-pub(crate) mod permits;
 mod request;
 mod weight;
 

@@ -19,9 +19,9 @@ use tonic::body::Body;
 use tonic::{Code, Status};
 
 use super::framing::{Framing, Size};
-use super::permits::{Own, RequestPermit};
 use super::{HEAVIEST, SMALL};
 use crate::limits;
+use crate::permits::{Own, RequestPermit};
 use crate::status::Failure;
 use crate::totals::Totals;
 

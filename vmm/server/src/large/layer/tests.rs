@@ -21,12 +21,12 @@ use tonic::{Request, Status};
 use tower::{ServiceExt as _, service_fn};
 
 use super::super::SMALL;
-use super::super::permits::{Own, UNREAD};
 use super::super::request::{Frames, PATIENCE, WHOLE};
 use super::*;
 use crate::allowed::Limits;
 use crate::limits;
 use crate::listen::connection::{Admission, Connection};
+use crate::permits::{Own, UNREAD};
 use crate::status::tests::detail;
 
 const LIST: &str = "/hvprobe.v1.Machines/ListMachines";

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use crate::totals::Places;
 
 /// How long a client may take to read an answer before its connection is closed.
-pub(super) const UNREAD: Duration = Duration::from_mins(3);
+pub(crate) const UNREAD: Duration = Duration::from_mins(3);
 
 /// What the calls of one connection share.
 #[derive(Debug)]
@@ -61,14 +61,14 @@ impl Own {
 
 /// A permit for a large request; dropping it returns it.
 #[derive(Debug)]
-pub(super) struct RequestPermit {
+pub(crate) struct RequestPermit {
     _permit: OwnedSemaphorePermit,
     _turn: OwnedSemaphorePermit,
 }
 
 impl RequestPermit {
     /// Waits for the turn of the connection, then for one of `all`.
-    pub(super) async fn wait(own: Arc<Own>, all: &Places) -> Self {
+    pub(crate) async fn wait(own: Arc<Own>, all: &Places) -> Self {
         Self {
             _turn: acquire(&own.request).await,
             _permit: all.wait().await,
@@ -78,7 +78,7 @@ impl RequestPermit {
 
 /// A permit for a long answer; dropping it returns it.
 #[derive(Debug)]
-pub(super) struct AnswerPermit {
+pub(crate) struct AnswerPermit {
     own: Arc<Own>,
     /// The key in [`Own::unread`], once the answer is ready.
     unread: Option<u64>,
@@ -87,7 +87,7 @@ pub(super) struct AnswerPermit {
 
 impl AnswerPermit {
     /// Waits for the connection's own permit, or for one of `all`.
-    pub(super) async fn wait(own: Arc<Own>, all: &Places) -> Self {
+    pub(crate) async fn wait(own: Arc<Own>, all: &Places) -> Self {
         let permit = tokio::select! {
             biased;
             permit = acquire(&own.answer) => permit,
@@ -101,7 +101,7 @@ impl AnswerPermit {
     }
 
     /// Starts the time that the client has to read the answer.
-    pub(super) fn start_unread(&mut self) {
+    pub(crate) fn start_unread(&mut self) {
         let mut unread = self.own.unread();
         let key = unread.next;
         unread.next = key.wrapping_add(1);
