@@ -170,7 +170,7 @@ impl Guest {
         }
     }
 
-    /// What the engine wants to be told of where `function` begins.
+    /// Returns the hooks that the engine has at the beginning of `function`.
     fn hooks(&self, function: Gva) -> HookSet {
         let table = self.table.borrow();
         // It may be behind an ENDBR64 and what ftrace patches.
@@ -208,7 +208,7 @@ fn map(memory: &Memory, next: &mut Gpa, virt: Gva, phys: Gpa) {
 
 /// Milliseconds for a batch of 10,000, and of those the most that the guest may stand still.
 const TARGET: (u32, u32) = (2000, 200);
-/// What the guest comes to before and after it patches, in that order.
+/// Functions that the guest calls before and after it patches, in that order.
 const FTRACE: [&str; 2] = [
     "ftrace_arch_code_modify_prepare",
     "ftrace_arch_code_modify_post_process",

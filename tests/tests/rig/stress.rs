@@ -345,7 +345,7 @@ fn every_call_of_four_vcpus_is_accounted_for_while_jumps_and_breakpoints_take_tu
     }
 }
 
-/// Boots a guest with probes on functions that all its CPUs call, and makes it die in the way of `how`.
+/// Boots a guest with probes on functions that all its CPUs call, and ends it by `how`.
 fn dying(how: &str) -> Running {
     let cpus = u32::try_from(rig_cpus().clamp(1, 2)).expect("two at most");
     let mut config = guest(cpus, &["workload", "die", how]);

@@ -51,7 +51,7 @@ impl Limits {
     pub fn of_host() -> Self {
         let host = rustix::system::sysinfo();
         let processors = available_parallelism().map_or(1, |number| {
-            // No host has so many processors that this saturates.
+            // Hosts have far fewer processors than the maximum of this type.
             u32::try_from(number.get()).unwrap_or(u32::MAX)
         });
         Self {

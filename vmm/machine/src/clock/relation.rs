@@ -284,7 +284,7 @@ impl Relation {
         }
     }
 
-    /// Returns the offset by the sample `told`; `None` if the sample is noted already.
+    /// Returns the offset that the sample `told` gives; `None` if the sample was noted before.
     fn news(&self, told: Told, kvmclock: &mut Kvmclock) -> Option<u64> {
         if self.noted.load(Ordering::Relaxed) == told.noted() {
             return None;

@@ -72,7 +72,7 @@ enum State {
     Number(Varint),
     /// The length of a field, with its number.
     Length(Varint, u32),
-    /// A value with so many bytes left.
+    /// A value, with the number of its bytes that are still missing.
     Value(u64),
     /// The message is malformed.
     Malformed,

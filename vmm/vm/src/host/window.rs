@@ -96,7 +96,7 @@ const CASES: [Case; 5] = [
 ];
 
 /// Checks that exceptions of every kind are caught in the window and can be delivered to the guest, and that an
-/// int3 still arrives in the way of `mode`.
+/// int3 still arrives as in `mode`.
 pub(super) fn exceptions(mode: CatchMode) -> Seen<()> {
     let mut guest = match Guest::new(mode)? {
         Ok(guest) => guest,
