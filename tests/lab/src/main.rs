@@ -53,6 +53,7 @@ mod soak;
 mod stacks;
 mod terminal;
 mod test;
+mod took;
 mod total;
 
 use kernel::Choice;

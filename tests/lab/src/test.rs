@@ -32,6 +32,7 @@ use crate::run::{self, MachineOptions};
 use crate::seeds::Seeds;
 use crate::setup::Ready;
 use crate::stacks;
+use crate::took::Took;
 use crate::total::{How, Total};
 
 /// Which tests to run, and where.
@@ -554,31 +555,6 @@ fn add(job: &mut Job, test: &Executable, options: &Options) {
         group: None,
         package: Some(test.package.clone()),
     });
-}
-
-/// Times that the parts of a run took.
-#[derive(Debug)]
-struct Took {
-    since: Instant,
-    parts: Vec<String>,
-}
-
-impl Default for Took {
-    fn default() -> Self {
-        Self {
-            since: Instant::now(),
-            parts: Vec::new(),
-        }
-    }
-}
-
-impl Took {
-    /// Notes that `what` took the time since the last call.
-    fn note(&mut self, what: &str) {
-        let seconds = self.since.elapsed().as_secs();
-        self.parts.push(format!("{what} took {seconds} s"));
-        self.since = Instant::now();
-    }
 }
 
 #[cfg(test)]

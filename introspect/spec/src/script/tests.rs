@@ -2,6 +2,7 @@ use expect_test::{Expect, expect};
 
 use super::*;
 
+mod missing;
 mod mistakes;
 mod programs;
 mod round_trip;
@@ -13,6 +14,12 @@ fn told(text: &str) -> String {
         Ok(program) => shown(&program),
         Err(error) => format!("{error}\n{}\n", error.render()),
     }
+}
+
+/// Expects the errors of `texts`, each with its caret.
+fn refused(texts: &[&str], expect: Expect) {
+    let all: Vec<_> = texts.iter().map(|text| told(text)).collect();
+    expect.assert_eq(&all.join("\n"));
 }
 
 fn check(text: &str, expect: Expect) {

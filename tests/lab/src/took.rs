@@ -1,0 +1,28 @@
+//! The times that parts of a run took.
+
+use std::time::Instant;
+
+/// Times that the parts of a run took.
+#[derive(Debug)]
+pub(crate) struct Took {
+    since: Instant,
+    parts: Vec<String>,
+}
+
+impl Default for Took {
+    fn default() -> Self {
+        Self {
+            since: Instant::now(),
+            parts: Vec::new(),
+        }
+    }
+}
+
+impl Took {
+    /// Notes that `what` took the time since the last call.
+    pub(crate) fn note(&mut self, what: &str) {
+        let seconds = self.since.elapsed().as_secs();
+        self.parts.push(format!("{what} took {seconds} s"));
+        self.since = Instant::now();
+    }
+}
