@@ -5,21 +5,20 @@ use std::path::PathBuf;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
-use hvprobe_proto::v1::MachineState;
 use hvprobe_spec::bounded;
 
 use crate::event_args::{OutputArgs, WantedArgs};
 use crate::explain_args::Explain;
 use crate::histogram::HistogramArgs;
 use crate::hit_args::{HitArgs, HoldArgs};
-use crate::label::Label;
 use crate::log::LogArgs;
 use crate::perf_probe::DebugArgs;
 use crate::plant::PlantArgs;
 use crate::script::ScriptArgs;
-use crate::server_args::{NamedMachine, OnMachine, Serve, ServerAt, Url};
+use crate::server_args::{OnMachine, Serve, Url};
 use crate::size::Size;
 use crate::sources_args::{Lines, Vars};
+use crate::vm_args::Vm;
 
 /// Parses the command line. Exits the program if it is invalid, or asks for help.
 pub(crate) fn parse() -> Cli {
@@ -91,29 +90,29 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Boot a guest, plant probes, print their hits: everything in one process
     Run(Box<Run>),
-    /// Keep machines for clients that connect to a unix socket, or to a TCP port of this machine
+    /// Run machines for clients that connect to a unix socket or a TCP port of this machine
     Serve(Serve),
-    /// Machines of a server
+    /// Manage the machines of a server
     #[command(subcommand)]
     Vm(Vm),
-    /// Probes of a server's machine
+    /// Manage the probes of a server's machine
     #[command(subcommand)]
     Probe(Probe),
-    /// Print the hits of probes of a server's machines as they come
+    /// Print hits on a server's machines as they happen
     Trace(Box<Trace>),
-    /// Say what is to be done at hits of probes that ask (`--ask`) while the guest waits
+    /// Answer the hits of probes that ask (`--ask`) while the guest waits
     Decide(Decide),
     /// List symbols of a machine's kernel
     Syms(Syms),
     /// Print types and functions of a machine's kernel as C declares them
     Types(Types),
-    /// Say what probe definitions come to in a kernel, without running it
+    /// Show how probe definitions resolve in a kernel, without running it
     Explain(Box<Explain>),
-    /// Tell which lines of a kernel's function take a probe, from debug information
+    /// Show which source lines of a kernel function can be probed, from debug information
     Lines(Lines),
-    /// Tell which variables can be read at a point of a kernel's sources, from debug information
+    /// Show which variables can be read at a place in the kernel's sources, from debug information
     Vars(Vars),
-    /// Tell whether this machine can run guests, and how probes will work on it
+    /// Check whether this machine can run guests, and how well probes work on it
     Doctor(Doctor),
     /// Write the ELF kernel inside a bzImage to a file, which then boots without being unpacked
     #[command(after_help = "\
@@ -172,19 +171,19 @@ pub(crate) struct Guest {
 
     /// Probe to plant as soon as the kernel's text is final: `p[:NAME] [MOD:]SYM[+OFF]|0xADDR`, or
     /// `r[MAXACTIVE][:NAME] [MOD:]SYM|0xADDR` for the returns of a function; a pattern such as
-    /// `vfs_*` in the place of SYM stands for every function that matches; repeatable
+    /// `vfs_*` instead of SYM means every function that matches; repeatable
     #[arg(short, long = "probe", value_name = "DEFINITION")]
     pub(crate) probes: Vec<String>,
 
-    /// File of such definitions, one a line as in kprobe_events, and of filters and `hist` triggers of
-    /// their events, as scripts write them; repeatable
+    /// File with definitions, one per line as in kprobe_events, and with `echo` lines that write filters and
+    /// `hist` triggers of their events; repeatable
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) events: Vec<PathBuf>,
 
     #[command(flatten)]
     pub(crate) debug: DebugArgs,
 
-    /// Leave out probes of places that cannot be probed, and say which, instead of failing
+    /// Skip definitions that are refused, and report them, instead of failing
     #[arg(long)]
     pub(crate) skip_refused: bool,
 
@@ -209,30 +208,31 @@ Examples:
     hvprobe run --console -p 'p do_sys_openat2' 2>hits
   What reading returned, how long it took, and the registers at its entry:
     hvprobe run -p 'r vfs_read' --raw -- cat /etc/passwd
-  Which files are opened, and nothing else of it:
+  Which files are opened, without the other arguments:
     hvprobe run -p 'p do_sys_openat2 name=+0($arg2):ustring' -- cat /etc/passwd
   How much is read at a time by whom, and how long it took:
     hvprobe run -p 'r vfs_read' --bars --hist keys=comm,duration.log2 --hist keys=comm,count.log2 \\
       -- cat /etc/passwd
   The same as a one-liner of bpftrace:
     hvprobe run -e 'kretprobe:vfs_read /retval > 0/ { @[comm] = hist(retval); }' -- cat /etc/passwd
-  How a program fares when it gets no memory:
+  How a program behaves when it gets no memory:
     hvprobe run -p 'p ksys_mmap_pgoff' --return -ENOMEM -- ls /
 
-Hits are printed as `comm-pid [cpu] seconds: event: function(argument=value, ...)`, the time being
-this machine's monotonic clock unless --time says otherwise, returns as `event: function(argument=value, ...) = result took=time`
-with the arguments at entry, and a table per probe on standard error closes the run. Where types do
-not tell the arguments, and with --raw, there are registers: `(symbol+offset) registers`, of returns
+Hits are printed as `comm-pid [cpu] seconds: event: function(argument=value, ...)`, where the time is
+this machine's monotonic clock unless --time chooses another; returns as
+`event: function(argument=value, ...) = result took=time`, with the arguments at entry. A table of the
+probes on standard error ends the run. With --raw, and where types do not describe the arguments,
+registers are printed: `(symbol+offset) registers`, for returns
 `(caller <- symbol) ret=value took=time registers`. With --json each line is an object: `type` is
 `event`, `dropped`, `ended` or `summary`; `args` are the arguments; registers, addresses and the
 guest's time stamp are hexadecimal strings, counts and times are numbers.
 
-Ctrl-C takes the probes out and ends the guest; a second one leaves at once.")]
+Ctrl-C removes the probes and ends the guest; a second Ctrl-C exits at once.")]
 pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) guest: Guest,
 
-    /// Stop after so many hits
+    /// Stop after N hits
     #[arg(short = 'n', long, value_name = "N", help_heading = "Output",
           value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) hits: Option<u64>,
@@ -245,7 +245,7 @@ pub(crate) struct Run {
     #[arg(long, help_heading = "Output")]
     pub(crate) console: bool,
 
-    /// Tell at the end what took how long
+    /// Print at the end how long each step took
     #[arg(long, help_heading = "Output")]
     pub(crate) timings: bool,
 
@@ -259,120 +259,6 @@ pub(crate) struct Run {
     pub(crate) script: ScriptArgs,
 }
 
-/// The machine to create.
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  hvprobe vm boot --name web --cpus 2 --memory 1G --kernel ./vmlinuz --initrd ./initrd.cpio
-  hvprobe vm boot -p 'p vfs_read' -- sh -c 'while :; do ls -R /; done'")]
-pub(crate) struct Boot {
-    #[command(flatten)]
-    pub(crate) server: ServerAt,
-
-    /// Name of the machine [default: one that is free]
-    #[arg(long, value_name = "NAME")]
-    pub(crate) name: Option<String>,
-
-    /// Say something about the machine, by which `vm list` finds it; repeatable
-    #[arg(long = "label", value_name = "NAME=VALUE")]
-    pub(crate) labels: Vec<Label>,
-
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-
-    #[command(flatten)]
-    pub(crate) guest: Guest,
-
-    #[command(flatten)]
-    pub(crate) hold: HoldArgs,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum Vm {
-    /// Create a machine and start its guest
-    Boot(Box<Boot>),
-    /// List machines, ended ones too
-    #[command(visible_alias = "ls")]
-    List {
-        #[command(flatten)]
-        server: ServerAt,
-        /// Only those that have this label; repeatable, all must be there
-        #[arg(long = "label", value_name = "NAME=VALUE")]
-        labels: Vec<Label>,
-        /// Only those in this state; repeatable
-        #[arg(long = "state", value_name = "STATE")]
-        states: Vec<StateArg>,
-        /// Go on: print a line whenever a machine comes, changes or goes, until interrupted
-        #[arg(long, conflicts_with = "states")]
-        watch: bool,
-        /// Print JSON, one object per line
-        #[arg(long)]
-        json: bool,
-    },
-    /// Show one machine, as JSON
-    Show(NamedMachine),
-    /// Wait until a machine has ended, and exit with the status of its guest's command
-    Wait(NamedMachine),
-    /// Forget a machine that has ended
-    #[command(visible_alias = "rm")]
-    Remove(NamedMachine),
-    /// Stop all virtual CPUs of a machine until it is resumed
-    Pause(NamedMachine),
-    /// Let a paused machine run again
-    Resume(NamedMachine),
-    /// Send an NMI to a machine's guest, as an NMI button does
-    #[command(after_help = "\
-By default Linux logs what came, and nothing else. It panics if it was booted with unknown_nmi_panic,
-or if /proc/sys/kernel/unknown_nmi_panic is 1: a way to learn what a guest that hangs is doing.
-
-Example:
-  hvprobe vm nmi --cpu 1 web")]
-    Nmi {
-        #[command(flatten)]
-        on: NamedMachine,
-        /// The virtual CPU that gets it, from 0 [default: all]
-        #[arg(long, value_name = "N")]
-        cpu: Option<u32>,
-    },
-    /// Take the probes out of a machine's guest and end it
-    Stop(NamedMachine),
-    /// Connect this terminal to a machine's console; Ctrl-] disconnects
-    Console(NamedMachine),
-    /// Print what a machine's console has printed, as far as it is kept
-    Logs {
-        #[command(flatten)]
-        on: NamedMachine,
-        /// Go on with what it prints, until the machine ends
-        #[arg(short, long)]
-        follow: bool,
-    },
-}
-
-/// What a machine is doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum StateArg {
-    /// Its kernel is starting
-    Booting,
-    /// Its probes are planted
-    Running,
-    /// Its virtual CPUs stand still
-    Paused,
-    /// Its guest has ended
-    Ended,
-}
-
-impl From<StateArg> for MachineState {
-    fn from(state: StateArg) -> Self {
-        match state {
-            StateArg::Booting => Self::Booting,
-            StateArg::Running => Self::Running,
-            StateArg::Paused => Self::Paused,
-            StateArg::Ended => Self::Stopped,
-        }
-    }
-}
-
 /// Probes to plant.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -384,7 +270,8 @@ Examples:
   hvprobe probe add --skip-refused 'p tcp_*' 'r ext4:ext4_get_[a-f]*'
   hvprobe probe add --events /sys/kernel/tracing/kprobe_events
 
-The probes stay until they are removed or the machine ends. Those of `hvprobe trace -p` go with it.")]
+The probes stay until they are removed or the machine ends; those of `hvprobe trace -p` are removed when
+it ends.")]
 pub(crate) struct Add {
     #[command(flatten)]
     pub(crate) on: OnMachine,
@@ -393,17 +280,17 @@ pub(crate) struct Add {
     #[arg(long)]
     pub(crate) disabled: bool,
 
-    /// Leave out probes of places that cannot be probed, and say which, instead of failing
+    /// Skip definitions that are refused, and report them, instead of failing
     #[arg(long)]
     pub(crate) skip_refused: bool,
 
     /// `p[:NAME] [MOD:]SYM[+OFF]|0xADDR`, or `r[MAXACTIVE][:NAME] [MOD:]SYM|0xADDR`; a pattern such
-    /// as `vfs_*` in the place of SYM stands for every function that matches
+    /// as `vfs_*` instead of SYM means every function that matches
     #[arg(required_unless_present = "events", value_name = "DEFINITION")]
     pub(crate) definitions: Vec<String>,
 
-    /// File of such definitions, one a line as in kprobe_events, and of filters of their events, as scripts
-    /// write them; repeatable
+    /// File with definitions, one per line as in kprobe_events, and with `echo` lines that write filters of
+    /// their events; repeatable
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) events: Vec<PathBuf>,
 
@@ -423,20 +310,20 @@ pub(crate) struct Add {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Probe {
-    /// Plant probes, all or none unless told otherwise
+    /// Plant probes: all of them or none, unless --skip-refused is given
     Add(Box<Add>),
-    /// Take probes out
+    /// Remove probes
     #[command(visible_alias = "rm")]
     Remove(ChosenProbes),
     /// Plant disabled probes again
     Enable(ChosenProbes),
-    /// Restore the guest's bytes but keep the probes
+    /// Restore the guest's bytes, but keep the probes registered
     Disable(ChosenProbes),
     /// Plant all enabled probes again after `disarm-all`
     ArmAll(OnMachine),
-    /// Restore all of the guest's bytes, whatever is enabled, until `arm-all`
+    /// Restore all of the guest's bytes until `arm-all`; probes stay registered and enabled
     DisarmAll(OnMachine),
-    /// Use jumps that need no exits wherever probes can do without, or breakpoints everywhere
+    /// Use jumps, which need no exits, where possible (`on`), or breakpoints everywhere (`off`)
     Optimization {
         #[command(flatten)]
         on: OnMachine,
@@ -448,7 +335,7 @@ pub(crate) enum Probe {
     List {
         #[command(flatten)]
         on: OnMachine,
-        /// Only those that go with clients of this name
+        /// Only probes of sessions with this name
         #[arg(long, value_name = "NAME")]
         owner: Option<String>,
         /// Print JSON, one object per line
@@ -460,7 +347,7 @@ pub(crate) enum Probe {
 /// The positions of a switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Switch {
-    /// As it is at first
+    /// The default
     On,
     /// Until it is turned on again
     Off,
@@ -489,12 +376,12 @@ pub(crate) struct ChosenProbes {
 #[command(after_help = "\
 Examples:
   hvprobe trace                              every hit of every probe
-  hvprobe trace --probe opens --hits 100     a hundred hits of one
-  hvprobe trace -p 'r vfs_read' --vm web     its returns, with a probe that goes with this
-  hvprobe trace --comm sshd --filter 'cpu == 0'   those of a task there, whoever made them happen
+  hvprobe trace --probe opens --hits 100     a hundred hits of one probe
+  hvprobe trace -p 'r vfs_read' --vm web     returns of vfs_read; its probe is removed at the end
+  hvprobe trace --comm sshd --filter 'cpu == 0'   hits in tasks of this name on CPU 0
   hvprobe trace --time wall -o hits          with date and time, into a file
-  hvprobe trace --probe opens --hist keys=comm --interval 5   who makes how many of them
-  hvprobe trace --json | jq .registers.rdi   for programs; see `hvprobe run --help`")]
+  hvprobe trace --probe opens --hist keys=comm --interval 5   number of hits per command
+  hvprobe trace --json | jq .registers.rdi   for other programs; see `hvprobe run --help`")]
 pub(crate) struct Trace {
     #[command(flatten)]
     pub(crate) on: OnMachine,
@@ -503,7 +390,7 @@ pub(crate) struct Trace {
     #[arg(long = "probe", value_name = "PROBE")]
     pub(crate) probes: Vec<String>,
 
-    /// Stop after so many hits
+    /// Stop after N hits
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) hits: Option<u64>,
 
@@ -530,8 +417,8 @@ pub(crate) struct Trace {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 A decision is `proceed`, `return=VALUE` (skip the function), `jump=ADDRESS`, or changes like those of
-`--set`; several are separated by commas. Questions that are open when this ends, and those that
-nobody answers in time, fall to the probe's default.
+`--set`; separate several with commas. The probe's default applies to hits that nobody answers in time,
+and to those still open when this command ends.
 
 Examples:
   hvprobe probe add --ask 60s,proceed 'p:mounts path_mount'
@@ -545,11 +432,11 @@ pub(crate) struct Decide {
     #[arg(value_name = "PROBE")]
     pub(crate) probes: Vec<String>,
 
-    /// Decide this every time, instead of asking at the terminal
+    /// Give this answer every time, instead of asking at the terminal
     #[arg(long, value_name = "DECISION", allow_hyphen_values = true)]
     pub(crate) answer: Option<String>,
 
-    /// Stop after so many hits
+    /// Stop after N hits
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) hits: Option<u64>,
 }
@@ -564,8 +451,8 @@ pub(crate) struct Types {
     #[command(flatten)]
     pub(crate) on: OnMachine,
 
-    /// `struct NAME`, `union NAME`, `enum NAME`, a typedef, or a function; behind `MODULE:` one of a module
-    /// that is loaded
+    /// `struct NAME`, `union NAME`, `enum NAME`, a typedef, or a function; `MODULE:` in front means one of a
+    /// loaded module
     #[arg(value_name = "NAME", required = true)]
     pub(crate) names: Vec<String>,
 }
@@ -579,11 +466,11 @@ pub(crate) struct Syms {
     #[command(flatten)]
     pub(crate) on: OnMachine,
 
-    /// Pattern over the whole name: `*`, `?`, `[…]`
+    /// Pattern that the whole name matches: `*`, `?`, `[…]`
     #[arg(value_name = "GLOB")]
     pub(crate) pattern: String,
 
-    /// At most so many
+    /// Print at most N symbols
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) limit: Option<u32>,
 
@@ -597,10 +484,10 @@ pub(crate) struct Syms {
 Runs a tiny guest that tries what probes need and shows what happened. The exit status is 1 when
 Linux guests cannot run on this machine.
 
-With --report, a guest with this machine's own kernel is booted, too, probes of each kind are tried in
-it, and all of it goes into a file for a bug report. The file has no names or addresses in it.")]
+With --report, it also boots a guest with this machine's own kernel, tries probes of each kind in it, and
+writes the results into a file for a bug report. The file contains no names or addresses.")]
 pub(crate) struct Doctor {
-    /// Ask the server at this socket about its machine
+    /// Ask the server at this socket about the machine it runs on
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub(crate) socket: Option<PathBuf>,
 
@@ -621,12 +508,12 @@ pub(crate) struct Doctor {
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Write everything that a bug report needs into this file
+    /// Write a file with everything a bug report needs
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath,
           conflicts_with_all = ["socket", "connect", "json"])]
     pub(crate) report: Option<PathBuf>,
 
-    /// Kernel for the report's guest [default: the newest in /boot that can be read]
+    /// Kernel for the report's guest [default: the newest readable one in /boot]
     #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "report")]
     pub(crate) kernel: Option<PathBuf>,
 }

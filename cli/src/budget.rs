@@ -11,19 +11,19 @@ use crate::failure::WrongUsage;
 use crate::output;
 use crate::typed::one;
 
-/// What hits may take; for all probes defined in the same command.
+/// Limits on hits; for all probes defined in the same command.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
 #[command(next_help_heading = "Throttling")]
 pub(crate) struct BudgetArgs {
-    /// Report at most so many hits per second of each probe, such as 1000/s
+    /// Report at most this many hits per second of each probe, such as 1000/s
     #[arg(long, value_name = "N/s")]
     max_rate: Option<String>,
 
-    /// Spend at most so much of the time of all virtual CPUs on the hits of each probe, such as 5%
+    /// Spend at most this share of all virtual CPUs' time on the hits of each probe, such as 5%
     #[arg(long, value_name = "PERCENT")]
     max_cpu: Option<String>,
 
-    /// What becomes of hits beyond these limits [default: sample]
+    /// What happens to hits beyond these limits [default: sample]
     #[arg(long, value_name = "HOW")]
     throttle: Option<How>,
 }

@@ -16,8 +16,8 @@ use crate::typed::{self, bad_option};
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Events")]
 pub(crate) struct WantedArgs {
-    /// Only events of this thread; repeatable, as are the two that follow: each that is given has to be the
-    /// event's
+    /// Only events of this thread; repeatable, as are --tgid and --comm; an event must match each kind of
+    /// option given
     #[arg(long = "pid", value_name = "N", conflicts_with_all = ["hist", "folded", "flame", "ScriptArgs"])]
     pids: Vec<i32>,
 
@@ -29,8 +29,8 @@ pub(crate) struct WantedArgs {
     #[arg(long = "comm", value_name = "NAME", conflicts_with_all = ["hist", "folded", "flame", "ScriptArgs"])]
     comms: Vec<String>,
 
-    /// Only events for which this holds, as after `if` in a definition: an expression over `pid`, `tgid`,
-    /// `comm` and `cpu`
+    /// Only events that match this expression over `pid`, `tgid`, `comm` and `cpu`, as after `if` in a
+    /// definition
     #[arg(long, value_name = "EXPR", conflicts_with_all = ["hist", "folded", "flame", "ScriptArgs"])]
     filter: Option<String>,
 }
@@ -75,7 +75,7 @@ impl WantedArgs {
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Output")]
 pub(crate) struct OutputArgs {
-    /// Print times so; JSON has both of the first two
+    /// Format of times; JSON contains both of the first two
     #[arg(
         long,
         value_enum,
@@ -85,7 +85,7 @@ pub(crate) struct OutputArgs {
     )]
     pub(crate) time: TimeFormat,
 
-    /// Write the lines of the trace into this file, which is replaced, instead of printing them
+    /// Write the trace into this file, replacing it, instead of printing it
     #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with_all = ["hist", "folded", "flame"])]
     output: Option<PathBuf>,
 }

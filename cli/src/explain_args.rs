@@ -10,9 +10,9 @@ use crate::perf_probe::DebugArgs;
 /// What to explain.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Tells where a probe would be, the instruction there, whether its hits take exits and why, where each of its
-arguments is, and when its filter is looked at. What only a guest that runs can tell stands behind
-`provided`. The exit status is 1 when a probe would be refused.
+Prints where a probe would be planted, the instruction there, whether its hits need exits and why, where
+each argument is found, and when its filter is evaluated. `provided` introduces what only a running guest
+can decide. The exit status is 1 if a probe would be refused.
 
 Examples:
   hvprobe explain 'p vfs_read' 'r do_sys_openat2 name=+0(filename):ustring'
@@ -26,8 +26,8 @@ pub(crate) struct Explain {
     #[arg(required_unless_present = "events", value_name = "DEFINITION")]
     pub(crate) definitions: Vec<String>,
 
-    /// File of such definitions, one a line as in kprobe_events, and of filters of their events, as scripts
-    /// write them; repeatable
+    /// File with definitions, one per line as in kprobe_events, and with `echo` lines that write filters of
+    /// their events; repeatable
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) events: Vec<PathBuf>,
 

@@ -39,7 +39,7 @@ const FOLDED_BY: &str = "keys=comm,stacktrace";
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Histograms")]
 pub(crate) struct HistogramArgs {
-    /// Count hits and print what they amount to instead of each, as the kernel's `hist` triggers do:
+    /// Count hits in a table instead of printing each, as the kernel's `hist` triggers do:
     /// `keys=FIELD[.FORM],...[:vals=FIELD,...][:sort=FIELD[.descending],...][:size=N] [if FILTER]`, such as
     /// `keys=comm,count.log2:vals=count`; repeatable
     #[arg(long, value_name = "HISTOGRAM", conflicts_with = "hits")]
@@ -49,18 +49,18 @@ pub(crate) struct HistogramArgs {
     #[arg(long, conflicts_with = "json")]
     bars: bool,
 
-    /// Count hits by task and kernel stack, and print a line for each that differs, as flamegraph.pl and
-    /// inferno read it: `COMM;OUTERMOST;...;INNERMOST HITS`
+    /// Count hits by task and kernel stack, and print one line per combination, in the format of flamegraph.pl
+    /// and inferno: `COMM;OUTERMOST;...;INNERMOST HITS`
     #[arg(long, conflicts_with_all = ["hist", "bars", "json", "hits"])]
     folded: bool,
 
-    /// Count hits by task and kernel stack, and draw them as a flame graph into this file (SVG), which is
-    /// replaced; for an hvprobe built with the cargo feature `flame`
+    /// Count hits by task and kernel stack, and write a flame graph (SVG) into this file, replacing it; needs
+    /// an hvprobe built with the cargo feature `flame`
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath,
           conflicts_with_all = ["hist", "bars", "json", "hits"])]
     flame: Option<PathBuf>,
 
-    /// Print them every so many seconds, too, and not only at the end
+    /// Print the tables every N seconds, not only at the end
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86400))]
     interval: Option<u64>,
 }

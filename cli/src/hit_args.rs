@@ -19,8 +19,8 @@ pub(crate) struct HitArgs {
     #[command(flatten)]
     pub(crate) acts: ActArgs,
 
-    /// Only hits whose arguments and task are like this, such as 'count > 4096 && comm == "dd"'; of return
-    /// probes, at the return
+    /// Only hits whose arguments and task match, such as 'count > 4096 && comm == "dd"'; return probes are
+    /// filtered at the return
     #[arg(long, value_name = "FILTER")]
     filter: Option<String>,
 }
@@ -29,16 +29,16 @@ pub(crate) struct HitArgs {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
 #[command(next_help_heading = "At each hit")]
 pub(crate) struct ActArgs {
-    /// Show a register (%di), memory (+16(%di):32 for 32 bytes) or a stack word ($stack0) there, for
-    /// return probes at entry; repeatable
+    /// Record a register (%di), memory (+16(%di):32 for 32 bytes) or a stack word ($stack0); for return
+    /// probes, at entry; repeatable
     #[arg(long, value_name = "WHAT", allow_hyphen_values = true)]
     capture: Vec<String>,
 
-    /// Show memory or a stack word at the return of a return probe; repeatable
+    /// Record memory or a stack word at the return, for return probes; repeatable
     #[arg(long, value_name = "WHAT", allow_hyphen_values = true)]
     capture_return: Vec<String>,
 
-    /// Show the kernel's stack there, for return probes at the return
+    /// Record the kernel's stack; for return probes, at the return
     #[arg(long)]
     stack: bool,
 
@@ -46,8 +46,8 @@ pub(crate) struct ActArgs {
     #[arg(long)]
     raw: bool,
 
-    /// Set a register (%ax=0x10) or memory (+8(%di)=u32:5, @0xADDR=hex:0011aabb), for return probes
-    /// at the return; repeatable
+    /// Set a register (%ax=0x10) or memory (+8(%di)=u32:5, @0xADDR=hex:0011aabb); for return probes, at the
+    /// return; repeatable
     #[arg(long, value_name = "CHANGE", allow_hyphen_values = true)]
     set: Vec<String>,
 
@@ -55,16 +55,16 @@ pub(crate) struct ActArgs {
     #[arg(long = "return", value_name = "VALUE", allow_hyphen_values = true)]
     returned: Option<String>,
 
-    /// Go on at this address instead
+    /// Continue at this address instead of the probed instruction
     #[arg(long, value_name = "ADDRESS", conflicts_with = "returned")]
     jump: Option<String>,
 
-    /// Have the virtual CPU of a hit for which there is no room wait for some, five seconds at most, rather
-    /// than lose the hit; those that are counted by --hist, or by maps of a script, do so anyway
+    /// When the event buffer is full, let the virtual CPU wait up to five seconds for room instead of dropping
+    /// the hit; always so for hits that --hist or a script's maps count
     #[arg(long)]
     wait_for_room: bool,
 
-    /// Report the state after the instruction, too
+    /// Also report the state after the instruction
     #[arg(long)]
     post: bool,
 
@@ -72,16 +72,15 @@ pub(crate) struct ActArgs {
     #[arg(long)]
     faults: bool,
 
-    /// Only hits that have this, such as %di==0x10; for return probes, calls that have it at entry;
-    /// repeatable, all must hold
+    /// Only hits where this holds, such as %di==0x10; for return probes, at entry; repeatable, all must hold
     #[arg(long, value_name = "CONDITION")]
     when: Vec<String>,
 
-    /// How many calls of a return probe to follow at a time: a number, or `auto` for all
+    /// How many calls a return probe follows at once: a number, or `auto` for all
     #[arg(long, value_name = "N|auto")]
     maxactive: Option<String>,
 
-    /// How the instruction takes effect, at least [default: the cheapest that will do]
+    /// How the displaced instruction is executed [default: the cheapest way possible]
     #[arg(long, value_name = "HOW")]
     mechanism: Option<How>,
 
@@ -93,12 +92,12 @@ pub(crate) struct ActArgs {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
 #[command(next_help_heading = "At each hit")]
 pub(crate) struct HoldArgs {
-    /// Pause the machine there, until `hvprobe vm resume`
+    /// Pause the machine at the hit, until `hvprobe vm resume`
     #[arg(long)]
     stop: bool,
 
-    /// Wait so long there for what `hvprobe decide` says, such as 5s; after it comes what is done
-    /// when nobody says anything, such as 5s,return=-EIO
+    /// Wait this long at the hit for an answer from `hvprobe decide`, such as 5s; DEFAULT applies when nobody
+    /// answers, such as 5s,return=-EIO
     #[arg(long, value_name = "TIME[,DEFAULT]", conflicts_with = "stop")]
     ask: Option<String>,
 }
@@ -106,13 +105,13 @@ pub(crate) struct HoldArgs {
 /// A mechanism by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum How {
-    /// A jump to code that records the hit without an exit; refused where that cannot be
+    /// A jump to code that records the hit without an exit; refused where that is impossible
     Optimized,
-    /// Carried out by the host
+    /// Emulated by the host
     Emulated,
-    /// A copy that jumps back
+    /// An out-of-line copy that jumps back
     Boosted,
-    /// A copy with a second exit at its end
+    /// An out-of-line copy with a second exit at its end
     Stepped,
 }
 

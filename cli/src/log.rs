@@ -38,11 +38,11 @@ const FAREWELL: Duration = Duration::from_secs(1);
 /// What is logged, how, and how much of it waits.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct LogArgs {
-    /// Tell more about what is done on standard error; twice for still more
+    /// Log more to standard error; twice for still more
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     verbose: u8,
 
-    /// What messages on standard error look like; `RUST_LOG` says which there are, unless -v does
+    /// Format of messages on standard error; `RUST_LOG` selects them, unless -v is given
     #[arg(
         long,
         global = true,
@@ -52,8 +52,8 @@ pub(crate) struct LogArgs {
     )]
     log_format: LogFormat,
 
-    /// How many lines of the log wait for whoever reads standard error, of 8 KiB at most each; what is beyond is
-    /// lost, and how much is told
+    /// Number of log lines, of 8 KiB at most each, that wait for the reader of standard error; further lines are
+    /// dropped and counted
     #[arg(
         long,
         global = true,

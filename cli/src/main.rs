@@ -52,6 +52,7 @@ mod unpack;
 mod upload;
 mod versions;
 mod vm;
+mod vm_args;
 mod watch;
 
 use std::process::ExitCode;

@@ -21,12 +21,12 @@ use crate::output;
 use crate::output::lines::Lines;
 use crate::typed::bad;
 
-/// Where lines of sources and their variables are known from.
+/// Sources of line numbers and variables.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
 pub(crate) struct DebugArgs {
     /// vmlinux with the debug information (DWARF) of the guest's kernel, or the file of a module with its own;
-    /// repeatable. Stacks are shown with lines of the kernel's sources then, and probes can be defined as for `perf
-    /// probe`, too: `[EVENT=]FUNC[@SRC][:LINE|+OFFSET|%return|;TEXT] [ARGUMENT...]`, `[EVENT=]SRC(:LINE|;TEXT) ...`
+    /// repeatable. Stacks then show source lines of the kernel, and probes can also be defined as for `perf
+    /// probe`: `[EVENT=]FUNC[@SRC][:LINE|+OFFSET|%return|;TEXT] [ARGUMENT...]`, `[EVENT=]SRC(:LINE|;TEXT) ...`
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     debug_info: Vec<PathBuf>,
 

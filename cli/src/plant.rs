@@ -24,8 +24,8 @@ use crate::session::Session;
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Probes of its own")]
 pub(crate) struct PlantArgs {
-    /// Probe to plant for as long as this runs, defined as for `hvprobe run -p`; repeatable. It goes with
-    /// this program however that ends, and what it has paused goes on
+    /// Probe to plant while this runs, defined as for `hvprobe run -p`; repeatable. However this program ends,
+    /// the probe is removed, and machines that it paused resume
     #[arg(
         short = 'p',
         long = "plant",
@@ -34,19 +34,19 @@ pub(crate) struct PlantArgs {
     )]
     definitions: Vec<String>,
 
-    /// File of such definitions, one a line as in kprobe_events, and of filters and `hist` triggers of
-    /// their events, as scripts write them; repeatable
+    /// File with definitions, one per line as in kprobe_events, and with `echo` lines that write filters and
+    /// `hist` triggers of their events; repeatable
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     events: Vec<PathBuf>,
 
     #[command(flatten)]
     debug: DebugArgs,
 
-    /// Leave out probes of places that cannot be probed, and say which, instead of failing
+    /// Skip definitions that are refused, and report them, instead of failing
     #[arg(long)]
     skip_refused: bool,
 
-    /// Whose the probes are, as `probe list` shows them [default: trace- and the number of the process]
+    /// Name of the session that owns the probes, as `probe list` shows it [default: `trace-` and the process id]
     #[arg(long, value_name = "NAME")]
     owner: Option<String>,
 

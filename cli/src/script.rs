@@ -29,8 +29,8 @@ const OTHERS: [&str; 11] = [
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Scripts")]
 pub(crate) struct ScriptArgs {
-    /// Do at hits what this says in the language of bpftrace, such as
-    /// `kprobe:vfs_read /arg2 > 100/ { @[comm] = hist(arg2); }`; repeatable, all of them are one script
+    /// Run this program, in the language of bpftrace, at hits, such as
+    /// `kprobe:vfs_read /arg2 > 100/ { @[comm] = hist(arg2); }`; repeatable, all together are one script
     #[arg(short = 'e', long = "program", value_name = "PROGRAM",
           conflicts_with_all = OTHERS)]
     programs: Vec<String>,

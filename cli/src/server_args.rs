@@ -40,35 +40,35 @@ pub(crate) struct ServerAt {
 /// Where a server listens.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Whoever calls over TCP has to show the token, as every user of this machine reaches that port:
+Clients over TCP must present the token, as every user of this machine can reach that port:
   hvprobe serve --listen 127.0.0.1:50051 --token-file token
   hvprobe vm list --connect http://127.0.0.1:50051 --token-file token
 
-What all machines and clients may take together is in a file, of which --print-config prints one:
+Limits on what all machines and clients may use together are in a file; --print-config prints one:
   hvprobe serve --print-config > hvprobe.toml
   hvprobe serve --config hvprobe.toml")]
 pub(crate) struct Serve {
     #[command(flatten)]
     pub(crate) at: SocketAt,
 
-    /// Listen on this TCP port, too: `127.0.0.1:PORT` or `[::1]:PORT`; port 0 chooses one and tells it
+    /// Also listen on this TCP port, `127.0.0.1:PORT` or `[::1]:PORT`; with port 0, choose one and print it
     #[arg(long, value_name = "ADDRESS", requires = "token_file", value_parser = address)]
     pub(crate) listen: Option<SocketAddr>,
 
-    /// File with the token that is needed there; made, with mode 0600, if there is none
+    /// File with the token for that port; created with mode 0600 if it does not exist
     #[arg(long, value_name = "FILE", requires = "listen", value_hint = ValueHint::FilePath)]
     pub(crate) token_file: Option<PathBuf>,
 
-    /// Folder with debug information of guests' kernels, which is found there by build id
+    /// Folder with debug information of guest kernels, found by build id
     /// (DIR/.build-id/NN/NNNN.debug) or release (DIR/boot/vmlinux-RELEASE) [default: /usr/lib/debug]
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) debug_dir: Option<PathBuf>,
 
-    /// TOML file that says what all machines and clients may take together
+    /// TOML file with limits on what all machines and clients may use together
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) config: Option<PathBuf>,
 
-    /// Print such a file, with what holds here, and serve nobody
+    /// Print a configuration file with the current limits, and exit
     #[arg(long)]
     pub(crate) print_config: bool,
 }

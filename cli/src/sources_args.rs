@@ -14,9 +14,9 @@ pub(crate) struct Files {
           conflicts_with_all = ["vm", "socket", "connect"])]
     pub(crate) kernel: Option<PathBuf>,
 
-    /// vmlinux with the debug information (DWARF) of that kernel, or of the machine's: the server is
-    /// given it, and has it as long as the machine runs; or the file of a module, which is looked into
-    /// without either [default: what the server has of its machine's]
+    /// vmlinux with the debug information (DWARF) of that kernel, or of the machine's kernel: it is uploaded
+    /// to the server, which keeps it while the machine runs; or the file of a module, which needs neither
+    /// [default: what the server has for its machine]
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) debug_info: Option<PathBuf>,
 
@@ -28,7 +28,7 @@ pub(crate) struct Files {
 /// Of which function.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Lines count from the function's first one, which is 0.
+Lines are counted from the function's first line, which is 0.
 
 Examples:
   hvprobe lines vfs_read --kernel vmlinuz --debug-info vmlinux
@@ -49,7 +49,7 @@ pub(crate) struct Lines {
 /// At which point.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Tells each variable as a fetch argument has it, or why it cannot be read there.
+Prints each variable as a fetch argument, or why it cannot be read there.
 
 Examples:
   hvprobe vars vfs_read:6 --kernel vmlinuz --debug-info vmlinux

@@ -7,7 +7,6 @@ use hvprobe_proto::v1::{
     PauseRequest, ResumeRequest, StopRequest, WaitRequest,
 };
 
-use crate::args::{Boot, Vm};
 use crate::client::Client;
 use crate::console::{Console, Step};
 use crate::failure::{DONE, FAILED, INTERRUPTED, Refused, as_sent, done};
@@ -15,6 +14,7 @@ use crate::guest::Requested;
 use crate::output::{self, json, skipped, table};
 use crate::server_args::NamedMachine;
 use crate::signals::Interrupt;
+use crate::vm_args::{Boot, Vm};
 use crate::{doctor, events_file, guest, logs, watch};
 
 pub(crate) async fn vm(command: Vm) -> anyhow::Result<ExitCode> {
