@@ -4,6 +4,9 @@
 //! [`Emitter::reserve`] to [`Emitter::publish`], RCX holds the new head, and the register that the frame calls
 //! `cell` holds the record's address. Code that reads memory in a loop, and code that copies the stack, also
 //! uses RSI, RDI and R8.
+//!
+//! The saved flags take half of a stack word. The other half holds the number of the CPU whose counter
+//! [`Emitter::time`] read.
 
 use super::cold::{Slowly, Unread};
 use super::record::{CPU, END, Header, IDENTITY, Layout, SOURCE_BITS, TSC, Values};
@@ -22,6 +25,8 @@ use iced_x86::{BlockEncoderOptions, Code, IcedError, Instruction, MemoryOperand,
 pub(super) const ORIGIN: u64 = 1 << 40;
 /// Mask for the offset of an address in its page.
 const IN_PAGE: i32 = 0xfff;
+/// Offset of the CPU's number from RSP, in the upper half of the saved flags.
+const SAVED_CPU: i32 = 4;
 
 /// What the code pushes on the stack.
 #[derive(Debug)]
@@ -252,11 +257,17 @@ impl<'a> Emitter<'a> {
     }
 
     /// Reserves cells and writes the time into the first one. If the ring is full, does what `full` says.
-    pub(super) fn reserve(&mut self, cells: Cells, full: Full) -> Result<(), BuildError> {
+    /// [`Emitter::header`] writes the number of the CPU.
+    pub(super) fn reserve(
+        &mut self,
+        cells: Cells,
+        full: Full,
+        capture: &Capture,
+    ) -> Result<(), BuildError> {
         let cell = self.frame.cell;
         let mut retry = self.a.create_label();
         let lost = self.counting("the count of lost records", full.lost, full.next)?;
-        self.time(cell)?;
+        self.time(cell, capture.cpu)?;
         let full = match full.waits {
             false => lost,
             true => self.asking(lost)?,
@@ -303,10 +314,9 @@ impl<'a> Emitter<'a> {
     /// Writes the CPU's number and the task.
     pub(super) fn header(&mut self, layout: &Layout, capture: &Capture) -> Result<(), BuildError> {
         let cell = self.frame.cell;
-        let a = &mut self.a;
-        if let Some(cpu) = capture.cpu {
-            load_per_cpu(a, Code::Mov_r32_rm32, Register::EAX, cpu)?;
-            a.mov(dword_ptr(cell + CPU), eax)?;
+        if capture.cpu.is_some() {
+            self.saved_cpu()?;
+            self.a.mov(dword_ptr(cell + CPU), eax)?;
         }
         if let (Some(fields), Some(at)) = (&capture.task, layout.task()) {
             self.task(fields, at)?;
@@ -316,18 +326,38 @@ impl<'a> Emitter<'a> {
 
     /// Loads the time stamp counter into `into`. Best done just before a locked exchange: the exchange waits for
     /// the pushes while the counter is read. After the exchange, the two would happen one after the other.
-    pub(super) fn time(&mut self, into: AsmRegister64) -> Result<(), BuildError> {
+    ///
+    /// If the CPU's number is at `cpu`, also saves that. A preempted thread may continue on another CPU, whose
+    /// counter may differ; so the number is read before the counter and after it, until it stays the same. Uses
+    /// RCX.
+    pub(super) fn time(&mut self, into: AsmRegister64, cpu: Option<u32>) -> Result<(), BuildError> {
+        let mut again = self.a.create_label();
+        if let Some(cpu) = cpu {
+            self.place(&mut again)?;
+            with_per_cpu(&mut self.a, Code::Mov_r32_rm32, Register::ECX, cpu)?;
+        }
         let a = &mut self.a;
         a.rdtsc()?;
         a.shl(rdx, 32)?;
         a.lea(into, qword_ptr(rax + rdx))?;
+        if let Some(cpu) = cpu {
+            with_per_cpu(a, Code::Cmp_r32_rm32, Register::ECX, cpu)?;
+            a.jne(again)?;
+            a.mov(dword_ptr(rsp + SAVED_CPU), ecx)?;
+        }
+        Ok(())
+    }
+
+    /// Loads the number of the CPU that [`Emitter::time`] saved into EAX.
+    pub(super) fn saved_cpu(&mut self) -> Result<(), BuildError> {
+        self.a.mov(eax, dword_ptr(rsp + SAVED_CPU))?;
         Ok(())
     }
 
     fn task(&mut self, fields: &TaskFields, at: usize) -> Result<(), BuildError> {
         let cell = self.frame.cell;
         let a = &mut self.a;
-        load_per_cpu(a, Code::Mov_r64_rm64, Register::RAX, fields.current)?;
+        with_per_cpu(a, Code::Mov_r64_rm64, Register::RAX, fields.current)?;
         if fields.pid.checked_add(4) == Some(fields.tgid) {
             a.mov(rdx, qword_ptr(rax + fields.pid))?;
             a.mov(qword_ptr(cell + at), rdx)?;
@@ -512,11 +542,11 @@ pub(super) fn load(
     a.add_instruction(Instruction::with2(code, into, at)?)
 }
 
-/// Loads `into` from an address relative to the base of GS.
-pub(super) fn load_per_cpu(
+/// Emits `code`, whose operands are `register` and memory at an address relative to the base of GS.
+pub(super) fn with_per_cpu(
     a: &mut CodeAssembler,
     code: Code,
-    into: Register,
+    register: Register,
     displacement: u32,
 ) -> Result<(), IcedError> {
     let displacement = i64::from(displacement.cast_signed());
@@ -529,7 +559,7 @@ pub(super) fn load_per_cpu(
         false,
         Register::GS,
     );
-    a.add_instruction(Instruction::with2(code, into, at)?)
+    a.add_instruction(Instruction::with2(code, register, at)?)
 }
 
 /// Checks that code can encode `at` in 32 bits.

@@ -18,7 +18,7 @@
 
 use super::BuildError;
 use super::cold::Unread;
-use super::emit::{Emitter, load_per_cpu};
+use super::emit::{Emitter, with_per_cpu};
 use super::fetching::{Fetching, Readers, Room, Rooms};
 use crate::Gva;
 use crate::fetch::{Base, Fetched, Memory, Read};
@@ -55,7 +55,7 @@ impl Emitter<'_> {
         let a = &mut self.a;
         a.bt(dword_ptr(rsp), AC)?;
         a.jc(escape)?;
-        load_per_cpu(a, Code::Mov_r64_rm64, Register::RAX, readers.current)?;
+        with_per_cpu(a, Code::Mov_r64_rm64, Register::RAX, readers.current)?;
         a.cmp(dword_ptr(rax + readers.disabled), DEEPEST)?;
         a.ja(escape)?;
         Ok(())
@@ -67,7 +67,7 @@ impl Emitter<'_> {
         let readers = &fetching.readers;
         let a = &mut self.a;
         a.mov(qword_ptr(cell + rooms.unread()), 0)?;
-        load_per_cpu(a, Code::Mov_r64_rm64, Register::RAX, readers.current)?;
+        with_per_cpu(a, Code::Mov_r64_rm64, Register::RAX, readers.current)?;
         a.inc(dword_ptr(rax + readers.disabled))?;
         for (bit, (item, room)) in fetching.items.iter().zip(rooms.iter()).enumerate() {
             let (label, mut next) = (self.a.create_label(), self.a.create_label());
@@ -81,7 +81,7 @@ impl Emitter<'_> {
             });
         }
         let a = &mut self.a;
-        load_per_cpu(a, Code::Mov_r64_rm64, Register::RAX, readers.current)?;
+        with_per_cpu(a, Code::Mov_r64_rm64, Register::RAX, readers.current)?;
         a.dec(dword_ptr(rax + readers.disabled))?;
         Ok(())
     }
@@ -98,7 +98,7 @@ impl Emitter<'_> {
             Base::Constant(value) => self.a.mov(rax, value)?,
             Base::Task => {
                 let current = readers.current;
-                load_per_cpu(&mut self.a, Code::Mov_r64_rm64, Register::RAX, current)?;
+                with_per_cpu(&mut self.a, Code::Mov_r64_rm64, Register::RAX, current)?;
             }
             Base::Entry(_) => return Err(BuildError::FetchAtReturn),
         }

@@ -376,7 +376,7 @@ impl Emitter<'_> {
                 if let Some((_, fields)) = &copied {
                     self.count_stack(fields)?;
                 }
-                self.reserve(cells, Full { lost, next, waits })?;
+                self.reserve(cells, Full { lost, next, waits }, capture)?;
                 self.header(&layout, capture)?;
                 self.values(r11, layout.values(), &capture.stack)?;
                 if let (Some(rooms), Some(fetching)) = (layout.rooms(), &capture.fetching) {

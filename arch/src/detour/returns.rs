@@ -26,7 +26,7 @@
 //! this.
 
 use super::emit::{
-    CALL, CALL_REL32, Cells, Emitter, Frame, Full, ORIGIN, absolute, load, load_per_cpu, reachable,
+    CALL, CALL_REL32, Cells, Emitter, Frame, Full, ORIGIN, absolute, load, reachable, with_per_cpu,
 };
 use super::instance::{CALLER, ENTRY_CPU, ENTRY_TSC, GENERATION, NEXT, NIL, RETURN, SLOT, TASK};
 use super::{BuildError, Capture, EntryCapture, InstanceLayout, Instances, Layout, Part, Ring};
@@ -133,7 +133,7 @@ impl Emitter<'_> {
         let slot = qword_ptr(rsp + self.slot());
         let at = absolute(instances.at);
         let mut retry = self.a.create_label();
-        self.time(r11)?;
+        self.time(r11, capture.cpu)?;
         let a = &mut self.a;
         load(
             a,
@@ -165,12 +165,12 @@ impl Emitter<'_> {
         let a = &mut self.a;
         a.mov(qword_ptr(r11 + u32::from(CALLER)), rax)?;
         if let Some(current) = capture.current {
-            load_per_cpu(a, Code::Mov_r64_rm64, Register::RAX, current)?;
+            with_per_cpu(a, Code::Mov_r64_rm64, Register::RAX, current)?;
             a.mov(qword_ptr(r11 + TASK), rax)?;
         }
-        if let Some(cpu) = capture.cpu {
-            load_per_cpu(a, Code::Mov_r32_rm32, Register::EAX, cpu)?;
-            a.mov(dword_ptr(r11 + ENTRY_CPU), eax)?;
+        if capture.cpu.is_some() {
+            self.saved_cpu()?;
+            self.a.mov(dword_ptr(r11 + ENTRY_CPU), eax)?;
         }
         self.values(r11, layout.values(), &capture.stack)?;
         let a = &mut self.a;
@@ -251,7 +251,7 @@ impl Emitter<'_> {
             fixed: layout.cells(),
             more: None,
         };
-        self.reserve(cells, full)?;
+        self.reserve(cells, full, capture)?;
         self.header(&layout, capture)?;
         self.values(rdi, layout.values(), &[])?;
         if let Some(call) = layout.call() {

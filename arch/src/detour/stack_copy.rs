@@ -11,7 +11,7 @@
 
 use super::BuildError;
 use super::cells::{CELL, Spread};
-use super::emit::{Emitter, load_per_cpu};
+use super::emit::{Emitter, with_per_cpu};
 use super::stack::{CELL_BYTES, CopyLayout, STACK_MAX, StackFields};
 use iced_x86::code_asm::{CodeLabel, dword_ptr, qword_ptr, registers::*};
 use iced_x86::{Code, Register};
@@ -44,7 +44,7 @@ impl Emitter<'_> {
     fn stack_depth(&mut self, fields: &StackFields) -> Result<(), BuildError> {
         let above = self.frame().rsp();
         let a = &mut self.a;
-        load_per_cpu(a, Code::Mov_r64_rm64, Register::RAX, fields.current)?;
+        with_per_cpu(a, Code::Mov_r64_rm64, Register::RAX, fields.current)?;
         a.mov(rdx, qword_ptr(rax + fields.stack))?;
         a.lea(rax, qword_ptr(rsp + above))?;
         a.sub(rdx, rax)?;
@@ -75,7 +75,7 @@ impl Emitter<'_> {
         let cell = self.frame().cell;
         let mut again = self.a.create_label();
         let a = &mut self.a;
-        load_per_cpu(a, Code::Mov_r64_rm64, Register::RAX, fields.current)?;
+        with_per_cpu(a, Code::Mov_r64_rm64, Register::RAX, fields.current)?;
         a.mov(rsi, qword_ptr(rax + fields.stack))?;
         a.add(rsi, THREAD_SIZE)?;
         a.mov(qword_ptr(cell + copy.stack_end()), rsi)?;

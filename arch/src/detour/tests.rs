@@ -86,66 +86,70 @@ fn a_detour_of_the_kernel_is_addressed_with_32_bits() {
         80040006 lea eax,[rsp+28h]
         8004000a and eax,0FFFh
         8004000f cmp eax,0FF0h
-        80040014 ja 0FFFFFFFF800400D4h
+        80040014 ja 0FFFFFFFF800400E6h
         8004001a mov rdx,[rsp+10h]
         8004001f mov rax,100000000h
         80040029 cmp rdx,rax
-        8004002c jbe 0FFFFFFFF800400E2h
-        80040032 rdtsc
-        80040034 shl rdx,20h
-        80040038 lea r11,[rax+rdx]
-        8004003c mov rax,[0FFFFFFFF80100000h]
-        80040044 lea rcx,[rax+1]
-        80040048 cmp rcx,[0FFFFFFFF80100040h]
-        80040050 ja 0FFFFFFFF800400EDh
-        80040056 lock cmpxchg [0FFFFFFFF80100000h],rcx
-        80040060 jne short 0FFFFFFFF80040044h
-        80040062 and eax,3FFh
-        80040067 shl eax,6
-        8004006a mov [rax-7FEFEFF8h],r11
-        80040071 lea r11,[rax-7FEFF000h]
-        80040078 mov eax,gs:[10000h]
-        80040080 mov [r11+10h],eax
-        80040084 mov eax,[rsp]
-        80040087 mov [r11+14h],eax
-        8004008b mov rax,[rsp+18h]
-        80040090 mov [r11+18h],rax
-        80040094 mov [r11+20h],rdi
-        80040098 mov rax,[rsp+30h]
-        8004009d mov [r11+28h],rax
-        800400a1 mov [r11],ecx
-        800400a4 mov dword ptr [r11+4],1000009h
-        800400ac sub rcx,[0FFFFFFFF80100048h]
-        800400b4 cmp rcx,1
-        800400b8 jb short 0FFFFFFFF800400F8h
-        800400ba pop rax
-        800400bb xchg al,ah
-        800400bd and al,8
-        800400bf add al,78h
-        800400c1 sahf
-        800400c2 pop r11
-        800400c4 pop rdx
-        800400c5 pop rcx
-        800400c6 pop rax
-        800400c7 push rbp
-        800400c8 mov rdi,[0FFFFFFFF81234578h]
-        800400cf jmp 0FFFFFFFF81234568h
-        800400d4 pop rax
-        800400d5 xchg al,ah
-        800400d7 and al,8
-        800400d9 add al,78h
-        800400db sahf
-        800400dc pop r11
-        800400de pop rdx
-        800400df pop rcx
-        800400e0 pop rax
-        800400e1 int3
-        800400e2 lock inc qword ptr [0FFFFFFFF80100088h]
-        800400eb jmp short 0FFFFFFFF800400BAh
-        800400ed lock inc qword ptr [0FFFFFFFF80100080h]
-        800400f6 jmp short 0FFFFFFFF800400BAh
-        800400f8 out 5Eh,al
-        800400fa jmp short 0FFFFFFFF800400BAh
+        8004002c jbe 0FFFFFFFF800400F4h
+        80040032 mov ecx,gs:[10000h]
+        8004003a rdtsc
+        8004003c shl rdx,20h
+        80040040 lea r11,[rax+rdx]
+        80040044 cmp ecx,gs:[10000h]
+        8004004c jne short 0FFFFFFFF80040032h
+        8004004e mov [rsp+4],ecx
+        80040052 mov rax,[0FFFFFFFF80100000h]
+        8004005a lea rcx,[rax+1]
+        8004005e cmp rcx,[0FFFFFFFF80100040h]
+        80040066 ja 0FFFFFFFF800400FFh
+        8004006c lock cmpxchg [0FFFFFFFF80100000h],rcx
+        80040076 jne short 0FFFFFFFF8004005Ah
+        80040078 and eax,3FFh
+        8004007d shl eax,6
+        80040080 mov [rax-7FEFEFF8h],r11
+        80040087 lea r11,[rax-7FEFF000h]
+        8004008e mov eax,[rsp+4]
+        80040092 mov [r11+10h],eax
+        80040096 mov eax,[rsp]
+        80040099 mov [r11+14h],eax
+        8004009d mov rax,[rsp+18h]
+        800400a2 mov [r11+18h],rax
+        800400a6 mov [r11+20h],rdi
+        800400aa mov rax,[rsp+30h]
+        800400af mov [r11+28h],rax
+        800400b3 mov [r11],ecx
+        800400b6 mov dword ptr [r11+4],1000009h
+        800400be sub rcx,[0FFFFFFFF80100048h]
+        800400c6 cmp rcx,1
+        800400ca jb short 0FFFFFFFF8004010Ah
+        800400cc pop rax
+        800400cd xchg al,ah
+        800400cf and al,8
+        800400d1 add al,78h
+        800400d3 sahf
+        800400d4 pop r11
+        800400d6 pop rdx
+        800400d7 pop rcx
+        800400d8 pop rax
+        800400d9 push rbp
+        800400da mov rdi,[0FFFFFFFF81234578h]
+        800400e1 jmp 0FFFFFFFF81234568h
+        800400e6 pop rax
+        800400e7 xchg al,ah
+        800400e9 and al,8
+        800400eb add al,78h
+        800400ed sahf
+        800400ee pop r11
+        800400f0 pop rdx
+        800400f1 pop rcx
+        800400f2 pop rax
+        800400f3 int3
+        800400f4 lock inc qword ptr [0FFFFFFFF80100088h]
+        800400fd jmp short 0FFFFFFFF800400CCh
+        800400ff lock inc qword ptr [0FFFFFFFF80100080h]
+        80040108 jmp short 0FFFFFFFF800400CCh
+        8004010a out 5Eh,al
+        8004010c jmp short 0FFFFFFFF800400CCh
     "#]]
     .assert_eq(&text(detour.code(), DETOUR));
     let escape = detour.escape().unwrap();
@@ -156,18 +160,18 @@ fn a_detour_of_the_kernel_is_addressed_with_32_bits() {
         (0, Some(0)),
         (1, Some(8)),
         (6, Some(40)),
-        (0x84, Some(40)),
-        (0xba, Some(40)),
-        (0xc2, Some(32)),
-        (0xc6, Some(8)),
-        (0xc7, None),
-        (0xcf, None),
-        (0xd4, Some(40)),
-        (0xe0, Some(8)),
-        (0xe1, Some(0)),
-        (0xe2, Some(40)),
-        (0xfa, Some(40)),
-        (0xfc, None),
+        (0x96, Some(40)),
+        (0xcc, Some(40)),
+        (0xd4, Some(32)),
+        (0xd8, Some(8)),
+        (0xd9, None),
+        (0xe1, None),
+        (0xe6, Some(40)),
+        (0xf2, Some(8)),
+        (0xf3, Some(0)),
+        (0xf4, Some(40)),
+        (0x10c, Some(40)),
+        (0x10e, None),
     ];
     for (offset, depth) in depths {
         let found = detour.interrupted(DETOUR.wrapping_add(offset));

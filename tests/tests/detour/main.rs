@@ -12,10 +12,12 @@ mod followed;
 mod interrupts;
 mod kernel;
 mod loads;
+mod migrated;
 mod overtaken;
 mod returns;
 mod rings;
 mod stack_copies;
+mod stops;
 mod unfinished;
 mod world;
 

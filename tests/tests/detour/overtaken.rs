@@ -7,16 +7,15 @@
 
 use super::followed::{Returns, drain, function_with, in_and_out};
 use super::quiet;
+use super::stops::{instructions, run_until};
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::{InstanceLayout, STUB};
 use hvprobe_arch::regs::{Gpr, Regs};
-use hvprobe_arch::trap::INT3;
 use hvprobe_tests::detour::arena::Arena;
 use hvprobe_tests::detour::bench::{Bench, State};
 use hvprobe_tests::detour::probed::{Planted, Room};
 use hvprobe_tests::detour::reader::Reader;
-use hvprobe_tests::detour::traps;
-use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, Register};
+use iced_x86::{Code, Instruction, Mnemonic, Register};
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
@@ -37,12 +36,6 @@ struct Calls<'a> {
     words: HashSet<u64>,
     word: Option<u64>,
     tagged: bool,
-}
-
-/// A call that stopped at an instruction.
-struct Standing {
-    at: Gva,
-    state: State,
 }
 
 impl<'a> Calls<'a> {
@@ -86,17 +79,10 @@ impl<'a> Calls<'a> {
     }
 
     /// Does the same; if the call reaches `stop` first, returns its state there.
-    fn go_until(&self, at: Gva, state: &State, exit: u64, stop: Gva) -> Option<Standing> {
-        let original = self.arena.read(stop, 1);
-        self.arena.write(stop, &[INT3]);
-        let known = traps::know(stop, self.bench.exit(STANDS));
-        let left = self.bench.run(at, state);
-        drop(known);
-        self.arena.write(stop, &original);
-        let state = left.state;
-        let standing = Standing { at: stop, state };
+    fn go_until(&self, at: Gva, state: &State, exit: u64, stop: Gva) -> Option<State> {
+        let left = run_until(self.bench, at, state, stop, STANDS);
         assert!(left.exit == STANDS || left.exit == exit, "{}", left.exit);
-        (left.exit == STANDS).then_some(standing)
+        (left.exit == STANDS).then_some(left.state)
     }
 
     /// Returns the state at the start of `call`.
@@ -167,13 +153,6 @@ impl<'a> Calls<'a> {
     }
 }
 
-/// Returns the instructions from `at` on, while `wanted` accepts them.
-fn instructions(arena: &Arena, at: Gva, wanted: impl Fn(&Instruction) -> bool) -> Vec<Instruction> {
-    let code = arena.read(at, 4096);
-    let decoder = Decoder::with_ip(64, &code, at.0, DecoderOptions::NONE);
-    decoder.into_iter().take_while(wanted).collect()
-}
-
 /// Returns whether the instruction increments the tag.
 fn is_count(instruction: &Instruction) -> bool {
     instruction.code() == Code::Inc_rm32 && instruction.op0_register() == Register::EDX
@@ -234,11 +213,11 @@ fn overtake_everywhere(tagged: bool) {
             let standing = calls.go_until(at, &state, exit, stop);
             calls.note_word();
             // A call that is not overtaken does not execute every instruction.
-            if let Some(Standing { at, state }) = standing {
+            if let Some(state) = standing {
                 stood += 1;
                 exchanges[usize::from(enters)] += usize::from(is_exchange(instruction));
                 calls.overtake();
-                calls.go(at, &state, exit);
+                calls.go(stop, &state, exit);
                 calls.note_word();
             } else {
                 calls.overtake();

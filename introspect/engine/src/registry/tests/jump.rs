@@ -79,7 +79,7 @@ fn kernels_with_per_cpu_data_at_link_addresses_get_jumps_that_find_it() {
         let ids = rig.register(&[spec(ENTRY), spec("r filler_000")]);
         assert!(is_optimized(&rig, ids[0]), "{:?}", rig.info(ids[0]));
         assert!(is_optimized(&rig, ids[1]), "{:?}", rig.info(ids[1]));
-        // `mov eax, gs:[cpu_number]` and `mov rax, gs:[current_task]`, with 32-bit displacements that the
+        // `mov ecx, gs:[cpu_number]` and `mov rax, gs:[current_task]`, with 32-bit displacements that the
         // processor sign-extends.
         let cpu = rig.guest.image.cpu_number().expect("it has a number");
         let task = rig.guest.image.task_layout().expect("it has tasks");
@@ -87,7 +87,7 @@ fn kernels_with_per_cpu_data_at_link_addresses_get_jumps_that_find_it() {
         let (_, site) = table.at(rig.addr(ids[0])).expect("armed");
         let detour = site.detour.as_ref().expect("a detour");
         for (load, at) in [
-            (&[0x65, 0x8b, 0x04, 0x25][..], cpu),
+            (&[0x65, 0x8b, 0x0c, 0x25][..], cpu),
             (&[0x65, 0x48, 0x8b, 0x04, 0x25], task.current_task),
         ] {
             assert!(at > u64::from(u32::MAX), "{at:#x} is no link address");

@@ -1,0 +1,178 @@
+//! Threads that are preempted at any instruction of a detour, or of the code that a call returns to, and continue on
+//! another CPU. The counters of two CPUs may differ, so a time and a number must be of the same CPU.
+
+use super::followed::{LOST, Returns, VETOED, drain, everything, function_with};
+use super::quiet;
+use super::stops::{instructions, run_until};
+use hvprobe_arch::Gva;
+use hvprobe_arch::detour::{Capture, Layout, Member, Part, STUB};
+use hvprobe_arch::regs::Regs;
+use hvprobe_tests::detour::arena::{Arena, CPU};
+use hvprobe_tests::detour::bench::{Bench, State};
+use hvprobe_tests::detour::probed::{Planted, Room};
+use hvprobe_tests::detour::reader::Reader;
+use iced_x86::{Instruction, Mnemonic};
+
+/// Exits of the bench: stopped at an int3, has returned, is inside the function.
+const STANDS: u64 = 0;
+const RETURNED: u64 = 1;
+const INSIDE: u64 = 2;
+/// CPU on which a thread continues.
+const OTHER: u32 = CPU + 1;
+
+/// Returns this processor's time stamp counter.
+fn counter() -> u64 {
+    // SAFETY: every x86-64 processor has it, and Linux lets user mode read it.
+    unsafe { std::arch::x86_64::_rdtsc() }
+}
+
+fn set_cpu(arena: &Arena, cpu: u32) {
+    let at = arena.gs().wrapping_add(u64::from(arena.cpu()));
+    arena.write(at, &cpu.to_le_bytes());
+}
+
+/// A time and a CPU that were recorded together.
+type Recorded = (u64, Option<u32>);
+
+/// Runs the code at `at`, whose instructions are `code`, once for each of them, and lets its thread migrate there.
+/// `prepare` returns the state to begin with, and `recorded` what the run recorded.
+fn migrate_everywhere(
+    bench: &Bench<'_>,
+    at: impl Fn() -> Gva,
+    code: &[Instruction],
+    mut prepare: impl FnMut() -> State,
+    mut recorded: impl FnMut(u64) -> Recorded,
+) {
+    let (mut before, mut after) = (0, 0);
+    for instruction in code {
+        let stop = Gva(instruction.ip());
+        let state = prepare();
+        set_cpu(bench.arena(), CPU);
+        let left = run_until(bench, at(), &state, stop, STANDS);
+        if left.exit != STANDS {
+            // A run without migration does not execute every instruction.
+            recorded(left.exit);
+            continue;
+        }
+        let migrated = counter();
+        set_cpu(bench.arena(), OTHER);
+        let left = bench.run(stop, &left.state);
+        let (tsc, cpu) = recorded(left.exit);
+        let expected = if tsc < migrated { CPU } else { OTHER };
+        assert_eq!(cpu, Some(expected), "migrated at {instruction}");
+        match expected {
+            CPU => before += 1,
+            _ => after += 1,
+        }
+    }
+    assert!(before > 10 && after > 5, "{before}, {after}");
+}
+
+fn registers(rsp: Gva) -> State {
+    State {
+        regs: Regs {
+            rsp: rsp.0,
+            ..Regs::default()
+        },
+        vectors: [[0; 4]; 16],
+    }
+}
+
+#[test]
+fn a_hit_has_the_time_and_the_number_of_one_cpu() {
+    let arena = Arena::new().unwrap();
+    let bench = Bench::new(&arena).unwrap();
+    let ring = quiet(&arena, 64);
+    let capture = Capture {
+        cpu: Some(arena.cpu()),
+        ..Capture::default()
+    };
+    let member = Member {
+        conditions: &[],
+        vetoed: arena.counter(VETOED),
+        part: Part::Record {
+            source: 0,
+            capture: &capture,
+            lost: arena.counter(LOST),
+            waits: false,
+        },
+    };
+    let inside = bench.exit(INSIDE);
+    let span = function_with(&arena, |a| a.jmp(inside.0));
+    let detour = Room::new(&arena).detour(&span, &ring, &[member]).unwrap();
+    let _planted = Planted::new(&arena, &span, &detour);
+    let layout = Layout::new(&capture).unwrap();
+    let mut reader = Reader::new(&arena, ring);
+
+    let tail = detour.tail();
+    let code = instructions(&arena, detour.at(), |it| it.ip() < tail.0);
+    let slot = arena.stack().start.wrapping_add(0x1000);
+    migrate_everywhere(
+        &bench,
+        || arena.function(),
+        &code,
+        || registers(slot),
+        |exit| {
+            assert_eq!(exit, INSIDE);
+            let records = drain(&mut reader, &layout);
+            assert_eq!(records.len(), 1);
+            (records[0].tsc, records[0].cpu)
+        },
+    );
+}
+
+#[test]
+fn a_call_has_the_time_and_the_number_of_one_cpu_at_its_entry_and_at_its_return() {
+    let arena = Arena::new().unwrap();
+    let bench = Bench::new(&arena).unwrap();
+    let ring = quiet(&arena, 64);
+    let mut room = Room::new(&arena);
+    let returns = Returns::new(&mut room, &arena, &ring, 0, 1, everything(&arena));
+    let inside = bench.exit(INSIDE);
+    let span = function_with(&arena, |a| a.jmp(inside.0));
+    let detour = room.detour(&span, &ring, &[returns.member()]).unwrap();
+    let _planted = Planted::new(&arena, &span, &detour);
+    let mut reader = Reader::new(&arena, ring);
+
+    let slot = arena.stack().start.wrapping_add(0x1000);
+    let made = || {
+        arena.write(slot, &bench.exit(RETURNED).0.to_le_bytes());
+        registers(slot)
+    };
+    let done = registers(slot.wrapping_add(8));
+    let stub = returns.stubs;
+    let tail = detour.tail();
+    let entering = instructions(&arena, detour.at(), |it| it.ip() < tail.0);
+    migrate_everywhere(
+        &bench,
+        || arena.function(),
+        &entering,
+        made,
+        |exit| {
+            assert_eq!(exit, INSIDE);
+            assert_eq!(bench.run(stub, &done).exit, RETURNED);
+            let records = drain(&mut reader, &returns.layout);
+            let call = records[0].call.unwrap();
+            (call.tsc, call.cpu)
+        },
+    );
+
+    // The common code is after the only stub.
+    let common = stub.wrapping_add(u64::from(STUB));
+    let leaving = instructions(&arena, common, |it| it.mnemonic() != Mnemonic::Ret);
+    migrate_everywhere(
+        &bench,
+        || stub,
+        &leaving,
+        || {
+            assert_eq!(bench.run(arena.function(), &made()).exit, INSIDE);
+            done.clone()
+        },
+        |exit| {
+            assert_eq!(exit, RETURNED);
+            let records = drain(&mut reader, &returns.layout);
+            (records[0].tsc, records[0].cpu)
+        },
+    );
+    returns.check_idle();
+}
