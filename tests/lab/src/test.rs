@@ -303,7 +303,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         total.run(job, &ready, &options.how(rig, deadline))?;
         took.note("the tests in the rig");
     }
-    progress::note(&took.parts.join(", "));
+    took.print();
     let mut status = total.close();
     if total.ran_nothing() && !options.filter.is_empty() {
         progress::note("no test has that in its name (--filter)");

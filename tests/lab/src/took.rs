@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use crate::progress;
+
 /// Times that the parts of a run took.
 #[derive(Debug)]
 pub(crate) struct Took {
@@ -24,5 +26,10 @@ impl Took {
         let seconds = self.since.elapsed().as_secs();
         self.parts.push(format!("{what} took {seconds} s"));
         self.since = Instant::now();
+    }
+
+    /// Prints the times noted so far.
+    pub(crate) fn print(&self) {
+        progress::note(&self.parts.join(", "));
     }
 }

@@ -4,7 +4,7 @@
 use hvprobe_arch::Gva;
 use hvprobe_linux::symbols::SymbolKind;
 use hvprobe_machine::{Mechanism, ProbeInfo, ProbeState};
-use hvprobe_tests::rig::{Running, assert_clean, guest, probe, rig};
+use hvprobe_tests::rig::{Running, assert_clean, guest, probe, rig, rounds};
 use hvprobe_tests::{names, wait};
 
 /// Functions that every workload and every timer interrupt enters.
@@ -153,7 +153,8 @@ fn text_is_the_original_after_probes_came_and_went_on_two_busy_vcpus() {
         .map(|offset| probe(&format!("p {FUNCTION}+{offset}")))
         .collect();
     let mut hits = 0;
-    for round in 0..30 {
+    let rounds = rounds(30_u64);
+    for round in 0..rounds {
         let ids = machine.register(&batch).expect("known to be probeable");
         assert_ne!(text_of(&running, at), original);
         let counted = |ids: &[_]| -> u64 {
@@ -171,7 +172,7 @@ fn text_is_the_original_after_probes_came_and_went_on_two_busy_vcpus() {
         machine.unregister(&ids).expect("registered");
         assert_eq!(text_of(&running, at), original, "round {round}");
     }
-    assert!(hits >= 600);
+    assert!(hits >= 20 * rounds);
     machine.console_input(b"\n");
     let (ending, events, printed) = running.finish();
     assert_clean(&ending, &printed, 0);

@@ -9,7 +9,7 @@ use hvprobe_hit::event::{Call, EventKind};
 use hvprobe_machine::{Event, Machine, MachineConfig, Mechanism, ProbeId, ProbeSpec};
 use hvprobe_spec::{Change, Comparison, Condition, Item, Then};
 use hvprobe_tests::names;
-use hvprobe_tests::rig::{Running, assert_clean, chain, guest, info, probe, rig, values};
+use hvprobe_tests::rig::{Running, assert_clean, chain, guest, info, probe, rig, rounds, values};
 
 /// Offset of the first argument in `struct pt_regs` (arch/x86/include/asm/ptrace.h).
 const PT_DI: i64 = 112;
@@ -528,10 +528,10 @@ fn disable_in_flight(optimize: bool) {
 
 #[test]
 fn return_probes_come_and_go_while_two_vcpus_call_and_return() {
-    const ROUNDS: usize = 60;
     if rig("return probes under load").is_none() {
         return;
     }
+    let rounds = rounds(60_u64);
     let mut running = Running::shared(&guest(2, &["workload", "stdin-hold", "2"]));
     running.wait_for("ready");
     let machine = running.machine.clone();
@@ -545,7 +545,7 @@ fn return_probes_come_and_go_while_two_vcpus_call_and_return() {
         probe(&format!("r {INNER}")),
     ];
     let mut hits = 0;
-    for round in 0..ROUNDS {
+    for round in 0..rounds {
         let ids = machine.register(&specs).expect("can be probed");
         running.wait_while_running(|machine| {
             counts(machine, ids[0])[0] >= 5 && counts(machine, ids[2])[0] >= 5
@@ -563,7 +563,7 @@ fn return_probes_come_and_go_while_two_vcpus_call_and_return() {
     machine.console_input(b"\n");
     let (ending, _, printed) = running.finish();
     assert_clean(&ending, &printed, 0);
-    eprintln!("{ROUNDS} rounds, {hits} returns or more");
+    eprintln!("{rounds} rounds, {hits} returns or more");
 }
 
 #[test]

@@ -15,7 +15,8 @@ use hvprobe_machine::{EndReason, Machine, MachineConfig, Mechanism, ProbeId, Pro
 use hvprobe_tests::differential::random::Random;
 use hvprobe_tests::progress::Progress;
 use hvprobe_tests::rig::{
-    Running, assert_clean, chain, guest, info, infos, is_short, probe, rig, rig_cpus, values,
+    Running, assert_clean, chain, guest, info, infos, is_short, probe, rig, rig_cpus, rounds,
+    values,
 };
 use hvprobe_tests::{names, wait};
 
@@ -320,14 +321,14 @@ fn every_call_is_accounted_for(cpus: u32, stretches: u32, optimize: bool) {
 #[test]
 fn every_call_of_two_vcpus_is_accounted_for_while_probes_come_and_go() {
     if rig("stress with 2 vCPUs").is_some() {
-        every_call_is_accounted_for(2, 4, false);
+        every_call_is_accounted_for(2, rounds(5), false);
     }
 }
 
 #[test]
 fn every_call_is_accounted_for_while_jumps_and_breakpoints_take_turns() {
     if rig("stress with jumps").is_some() {
-        every_call_is_accounted_for(2, 4, true);
+        every_call_is_accounted_for(2, rounds(5), true);
     }
 }
 
