@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use hvprobe_spec::script::Told;
+use hvprobe_spec::script::Aggregate;
 
 use super::bars::bar;
 
@@ -73,24 +73,24 @@ impl Entries {
     }
 
     /// Formats the map `name`, sorted by the printed number; with `top`, only the greatest entries.
-    pub(crate) fn text(&self, name: &str, told: Told, top: Option<u64>) -> String {
+    pub(crate) fn text(&self, name: &str, aggregate: Aggregate, top: Option<u64>) -> String {
         let mut entries: Vec<_> = self.0.iter().collect();
-        entries.sort_by_key(|(_, entry)| entry.told(told));
+        entries.sort_by_key(|(_, entry)| entry.number(aggregate));
         let top = top.and_then(|top| usize::try_from(top).ok());
         let first = entries.len() - top.unwrap_or(entries.len()).min(entries.len());
         let mut text = String::new();
         for (key, entry) in &entries[first..] {
             let key = shown(name, key);
-            match told {
-                Told::Powers | Told::Steps { .. } => {
-                    let rows = rows(told, &entry.rows);
+            match aggregate {
+                Aggregate::Powers | Aggregate::Steps { .. } => {
+                    let rows = rows(aggregate, &entry.rows);
                     writeln!(text, "{key}: \n{rows}")
                 }
-                _ => writeln!(text, "{key}: {}", entry.told(told)),
+                _ => writeln!(text, "{key}: {}", entry.number(aggregate)),
             }
             .expect("writing to a string cannot fail");
         }
-        if !matches!(told, Told::Powers | Told::Steps { .. }) {
+        if !matches!(aggregate, Aggregate::Powers | Aggregate::Steps { .. }) {
             text.push('\n');
         }
         text
@@ -98,14 +98,14 @@ impl Entries {
 }
 
 impl Entry {
-    fn told(&self, told: Told) -> i128 {
+    fn number(&self, aggregate: Aggregate) -> i128 {
         let value = |of: fn(Summed) -> i128| self.value.map_or(0, of);
-        match told {
-            Told::Hits | Told::Powers | Told::Steps { .. } => self.hits.into(),
-            Told::Sum => value(|it| it.sum),
-            Told::Average => value(|it| it.sum / i128::from(it.count.max(1))),
-            Told::Least => value(|it| it.least),
-            Told::Greatest => value(|it| it.greatest),
+        match aggregate {
+            Aggregate::Hits | Aggregate::Powers | Aggregate::Steps { .. } => self.hits.into(),
+            Aggregate::Sum => value(|it| it.sum),
+            Aggregate::Average => value(|it| it.sum / i128::from(it.count.max(1))),
+            Aggregate::Least => value(|it| it.least),
+            Aggregate::Greatest => value(|it| it.greatest),
         }
     }
 }
@@ -142,7 +142,7 @@ pub(crate) fn row_of_step(number: i128, (min, max, step): (u64, u64, u64)) -> u6
 }
 
 /// Returns the rows from the first to the last one with hits.
-fn rows(told: Told, hits: &BTreeMap<u64, u64>) -> String {
+fn rows(aggregate: Aggregate, hits: &BTreeMap<u64, u64>) -> String {
     let mut text = String::new();
     let (Some((first, _)), Some((last, _))) = (hits.first_key_value(), hits.last_key_value())
     else {
@@ -151,8 +151,8 @@ fn rows(told: Told, hits: &BTreeMap<u64, u64>) -> String {
     let most = hits.values().copied().max().unwrap_or(1).max(1);
     for row in *first..=*last {
         let hits = hits.get(&row).copied().unwrap_or(0);
-        let label = match told {
-            Told::Steps { min, max, step } => step_label(row, min, max, step),
+        let label = match aggregate {
+            Aggregate::Steps { min, max, step } => step_label(row, min, max, step),
             _ => power_label(row),
         };
         let bar = bar(hits, most);
@@ -229,12 +229,12 @@ mod tests {
             @x[dd, 10]: 12
 
         "#]]
-        .assert_eq(&entries.text("x", Told::Hits, None));
+        .assert_eq(&entries.text("x", Aggregate::Hits, None));
         expect![[r#"
             @[dd, 10]: 12
 
         "#]]
-        .assert_eq(&entries.text("", Told::Hits, Some(1)));
+        .assert_eq(&entries.text("", Aggregate::Hits, Some(1)));
     }
 
     #[test]
@@ -249,15 +249,18 @@ mod tests {
             };
             entries.add_sum(key(&[]), summed);
         }
-        for (told, expected) in [
-            (Told::Sum, 13),
-            (Told::Average, 3),
-            (Told::Least, -5),
-            (Told::Greatest, 20),
+        for (aggregate, expected) in [
+            (Aggregate::Sum, 13),
+            (Aggregate::Average, 3),
+            (Aggregate::Least, -5),
+            (Aggregate::Greatest, 20),
         ] {
-            assert_eq!(entries.text("n", told, None), format!("@n: {expected}\n\n"));
+            assert_eq!(
+                entries.text("n", aggregate, None),
+                format!("@n: {expected}\n\n")
+            );
         }
-        assert_eq!(Entries::default().text("n", Told::Hits, None), "\n");
+        assert_eq!(Entries::default().text("n", Aggregate::Hits, None), "\n");
     }
 
     #[test]
@@ -287,7 +290,7 @@ mod tests {
             [1K, 2K)               8 |@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@|
 
         "#]]
-        .assert_eq(&entries.text("", Told::Powers, None));
+        .assert_eq(&entries.text("", Aggregate::Powers, None));
     }
 
     #[test]
@@ -297,7 +300,7 @@ mod tests {
             for number in numbers {
                 entries.add_row(key(&[]), row_of_step(*number, (min, max, step)), 1);
             }
-            entries.text("l", Told::Steps { min, max, step }, None)
+            entries.text("l", Aggregate::Steps { min, max, step }, None)
         };
         let numbers = [-5, 99, 100, 149, 199, 200, i128::from(u64::MAX)];
         expect![[r#"

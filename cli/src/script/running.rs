@@ -14,7 +14,7 @@ use hvprobe_proto::v1::{
     histogram_key_value::What,
 };
 use hvprobe_spec::definition;
-use hvprobe_spec::script::{Action, Counted, KeyPart, Told, position};
+use hvprobe_spec::script::{Action, Aggregate, Counted, KeyPart, position};
 use time::OffsetDateTime;
 use tokio::time::{Interval, MissedTickBehavior};
 
@@ -343,15 +343,15 @@ impl Running {
                 let key: Vec<_> = key.collect();
                 let last_key = keys.last().zip(row.keys.last());
                 let number = last_key.and_then(|(key, value)| number(key, value));
-                match (map.told, row.values.first()) {
-                    (Told::Hits, _) => entries.add_hits(key, row.hits),
-                    (Told::Powers, _) => match last_key.map(|(_, value)| &value.what) {
+                match (map.aggregate, row.values.first()) {
+                    (Aggregate::Hits, _) => entries.add_hits(key, row.hits),
+                    (Aggregate::Powers, _) => match last_key.map(|(_, value)| &value.what) {
                         Some(Some(What::Number(bits))) => {
                             entries.add_row(key, row_of_bits(*bits), row.hits);
                         }
                         _ => unread += row.hits,
                     },
-                    (Told::Steps { min, max, step }, _) => match number {
+                    (Aggregate::Steps { min, max, step }, _) => match number {
                         Some(number) => {
                             let index = row_of_step(number, (min, max, step));
                             entries.add_row(key, index, row.hits);
@@ -399,7 +399,7 @@ impl Running {
         }
         Ok(match entries.is_empty() {
             true => String::new(),
-            false => entries.text(&map.name, map.told, top),
+            false => entries.text(&map.name, map.aggregate, top),
         })
     }
 

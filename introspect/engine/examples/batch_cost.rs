@@ -178,11 +178,11 @@ impl Guest {
         let members = places
             .filter_map(|at| table.at(at))
             .flat_map(|(_, site)| &site.members);
-        let told = members.map(|member| match &member.role {
-            Role::Internal(internal) => internal.told.0,
+        let hooks = members.map(|member| match &member.role {
+            Role::Internal(internal) => internal.notifies.0,
             Role::Probe(_) | Role::Return { .. } => 0,
         });
-        HookSet(told.fold(0, |all, one| all | one))
+        HookSet(hooks.fold(0, |all, one| all | one))
     }
 }
 
@@ -343,7 +343,7 @@ fn measure(
         let (done, register) = Took::of(&guest, || {
             registry.register_batch(&specs, Refusals::Fail, &guest)
         });
-        let ids = done.map_err(|error| told(&error))?.ids();
+        let ids = done.map_err(|error| error_chain(&error))?.ids();
         let is_jump = |probe: &ProbeInfo| probe.mechanism == Some(Mechanism::Optimized);
         let listed = registry.list(&guest.memory);
         let jumps = listed.iter().filter(|probe| is_jump(probe)).count();
@@ -356,7 +356,7 @@ fn measure(
         for function in FTRACE {
             let function = image.symbols().address_of(function).expect("a kernel");
             let hooks = guest.hooks(function);
-            let (_, took) = Took::of(&guest, || registry.told(hooks, Gva(0), &guest));
+            let (_, took) = Took::of(&guest, || registry.run_hooks(hooks, Gva(0), &guest));
             traced = traced.max(took);
         }
         let (done, unregister) = Took::of(&guest, || registry.unregister(&ids, &guest));
@@ -430,7 +430,7 @@ fn functions(
     if good.len() < count {
         let (possible, tried) = (good.len(), specs.len());
         let why = refused.map_or_else(String::new, |first| {
-            format!("; {first} cannot: {}", told(&first.why))
+            format!("; {first} cannot: {}", error_chain(&first.why))
         });
         return Err(format!(
             "only {possible} of {tried} functions can be probed{why}"
@@ -441,7 +441,9 @@ fn functions(
 }
 
 /// An error with what it comes from.
-fn told(error: &dyn std::error::Error) -> String {
-    let source = error.source().map(|source| format!(": {}", told(source)));
+fn error_chain(error: &dyn std::error::Error) -> String {
+    let source = error
+        .source()
+        .map(|source| format!(": {}", error_chain(source)));
     format!("{error}{}", source.unwrap_or_default())
 }

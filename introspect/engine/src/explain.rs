@@ -68,11 +68,11 @@ pub fn explain(image: &KernelImage, spec: &ProbeSpec) -> Vec<Result<Explained, S
         Ok(all) => all,
         Err(why) => return vec![Err(Skipped::new(0, spec, why))],
     };
-    let mut told = Vec::with_capacity(all.len());
+    let mut results = Vec::with_capacity(all.len());
     for one in &all {
-        told.push(explained(one, &kernel).map_err(|why| Skipped::new(0, one, why)));
+        results.push(explained(one, &kernel).map_err(|why| Skipped::new(0, one, why)));
     }
-    told
+    results
 }
 
 fn explained(spec: &ProbeSpec, kernel: &Probeable<'_>) -> Result<Explained, Refused> {

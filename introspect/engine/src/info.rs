@@ -40,10 +40,10 @@ pub struct Shown {
 pub struct Awaited(Arc<OnceLock<(Arc<Actions>, Arc<Shown>)>>);
 
 impl Awaited {
-    pub(crate) fn tell(&self, actions: &Arc<Actions>, shown: &Arc<Shown>) {
-        let told = (Arc::clone(actions), Arc::clone(shown));
+    pub(crate) fn resolve(&self, actions: &Arc<Actions>, shown: &Arc<Shown>) {
+        let resolved = (Arc::clone(actions), Arc::clone(shown));
         // They are resolved once.
-        let _ = self.0.set(told);
+        let _ = self.0.set(resolved);
     }
 }
 
@@ -89,7 +89,7 @@ pub struct ProbeInfo {
 impl ProbeInfo {
     /// Returns the description with the values from the probe's module; `None` while they are awaited.
     #[must_use]
-    pub fn told(&self) -> Option<Self> {
+    pub fn resolved(&self) -> Option<Self> {
         let Some(Awaited(awaited)) = &self.awaited else {
             return Some(self.clone());
         };

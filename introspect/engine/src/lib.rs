@@ -29,7 +29,7 @@ pub use info::{Awaited, ProbeInfo, ProbeState, Shown, Throttled};
 pub use plan::arguments::on_any_event;
 pub use refusal::Refused;
 pub use registered::{BATCH_MAX, PROBES_MAX, Refusals, Registered, Skipped};
-pub use registry::{Looked, Registry, Retry, Told, Usage};
+pub use registry::{HookOutcome, Looked, Registry, Retry, Usage};
 pub use remedy::Remedy;
 pub use unoptimized::Unoptimized;
 pub use world::{Standing, StopError, WhileStopped, World};

@@ -105,7 +105,7 @@ impl<'a, M: PhysMemory + ?Sized, C> Scene<'a, M, C> {
         if let Some(process) = self.process.get() {
             return process;
         }
-        let cr3 = self.around.cr3.and_then(|tell| tell());
+        let cr3 = self.around.cr3.and_then(|read| read());
         let process = cr3.map(|cr3| PageTables {
             root: Gpa(cr3),
             ..*self.walker.tables()

@@ -65,8 +65,8 @@ impl Surroundings for Copied<'_> {
 
     fn returns_to(&self, found: Gva, _slot: Gva) -> Option<Gva> {
         let table = &self.stacks.table;
-        let is_told = !KERNEL_WINDOW.contains(found) || table.stands_for(found).is_some();
-        is_told.then_some(found)
+        let is_known = !KERNEL_WINDOW.contains(found) || table.stands_for(found).is_some();
+        is_known.then_some(found)
     }
 
     fn in_place(&self, at: Gva) -> (Gva, u64) {

@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn the_beginning_of_a_text_tells_only_what_is_so_whatever_follows() {
+    fn the_beginning_of_a_text_decides_only_what_is_so_whatever_follows() {
         use Operator::{Equal, Glob, NotEqual};
         for (operator, with, expected) in [
             (Equal, "/etc/passwd", None),

@@ -10,9 +10,9 @@ use hvprobe_arch::{Gva, Regs};
 use hvprobe_spec::predicate::Predicate;
 use hvprobe_spec::{Actions, Hold, ProbeId, Then};
 
+use super::actions::{Seen, Taken, apply, capture, passes};
 use super::context::Scene;
 use super::outcome::Held;
-use super::sample::{Seen, Taken, apply, capture, passes};
 use super::state::{HitState, Waiting};
 use super::table::{Member, Role, Site};
 use crate::clock::Clock;
@@ -177,7 +177,7 @@ impl HitState {
         if !internal.holds() {
             return None;
         }
-        let hooks = internal.told;
+        let hooks = internal.notifies;
         self.wait(site, member, taken);
         Some(Held::Engine { hooks, argument })
     }

@@ -4,10 +4,11 @@
 //! know how probes are registered: the engine gives it one immutable [`ProbeTable`](table::ProbeTable) after
 //! another.
 //!
-//! The code of a hit begins in `hit.rs` (the stages); `sample.rs` has the time and the content of events,
+//! The code of a hit begins in `hit.rs` (the stages); `actions.rs` has the time and the content of events,
 //! `handlers.rs` what probes do, and `step.rs` the displaced instruction. `handler.rs` is the interface for
 //! vCPUs.
 
+mod actions;
 pub mod aggregate;
 mod atomics;
 pub mod calls;
@@ -29,13 +30,12 @@ mod meter;
 mod outcome;
 pub mod record;
 pub mod region;
+mod restored_frames;
 mod returns;
-mod sample;
 mod stack_trace;
 mod state;
 mod step;
 pub mod table;
-mod vacated;
 mod view;
 
 pub use clock::{Clock, Reading};
@@ -46,6 +46,6 @@ pub use followed::Followed;
 pub use handler::HitHandler;
 pub use meter::Meter;
 pub use outcome::{Fault, Held, Inquiry, Outcome};
+pub use restored_frames::{RestoredFrames, restore_frame};
 pub use returns::entry_data_size;
-pub use vacated::{Vacated, vacate};
 pub use view::{KernelView, Surroundings};

@@ -109,7 +109,7 @@ pub struct Meter {
     /// The budget was exceeded, with the policy to disable: nothing is admitted any more.
     tripped: AtomicBool,
     /// Number of throttled hits that notices have reported. For the control side.
-    told: AtomicU64,
+    reported: AtomicU64,
 }
 
 impl Meter {
@@ -123,7 +123,7 @@ impl Meter {
             time: budget.max_share.map(time),
             excess: budget.excess,
             tripped: AtomicBool::new(false),
-            told: AtomicU64::new(0),
+            reported: AtomicU64::new(0),
         }
     }
 
@@ -163,8 +163,8 @@ impl Meter {
     }
 
     /// Returns how many of `throttled` hits in all no notice has reported, and counts these as reported.
-    pub fn untold(&self, throttled: u64) -> u64 {
-        throttled - self.told.swap(throttled, Ordering::Relaxed)
+    pub fn take_unreported(&self, throttled: u64) -> u64 {
+        throttled - self.reported.swap(throttled, Ordering::Relaxed)
     }
 }
 

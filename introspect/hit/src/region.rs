@@ -149,7 +149,7 @@ impl RingPlace {
     ///
     /// # Errors
     /// When there is no such memory.
-    pub fn tell(&self, mem: &dyn PhysMemory, limit: u64, bell: u64) -> Result<(), OutOfRange> {
+    pub fn publish(&self, mem: &dyn PhysMemory, limit: u64, bell: u64) -> Result<(), OutOfRange> {
         mem.write_u64(self.limit, limit)?;
         mem.write_u64(self.bell, bell)
     }

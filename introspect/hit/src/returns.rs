@@ -14,9 +14,9 @@ use hvprobe_arch::{Gva, Regs};
 use hvprobe_spec::predicate::Predicate;
 use hvprobe_spec::{Actions, Item};
 
+use super::actions::{Seen, Taken, apply, capture, passes};
 use super::context::Scene;
 use super::outcome::Outcome;
-use super::sample::{Seen, Taken, apply, capture, passes};
 use super::state::HitState;
 use super::table::{Following, Member, ProbeTable, Returning};
 use crate::calls::{Call as InFlight, DATA_MAX, Ended, Entry, Pool};
@@ -150,7 +150,7 @@ impl HitState {
                     }
                 } else if actions.changes.is_empty() || counters.admit(self.vcpu, now) {
                     counters.hit(self.vcpu);
-                    let kind = || EventKind::Return(told(call));
+                    let kind = || EventKind::Return(reported_call(call));
                     let seen = Seen::new(self.vcpu, call.probe(), actions, regs, &taken);
                     let (events, items) = (&mut self.events, &actions.capture_at_return);
                     let cost_ns = if actions.capture.is_empty() {
@@ -174,7 +174,7 @@ impl HitState {
             let on_the_way = found.is_some_and(|found| table.is_trampoline(found));
             if on_the_way
                 && let Some(task) = scene.task()
-                && let Some(to) = table.vacated(task, slot)
+                && let Some(to) = table.restored(task, slot)
             {
                 return Some(to);
             }
@@ -218,7 +218,7 @@ impl HitState {
         if actions.changes.is_empty() || counters.admit(self.vcpu, now) {
             counters.hit(self.vcpu);
             let seen = Seen::new(self.vcpu, call.probe(), actions, regs, taken);
-            let kind = || EventKind::Return(told(call));
+            let kind = || EventKind::Return(reported_call(call));
             let cost_ns = seen.report_with(scene, &mut self.events, kind, &captured, &[]);
             counters.charge(now, cost_ns);
         }
@@ -330,7 +330,7 @@ fn enter_followed<M: PhysMemory + ?Sized, C: Clock>(
 
 /// Returns what the event of a return reports of its call.
 #[inline]
-fn told(call: &InFlight<'_>) -> Call {
+fn reported_call(call: &InFlight<'_>) -> Call {
     Call {
         id: call.id(),
         entry_ns: call.host_ns(),

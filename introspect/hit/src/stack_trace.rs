@@ -61,7 +61,7 @@ impl<M: PhysMemory + ?Sized, C> Surroundings for Scene<'_, M, C> {
         let task = self.task()?;
         let calls = &self.table.returns()?.calls;
         let known = calls.return_address(task, slot);
-        known.or_else(|| self.table.vacated(task, slot))
+        known.or_else(|| self.table.restored(task, slot))
     }
 
     fn in_place(&self, at: Gva) -> (Gva, u64) {

@@ -16,7 +16,7 @@ use hvprobe_spec::{Actions, ProbeId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::counters::Counters;
-use super::vacated::Vacated;
+use super::restored_frames::RestoredFrames;
 use crate::calls::{Calls, Found, Pool};
 use crate::record::{NESTED_MAX, RecordSource, Stubs};
 use crate::region::{Fixtures, KERNEL_WINDOW};
@@ -32,7 +32,7 @@ pub struct Internal {
     /// The guest's kernel has faulted; the function's first argument points to the registers.
     pub fault: bool,
     /// Hooks that the engine is notified of while the vCPU waits.
-    pub told: HookSet,
+    pub notifies: HookSet,
 }
 
 /// A set of the engine's hooks: a bit for each.
@@ -59,14 +59,14 @@ impl Internal {
             task_dead: self.task_dead || other.task_dead,
             task_freed: self.task_freed || other.task_freed,
             fault: self.fault || other.fault,
-            told: HookSet(self.told.0 | other.told.0),
+            notifies: HookSet(self.notifies.0 | other.notifies.0),
         }
     }
 
     /// Returns whether the vCPU waits there.
     #[must_use]
     pub fn holds(&self) -> bool {
-        !self.told.is_empty()
+        !self.notifies.is_empty()
     }
 }
 
@@ -164,7 +164,7 @@ pub struct ProbeTable {
     fixtures: Option<Fixtures>,
     returning: FxHashMap<ProbeId, Returning>,
     returns: Option<Arc<Returns>>,
-    vacated: Arc<Vacated>,
+    restored_frames: Arc<RestoredFrames>,
     /// The return probes that follow calls without exits.
     followed: Stubs,
     ask_all: Vec<Range<Gva>>,
@@ -191,7 +191,7 @@ pub struct Parts {
     /// State that they share.
     pub returns: Arc<Returns>,
     /// Frames whose return addresses were restored.
-    pub vacated: Arc<Vacated>,
+    pub restored_frames: Arc<RestoredFrames>,
     /// The return probes that follow calls without exits.
     pub followed: Vec<Arc<RecordSource>>,
     /// Ranges of return addresses which show that not all of a task's calls can be found on its stack. The start
@@ -259,7 +259,7 @@ impl ProbeTable {
             fixtures: parts.fixtures,
             returning: parts.returning,
             returns: Some(parts.returns),
-            vacated: parts.vacated,
+            restored_frames: parts.restored_frames,
             followed: Stubs::of(parts.followed),
             ask_all: parts.ask_all,
             unwinder: parts.unwinder,
@@ -423,8 +423,8 @@ impl ProbeTable {
     }
 
     /// Returns the real return address of a frame whose return address was restored.
-    pub(crate) fn vacated(&self, task: Gva, slot: Gva) -> Option<Gva> {
-        self.vacated.get(task, slot)
+    pub(crate) fn restored(&self, task: Gva, slot: Gva) -> Option<Gva> {
+        self.restored_frames.get(task, slot)
     }
 
     /// Returns the state that return probes share.

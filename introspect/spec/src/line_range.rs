@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_told_where_they_are() {
+    fn mistakes_are_reported_where_they_are() {
         for (text, column) in [
             ("", 0),
             ("fs/read_write.c", 0),

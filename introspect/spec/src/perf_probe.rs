@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_told_where_they_are() {
+    fn mistakes_are_reported_where_they_are() {
         for (text, column) in [
             (" ", 0),
             ("1=vfs_read", 0),

@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_told_where_they_are() {
+    fn mistakes_are_reported_where_they_are() {
         for (text, column) in [
             ("", 0),
             ("1f:2", 0),

@@ -162,8 +162,8 @@ impl Counted {
         if !awaited.is_empty() {
             for event in events {
                 if let Entry::Occupied(probe) = awaited.entry(event.probe)
-                    && let (index, told) = probe.get()
-                    && learn(table, *index, told, refused)
+                    && let (index, info) = probe.get()
+                    && learn(table, *index, info, refused)
                 {
                     probe.remove();
                 }
@@ -186,11 +186,11 @@ fn learn(
     probe: &ProbeInfo,
     refused: &mut Option<AggregateError>,
 ) -> bool {
-    let Some(told) = probe.told() else {
+    let Some(resolved) = probe.resolved() else {
         return false;
     };
-    match aggregate(table, index, &told) {
-        Ok(what) => table.learn(told.id, Arc::clone(&told.actions), what, AWAITED),
+    match aggregate(table, index, &resolved) {
+        Ok(what) => table.learn(resolved.id, Arc::clone(&resolved.actions), what, AWAITED),
         Err(why) => {
             table.release(AWAITED);
             refused.get_or_insert(why);
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_have_taken_is_not_the_end_of_a_histogram_whose_modules_tell() {
+    fn what_others_have_taken_is_not_the_end_of_a_histogram_whose_modules_have_come() {
         let room = Arc::new(Room::new(8 * AWAITED));
         let known = vec![probe(1, false), probe(2, true)];
         let ids = [ProbeId(1), ProbeId(2)];
@@ -433,8 +433,8 @@ mod tests {
         assert!(learn(&mut table, 1, &probe(2, false), &mut refused));
         assert_eq!(refused, None);
         table.hear(&[event(1), event(2)], 0);
-        let told = table.copy().snapshot();
-        assert_eq!((told.hits, told.dropped), (4, 0));
+        let snapshot = table.copy().snapshot();
+        assert_eq!((snapshot.hits, snapshot.dropped), (4, 0));
         assert!(room.left() > 0, "what it waited with is given back");
     }
 

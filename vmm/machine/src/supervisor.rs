@@ -174,7 +174,7 @@ impl Machine {
     /// Passes the hooks that were hit to the engine; returns how the guest continues.
     fn told(&self, hooks: HookSet, argument: Gva) -> Decision {
         let mut registry = self.registry();
-        let told = registry.told(hooks, argument, &Guest(&self.shared));
+        let told = registry.run_hooks(hooks, argument, &Guest(&self.shared));
         self.report_refused(told.refused);
         let replaced = registry.is_replaced();
         drop(registry);

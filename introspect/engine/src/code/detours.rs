@@ -113,7 +113,7 @@ impl Detours {
         let code = self.code.reserve(mem, tables, behind, self.taken, INT3)?;
         if fresh {
             let (limit, bell) = self.place.initial();
-            self.place.tell(mem, limit, bell)?;
+            self.place.publish(mem, limit, bell)?;
             self.free_code = Space::new(code, self.code.len());
             let counters = data.wrapping_add(COUNTERS);
             self.free_counters = Space::new(counters, CELLS - COUNTERS);

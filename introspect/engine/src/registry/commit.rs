@@ -11,7 +11,7 @@ use hvprobe_arch::mem::PhysMemory;
 use hvprobe_hit::calls::{Fate, Pool};
 use hvprobe_hit::region::KERNEL_WINDOW;
 use hvprobe_hit::table::{Following, Internal, Member, Parts, ProbeTable, Returning, Role, Site};
-use hvprobe_hit::{Counters, Stacks, vacate};
+use hvprobe_hit::{Counters, Stacks, restore_frame};
 use hvprobe_spec::ProbeId;
 use tracing::warn;
 
@@ -348,16 +348,16 @@ impl Registry {
                 .iter()
                 .any(|cpu| cpu.rip() == trampoline && cpu.rsp().wrapping_sub(8) == slot)
         };
-        let vacated = Arc::make_mut(&mut self.shared.vacated);
+        let restored = Arc::make_mut(&mut self.shared.restored_frames);
         self.shared.returns.calls.remove(
             |id| probes.is_leaving(id),
             |frame| {
                 if returning(frame.slot) {
                     return Fate::Keep;
                 }
-                let fate = vacate(frame, trampoline, tables, mem);
+                let fate = restore_frame(frame, trampoline, tables, mem);
                 if fate == Fate::Forget {
-                    vacated.add(frame);
+                    restored.add(frame);
                     sent_to.push(frame.ret);
                 }
                 fate
@@ -433,7 +433,7 @@ impl Registry {
             fixtures: self.code.region.fixtures(),
             returning,
             returns: Arc::clone(&self.shared.returns),
-            vacated: Arc::clone(&self.shared.vacated),
+            restored_frames: Arc::clone(&self.shared.restored_frames),
             followed: self
                 .code
                 .sources

@@ -60,12 +60,12 @@ enum Then {
     /// The virtual CPU does this at the hit.
     AtOnce(Internal),
     /// The virtual CPU waits while the engine runs this with the first argument of the function.
-    Told(fn(&mut Registry, Gva, &dyn World) -> Told),
+    Run(fn(&mut Registry, Gva, &dyn World) -> HookOutcome),
 }
 
 /// The result of an event that the engine handled.
 #[derive(Debug, Default)]
-pub struct Told {
+pub struct HookOutcome {
     /// How the guest continues.
     pub decision: Decision,
     /// Probes that cannot be planted, and why.
@@ -77,7 +77,7 @@ const NOTHING: Internal = Internal {
     task_dead: false,
     task_freed: false,
     fault: false,
-    told: HookSet(0),
+    notifies: HookSet(0),
 };
 
 /// A hook without special properties, as a base for others.
@@ -127,7 +127,7 @@ const HOOKS: [Hook; 8] = [
     Hook {
         functions: &["do_init_module", "free_module"],
         wanted: Registry::has_module_probes,
-        then: Then::Told(Registry::told_of_module),
+        then: Then::Run(Registry::on_module),
         ..PLAIN
     },
     // Runs last, for every kexec and for a crash kernel (arch/x86/kernel/machine_kexec_64.c).
@@ -137,7 +137,7 @@ const HOOKS: [Hook; 8] = [
             let mut sites = registry.sites.values();
             sites.any(|site| registry.has_enabled(site))
         },
-        then: Then::Told(Registry::told_of_kexec),
+        then: Then::Run(Registry::on_kexec),
         ..PLAIN
     },
     // The kernel calls these functions for a fault of its own, before it reports one, with the registers at the
@@ -156,22 +156,22 @@ const HOOKS: [Hook; 8] = [
     Hook {
         functions: &[PREPARES],
         wanted: Registry::has_to_know_kprobes,
-        then: Then::Told(|registry, kprobe, world| Told {
+        then: Then::Run(|registry, kprobe, world| HookOutcome {
             decision: registry.guest_registers(kprobe, world),
-            ..Told::default()
+            ..HookOutcome::default()
         }),
         ..PLAIN
     },
     Hook {
         functions: &[FTRACE_BEGINS],
         wanted: Registry::has_ftrace_sites,
-        then: Then::Told(|registry, _, world| registry.told_of_ftrace(true, world)),
+        then: Then::Run(|registry, _, world| registry.on_ftrace(true, world)),
         ..PLAIN
     },
     Hook {
         functions: &["ftrace_arch_code_modify_post_process"],
         wanted: Registry::has_ftrace_sites,
-        then: Then::Told(|registry, _, world| registry.told_of_ftrace(false, world)),
+        then: Then::Run(|registry, _, world| registry.on_ftrace(false, world)),
         ..PLAIN
     },
 ];
@@ -196,8 +196,8 @@ impl Registry {
             }
             let internal = match &hook.then {
                 Then::AtOnce(internal) => *internal,
-                Then::Told(_) => Internal {
-                    told: HookSet(1 << number),
+                Then::Run(_) => Internal {
+                    notifies: HookSet(1 << number),
                     ..NOTHING
                 },
             };
@@ -213,13 +213,13 @@ impl Registry {
 
     /// Runs the engine's part of `hooks`, in a function with this first `argument`, while the virtual CPU
     /// waits. Meant to be called for a [`Held::Engine`](hvprobe_hit::Held::Engine).
-    pub fn told(&mut self, hooks: HookSet, argument: Gva, world: &dyn World) -> Told {
-        let mut all = Told::default();
+    pub fn run_hooks(&mut self, hooks: HookSet, argument: Gva, world: &dyn World) -> HookOutcome {
+        let mut all = HookOutcome::default();
         for (number, hook) in HOOKS.iter().enumerate() {
             if hooks.0 >> number & 1 == 1
-                && let Then::Told(does) = &hook.then
+                && let Then::Run(does) = &hook.then
             {
-                let Told { decision, refused } = does(self, argument, world);
+                let HookOutcome { decision, refused } = does(self, argument, world);
                 all.refused.extend(refused);
                 all.decision.changes.extend(decision.changes);
                 // The first redirect wins.
@@ -231,29 +231,29 @@ impl Registry {
         all
     }
 
-    fn told_of_module(&mut self, module: Gva, world: &dyn World) -> Told {
-        let mut told = Told::default();
+    fn on_module(&mut self, module: Gva, world: &dyn World) -> HookOutcome {
+        let mut outcome = HookOutcome::default();
         match self.modules_changed(Some(module), world) {
-            Ok(refused) => told.refused = refused,
+            Ok(refused) => outcome.refused = refused,
             Err(StopError::Ended) => {}
             Err(error) => warn!(%error, "probes of modules stay as they are"),
         }
-        told
+        outcome
     }
 
-    fn told_of_kexec(&mut self, _: Gva, world: &dyn World) -> Told {
+    fn on_kexec(&mut self, _: Gva, world: &dyn World) -> HookOutcome {
         match self.kernel_leaves(world) {
             Ok(()) | Err(StopError::Ended) => {}
             Err(error) => warn!(%error, "the guest's kernel is left with its probes in place"),
         }
-        Told::default()
+        HookOutcome::default()
     }
 
-    fn told_of_ftrace(&mut self, begins: bool, world: &dyn World) -> Told {
+    fn on_ftrace(&mut self, begins: bool, world: &dyn World) -> HookOutcome {
         if let Err(error) = self.ftrace_patches(begins, world) {
             warn!(%error, "probes at function entries stay as they are");
         }
-        Told::default()
+        HookOutcome::default()
     }
 
     /// Returns whether a probe or hook is where the guest's ftrace patches.

@@ -35,7 +35,7 @@ mod tests;
 pub(crate) mod throttle;
 pub(crate) mod usage;
 
-pub use hooks::Told;
+pub use hooks::HookOutcome;
 pub use quiescence::{Looked, Retry};
 pub use state::Registry;
 pub use usage::Usage;

@@ -138,7 +138,7 @@ impl Registry {
         self.kernel.forget_modules();
         self.kprobes.registered.clear();
         self.shared.retired = Arc::default();
-        self.shared.vacated = Arc::default();
+        self.shared.restored_frames = Arc::default();
         self.hooks.ftrace.patches = Patches::No;
         self.hooks.ftrace.watched = false;
         Arc::default()

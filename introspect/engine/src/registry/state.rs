@@ -11,7 +11,7 @@ use hvprobe_arch::mem::PhysMemory;
 use hvprobe_hit::calls::{CELLS, Calls, MaxActive};
 use hvprobe_hit::record::Reader;
 use hvprobe_hit::table::Returns;
-use hvprobe_hit::{Counters, KernelView, Vacated, entry_data_size};
+use hvprobe_hit::{Counters, KernelView, RestoredFrames, entry_data_size};
 use hvprobe_linux::image::KernelImage;
 use hvprobe_spec::definition::{Kind, Target};
 use hvprobe_spec::{ProbeId, ProbeSpec};
@@ -87,7 +87,7 @@ pub struct Registry {
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) returns: Arc<Returns>,
-    pub(crate) vacated: Arc<Vacated>,
+    pub(crate) restored_frames: Arc<RestoredFrames>,
     /// Addresses that held one of our int3s at some time.
     pub(crate) retired: Arc<FxHashSet<u64>>,
 }
@@ -120,7 +120,7 @@ impl Registry {
             replaced: false,
             shared: Shared {
                 returns: Arc::new(returns),
-                vacated: Arc::default(),
+                restored_frames: Arc::default(),
                 retired: Arc::default(),
             },
             live: None,
@@ -203,7 +203,7 @@ impl Registry {
         let spec = probe.spec.clone();
         let resolved = resolve(&spec, Some(point), &self.kernel.probeable())?;
         let fresh = self.probe(id, &spec, resolved)?;
-        awaited.tell(&fresh.actions, &fresh.shown);
+        awaited.resolve(&fresh.actions, &fresh.shown);
         if let Some(probe) = self.probes.get_mut(id) {
             *probe = Probe {
                 counters: Arc::clone(&probe.counters),

@@ -11,9 +11,9 @@ use crate::registry::state::Registry;
 use crate::world::World;
 
 /// Returns a notice of the throttled hits in `counters`, the counters of `probe`, that were not reported yet.
-fn untold(probe: ProbeId, spec: &ProbeSpec, counters: &Counters) -> Option<Throttled> {
+fn unreported(probe: ProbeId, spec: &ProbeSpec, counters: &Counters) -> Option<Throttled> {
     let meter = counters.meter()?;
-    let count = meter.untold(counters.sum().throttled);
+    let count = meter.take_unreported(counters.sum().throttled);
     (count > 0).then(|| Throttled {
         probe,
         name: spec.definition.event_name(),
@@ -40,7 +40,7 @@ impl Registry {
         };
         let mut notices = std::mem::take(&mut self.last_throttled);
         let left = self.probes.iter();
-        notices.extend(left.filter_map(|(id, probe)| untold(id, &probe.spec, &probe.counters)));
+        notices.extend(left.filter_map(|(id, probe)| unreported(id, &probe.spec, &probe.counters)));
         (notices, turned_off)
     }
 
@@ -56,7 +56,7 @@ impl Registry {
     /// Removes probe `id`, and keeps its last notice.
     pub(crate) fn forget_probe(&mut self, id: ProbeId) {
         if let Some(probe) = self.probes.remove(id) {
-            let last = untold(id, &probe.spec, &probe.counters);
+            let last = unreported(id, &probe.spec, &probe.counters);
             self.last_throttled.extend(last);
         }
     }

@@ -35,7 +35,7 @@ impl Sum {
 
     /// Returns the number that `form` asks for.
     #[must_use]
-    pub fn told(&self, form: ValueForm) -> i128 {
+    pub fn in_form(&self, form: ValueForm) -> i128 {
         match form {
             ValueForm::Sum | ValueForm::Hex => self.sum,
             ValueForm::Average => self.sum / i128::from(self.count.max(1)),
@@ -102,11 +102,11 @@ fn compare(one: &Row, other: &Row, by: By, signed: &[bool], forms: &[ValueForm])
             (one, other) => one.cmp(&other),
         },
         By::Value(at) => {
-            let told = |row: &Row| {
+            let number = |row: &Row| {
                 let form = forms.get(at).copied()?;
-                Some(row.sums.get(at)?.told(form))
+                Some(row.sums.get(at)?.in_form(form))
             };
-            told(one).cmp(&told(other))
+            number(one).cmp(&number(other))
         }
     }
 }

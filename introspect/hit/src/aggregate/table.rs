@@ -370,13 +370,13 @@ impl Copied {
 fn number(of: &Measured, event: &Event, seen: &Seen<'_>) -> Option<(u64, bool)> {
     match of {
         Measured::Field(field) => seen.number(field),
-        Measured::Time => told(event.host_ns).map(|ns| (ns, false)),
+        Measured::Time => known_time(event.host_ns).map(|ns| (ns, false)),
         Measured::Duration => {
             let EventKind::Return(call) = &event.kind else {
                 return None;
             };
-            let entry = told(call.entry_ns)?;
-            Some((told(event.host_ns)?.saturating_sub(entry), false))
+            let entry = known_time(call.entry_ns)?;
+            Some((known_time(event.host_ns)?.saturating_sub(entry), false))
         }
         Measured::Divided { of, by } => {
             let (number, is_signed) = number(of, event, seen)?;
@@ -394,7 +394,7 @@ fn number(of: &Measured, event: &Event, seen: &Seen<'_>) -> Option<(u64, bool)> 
 }
 
 /// Returns the time, if it is known.
-fn told(ns: u64) -> Option<u64> {
+fn known_time(ns: u64) -> Option<u64> {
     (ns > 0).then_some(ns)
 }
 

@@ -234,7 +234,7 @@ fn one_of_several_probes_of_a_frame_may_leave() {
 }
 
 #[test]
-fn return_addresses_are_told_of_calls_that_have_not_ended_also_while_they_are_open() {
+fn return_addresses_are_known_of_calls_that_have_not_ended_also_while_they_are_open() {
     let calls = Calls::new(1, 0);
     let pool = calls.pool(ProbeId(7), MaxActive::Default, 0).unwrap();
     let ret = |slot| calls.return_address(TASK, Gva(slot));

@@ -57,7 +57,7 @@ impl Waker {
 /// What a vCPU reports to the collector, besides events.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct Tells {
+struct VcpuCounts {
     dropped: AtomicU64,
     /// Incremented at the beginning and at the end of each hit: odd during one.
     hits: AtomicU64,
@@ -67,7 +67,7 @@ struct Tells {
 #[derive(Debug)]
 pub struct EventProducer {
     ring: Producer<Event>,
-    tells: Arc<Tells>,
+    counts: Arc<VcpuCounts>,
     waker: Arc<Waker>,
 }
 
@@ -76,8 +76,8 @@ impl EventProducer {
     /// the end. Newer events wait for that, however long the thread is preempted.
     #[inline]
     pub fn turn(&mut self) {
-        let hits = self.tells.hits.load(Ordering::Relaxed);
-        self.tells
+        let hits = self.counts.hits.load(Ordering::Relaxed);
+        self.counts
             .hits
             .store(hits.wrapping_add(1), Ordering::Release);
     }
@@ -94,7 +94,7 @@ impl EventProducer {
             // SAFETY: the room is for one event, which was just written.
             unsafe { room.commit_all() };
         } else {
-            self.tells.dropped.fetch_add(1, Ordering::Relaxed);
+            self.counts.dropped.fetch_add(1, Ordering::Relaxed);
         }
         self.waker.queued();
     }
@@ -147,19 +147,19 @@ impl Collector {
     ) -> std::io::Result<(Self, Vec<EventProducer>)> {
         let (producers, consumers): (Vec<_>, Vec<_>) =
             (0..vcpus).map(|_| RingBuffer::new(capacity)).unzip();
-        let tells: Vec<_> = (0..vcpus).map(|_| Arc::<Tells>::default()).collect();
+        let counts: Vec<_> = (0..vcpus).map(|_| Arc::<VcpuCounts>::default()).collect();
         let finish = Arc::new(AtomicBool::new(false));
         let (waker_to, waker_from) = std::sync::mpsc::channel::<Arc<Waker>>();
         let asked = Arc::<flush::Shared>::default();
         let owed = Owed::new(Arc::clone(&asked));
         let thread = thread::Builder::new().name("collector".into()).spawn({
             let finish = Arc::clone(&finish);
-            let tells = tells.clone();
+            let counts = counts.clone();
             move || {
                 let Ok(waker) = waker_from.recv() else { return };
                 Drain {
                     order: Order::new(consumers),
-                    tells,
+                    counts,
                     sources,
                     owed,
                 }
@@ -179,10 +179,10 @@ impl Collector {
         let _ = waker_to.send(Arc::clone(&waker));
         let producers = producers
             .into_iter()
-            .zip(tells)
-            .map(|(ring, tells)| EventProducer {
+            .zip(counts)
+            .map(|(ring, counts)| EventProducer {
                 ring,
-                tells,
+                counts,
                 waker: Arc::clone(&waker),
             })
             .collect();
@@ -234,7 +234,7 @@ const DOZE: Duration = Duration::from_millis(2);
 
 struct Drain {
     order: Order,
-    tells: Vec<Arc<Tells>>,
+    counts: Vec<Arc<VcpuCounts>>,
     sources: Vec<Box<dyn Source>>,
     owed: Owed,
 }
@@ -283,8 +283,8 @@ impl Drain {
     /// whether any source may have events.
     fn once(&mut self, records: bool, last: bool, sink: &mut Sink) -> Found {
         let mut pass = self.order.pass(self.sources.len(), records, last);
-        for (vcpu, tells) in self.tells.iter().enumerate() {
-            pass.look_at(vcpu, tells.hits.load(Ordering::Acquire));
+        for (vcpu, counts) in self.counts.iter().enumerate() {
+            pass.look_at(vcpu, counts.hits.load(Ordering::Acquire));
         }
         // A counter that the guest increments itself can be any number.
         let mut dropped = 0_u64;
@@ -292,8 +292,8 @@ impl Drain {
             let lost = pass.take(|batch, most| source.drain(batch, most));
             dropped = dropped.saturating_add(lost);
         }
-        for tells in &self.tells {
-            dropped = dropped.saturating_add(tells.dropped.swap(0, Ordering::Relaxed));
+        for counts in &self.counts {
+            dropped = dropped.saturating_add(counts.dropped.swap(0, Ordering::Relaxed));
         }
         pass.hand_on(dropped, sink)
     }

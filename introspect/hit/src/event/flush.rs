@@ -17,13 +17,13 @@ use super::order::{Found, Held};
 #[derive(Debug, Default)]
 pub(super) struct Shared {
     asked: AtomicU64,
-    told: Mutex<u64>,
+    answered: Mutex<u64>,
     changed: Condvar,
 }
 
 impl Shared {
-    fn tell(&self, number: u64) {
-        *self.told.lock().unwrap_or_else(PoisonError::into_inner) = number;
+    fn answer(&self, number: u64) {
+        *self.answered.lock().unwrap_or_else(PoisonError::into_inner) = number;
         self.changed.notify_all();
     }
 }
@@ -45,12 +45,12 @@ impl Flush {
     pub fn wait(&self, patience: Duration) -> bool {
         let number = self.shared.asked.fetch_add(1, Ordering::AcqRel) + 1;
         self.collector.unpark();
-        let told = self.shared.told.lock();
-        let told = told.unwrap_or_else(PoisonError::into_inner);
+        let answered = self.shared.answered.lock();
+        let answered = answered.unwrap_or_else(PoisonError::into_inner);
         let waited = self
             .shared
             .changed
-            .wait_timeout_while(told, patience, |told| *told < number);
+            .wait_timeout_while(answered, patience, |answered| *answered < number);
         *waited.unwrap_or_else(PoisonError::into_inner).0 >= number
     }
 }
@@ -60,7 +60,7 @@ impl Flush {
 pub(super) struct Owed {
     shared: Arc<Shared>,
     open: Option<Open>,
-    told: u64,
+    answered: u64,
 }
 
 /// Waiters that the current passes are made for.
@@ -77,7 +77,7 @@ impl Owed {
         Self {
             shared,
             open: None,
-            told: 0,
+            answered: 0,
         }
     }
 
@@ -85,7 +85,7 @@ impl Owed {
     pub(super) fn note(&mut self) {
         if self.open.is_none() {
             let asked = self.shared.asked.load(Ordering::Acquire);
-            self.open = (asked > self.told).then_some(Open {
+            self.open = (asked > self.answered).then_some(Open {
                 number: asked,
                 until: None,
             });
@@ -107,8 +107,8 @@ impl Owed {
             Found::Nothing | Found::All { .. } => true,
         };
         if is_over {
-            self.shared.tell(number);
-            self.told = number;
+            self.shared.answer(number);
+            self.answered = number;
             self.open = None;
         }
         // There may be other waiters by now.
@@ -118,7 +118,7 @@ impl Owed {
 
 impl Drop for Owed {
     fn drop(&mut self) {
-        self.shared.tell(u64::MAX);
+        self.shared.answer(u64::MAX);
     }
 }
 
@@ -133,17 +133,17 @@ mod tests {
         (shared, owed)
     }
 
-    fn told(shared: &Shared) -> u64 {
-        *shared.told.lock().unwrap()
+    fn answered(shared: &Shared) -> u64 {
+        *shared.answered.lock().unwrap()
     }
 
     #[test]
-    fn who_waits_is_told_when_what_was_held_then_is_held_no_more() {
+    fn who_waits_is_notified_when_what_was_held_then_is_held_no_more() {
         let (shared, mut owed) = owed();
         owed.note();
         let mut pass = |found, oldest, newest| {
             owed.passed(found, || Some(Held { oldest, newest }));
-            told(&shared)
+            answered(&shared)
         };
         assert_eq!(pass(Found::Part, 1, 3), 0);
         assert_eq!(pass(Found::Held, 5, 9), 0);
@@ -160,12 +160,12 @@ mod tests {
         owed.note();
         shared.asked.store(2, Ordering::Release);
         assert!(owed.passed(Found::Nothing, || None), "another one waits");
-        assert_eq!(told(&shared), 1);
+        assert_eq!(answered(&shared), 1);
         owed.note();
         let held = |oldest, newest| move || Some(Held { oldest, newest });
         owed.passed(Found::Held, held(1, 2));
-        assert_eq!(told(&shared), 1);
+        assert_eq!(answered(&shared), 1);
         assert!(!owed.passed(Found::All { of_rings: true }, || None));
-        assert_eq!(told(&shared), 2);
+        assert_eq!(answered(&shared), 2);
     }
 }

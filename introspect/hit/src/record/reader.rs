@@ -91,7 +91,7 @@ pub struct Reader {
     /// Whether the last pass left something unread from `next` on.
     is_behind: bool,
     /// Limit and bell that detours got last.
-    told: (u64, u64),
+    published: (u64, u64),
     /// Whether the guest has written what no detour writes.
     is_broken: bool,
     /// Number of records that were nonsense, or of no source.
@@ -118,7 +118,7 @@ impl Reader {
             wait: None,
             is_waiting: false,
             is_behind: false,
-            told: place.initial(),
+            published: place.initial(),
             is_broken: false,
             malformed: 0,
             idle: 0,
@@ -152,7 +152,7 @@ impl Reader {
     /// Returns the head; `None` if no detour can have moved it there.
     fn head(&self, mem: &dyn PhysMemory) -> Result<Option<u64>, OutOfRange> {
         let head = mem.read_u64(self.place.head)?;
-        let may_be = self.told.0.wrapping_sub(self.next);
+        let may_be = self.published.0.wrapping_sub(self.next);
         Ok((head.wrapping_sub(self.next) <= may_be).then_some(head))
     }
 
@@ -390,16 +390,16 @@ impl Reader {
         {
             match &mut event.host_ns {
                 0 => event.seq = event.seq.max(*ns),
-                told => {
+                known => {
                     // A return that had to be moved does not show how long a short call took.
-                    if *told < *ns
+                    if *known < *ns
                         && let EventKind::Return(call) = &mut event.kind
                         && ns.saturating_sub(call.entry_ns) <= APART
                     {
                         call.entry_ns = 0;
                     }
-                    *told = (*told).max(*ns);
-                    (*tsc, *ns) = (event.guest_tsc, *told);
+                    *known = (*known).max(*ns);
+                    (*tsc, *ns) = (event.guest_tsc, *known);
                 }
             }
         }
@@ -418,7 +418,7 @@ impl Reader {
             let is_near = here.len < u64::from(self.place.capacity / 2);
             let is_better = longest.from != here.from && longest.len / 2 >= here.len;
             if !(is_near && is_better) {
-                return self.tell(mem, head, here.limit());
+                return self.set_limit(mem, head, here.limit());
             }
             // A detour that reserves in between finds the ring full, because the limit is written after the head.
             // Never the other way round, or the detour could get held cells.
@@ -428,24 +428,24 @@ impl Reader {
                 self.next = longest.from;
                 self.wait = None;
                 self.is_behind = false;
-                return self.tell(mem, longest.from, longest.limit());
+                return self.set_limit(mem, longest.from, longest.limit());
             }
         }
         Ok(())
     }
 
     /// Makes detours, whose head is at `head` or beyond, stop at `limit`.
-    fn tell(&mut self, mem: &dyn PhysMemory, head: u64, limit: u64) -> Result<(), OutOfRange> {
+    fn set_limit(&mut self, mem: &dyn PhysMemory, head: u64, limit: u64) -> Result<(), OutOfRange> {
         let usual = self.next.wrapping_add(self.place.watermark.into());
         let bell = match self.room.is_clear() {
             true => usual,
             false => usual.min(head.midpoint(limit)),
         };
-        if (limit, bell) != self.told {
+        if (limit, bell) != self.published {
             // Marks are cleared before detours may reserve the cells again.
             fence(Ordering::Release);
-            self.told = (limit, bell);
-            self.place.tell(mem, limit, bell)?;
+            self.published = (limit, bell);
+            self.place.publish(mem, limit, bell)?;
         }
         Ok(())
     }
@@ -469,7 +469,7 @@ impl Reader {
         self.room = Room::new(self.place.capacity);
         self.wait = None;
         self.is_behind = false;
-        self.next = self.told.0;
+        self.next = self.published.0;
         let _ = mem.write_u64(self.place.head, self.next);
         lost
     }

@@ -30,7 +30,7 @@ pub(super) const APART: u64 = 200_000;
 /// into its place may be off by [`APART`]. If the call was no longer than that, the time of its entry is 0, as
 /// its duration would be made up.
 pub(super) fn call_times(returned: When, entry: u64) -> (u64, u64) {
-    let ns = returned.told();
+    let ns = returned.ns_or_zero();
     match entry.saturating_sub(ns) {
         0 if matches!(returned, When::Placed(_)) && ns - entry <= APART => (ns, 0),
         0 => (ns, entry),
@@ -261,7 +261,7 @@ impl RecordSource {
                         tsc: call.tsc,
                         position: None,
                     };
-                    ((around.when)(entered).told(), call.tsc)
+                    ((around.when)(entered).ns_or_zero(), call.tsc)
                 }
             };
             kind = EventKind::Return(event::Call {
@@ -309,7 +309,7 @@ impl RecordSource {
             position: Some(position),
         };
         let when = (around.when)(recorded);
-        let (mut host_ns, mut after) = (when.told(), when.earliest());
+        let (mut host_ns, mut after) = (when.ns_or_zero(), when.earliest());
         if let EventKind::Return(call) = &mut kind {
             after = after.max(call.entry_ns);
             (host_ns, call.entry_ns) = call_times(when, call.entry_ns);
@@ -412,7 +412,7 @@ pub enum When {
 
 impl When {
     /// Returns the time; 0 if it is not known.
-    fn told(self) -> u64 {
+    fn ns_or_zero(self) -> u64 {
         match self {
             Self::At(ns) | Self::Placed(ns) => ns,
             Self::After(_) => 0,

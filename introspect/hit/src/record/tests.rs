@@ -98,7 +98,7 @@ impl Rig {
         sources.add(source(PROBE, capture, &counters));
         let mem = Memory::new(0);
         let (limit, bell) = PLACE.initial();
-        PLACE.tell(&mem, limit, bell).expect("in memory");
+        PLACE.publish(&mem, limit, bell).expect("in memory");
         Self {
             mem,
             reader: Reader::new(PLACE, sources),
@@ -148,7 +148,7 @@ impl Rig {
     }
 
     /// Returns limit and bell.
-    fn told(&self) -> [u64; 2] {
+    fn published(&self) -> [u64; 2] {
         [LIMIT, BELL].map(|at| self.mem.read_u64(at).expect("in memory"))
     }
 }
@@ -157,7 +157,7 @@ impl Rig {
 fn a_call_whose_times_had_to_be_put_in_order_does_not_say_how_long_it_took() {
     use super::source::call_times;
     const RETURN: u64 = 1_000_000;
-    for (returned, entry, told) in [
+    for (returned, entry, expected) in [
         (When::At(RETURN), 999_999, (RETURN, 999_999)),
         // A little early, and so early that neither can be believed.
         (When::At(RETURN), 1_080_744, (1_080_744, 0)),
@@ -172,7 +172,11 @@ fn a_call_whose_times_had_to_be_put_in_order_does_not_say_how_long_it_took() {
         (When::After(RETURN), 100, (0, 100)),
         (When::At(RETURN), 0, (RETURN, 0)),
     ] {
-        assert_eq!(call_times(returned, entry), told, "{returned:?} of {entry}");
+        assert_eq!(
+            call_times(returned, entry),
+            expected,
+            "{returned:?} of {entry}"
+        );
     }
 }
 
@@ -191,7 +195,7 @@ fn records_are_read_once_in_their_order_around_the_end_of_the_ring() {
         assert_eq!(rig.read(99), (Vec::new(), 0));
         let tail = lap * 20 + 20;
         assert_eq!(
-            rig.told(),
+            rig.published(),
             [tail + u64::from(CAPACITY), tail + u64::from(WATERMARK)]
         );
     }
@@ -267,7 +271,7 @@ fn a_record_that_is_never_finished_does_not_fill_the_ring() {
         // As detours do.
         for _ in 0..5 {
             let head = rig.mem.read_u64(HEAD).unwrap();
-            if head < rig.told()[0] {
+            if head < rig.published()[0] {
                 assert_ne!(head % u64::from(CAPACITY), 0, "somebody else's");
                 recorded += 1;
                 rig.record(head, PROBE.0, recorded, true);
@@ -289,11 +293,11 @@ fn a_record_that_is_never_finished_does_not_fill_the_ring() {
     rig.record(0, PROBE.0, 0, true);
     assert_eq!(rig.read(99), (vec![0], 0));
     assert_eq!(rig.mem.read_u64(HEAD), Ok(head));
-    assert_eq!(rig.told()[0], head + u64::from(CAPACITY));
+    assert_eq!(rig.published()[0], head + u64::from(CAPACITY));
 }
 
 #[test]
-fn what_is_not_finished_when_the_guest_ends_is_told() {
+fn what_is_not_finished_when_the_guest_ends_is_reported() {
     let rig = Rig::new();
     for n in 0..4 {
         rig.record(n, PROBE.0, n, n % 2 == 1);
@@ -334,9 +338,9 @@ fn a_record_is_timed_by_where_it_is_however_late_it_is_finished() {
     }
     let look = |rig: &mut Rig| {
         let mut events = Vec::new();
-        let told = |at: Stamp| When::At(100 + at.position.expect("it is a record"));
+        let when = |at: Stamp| When::At(100 + at.position.expect("it is a record"));
         rig.reader
-            .read(&rig.mem, told, Look::at_all(9), &mut events);
+            .read(&rig.mem, when, Look::at_all(9), &mut events);
         let times = events.iter().map(|event| event.host_ns);
         times.collect::<Vec<_>>()
     };
@@ -346,7 +350,7 @@ fn a_record_is_timed_by_where_it_is_however_late_it_is_finished() {
 }
 
 #[test]
-fn a_record_whose_time_cannot_be_told_keeps_its_place() {
+fn a_record_whose_time_is_unknown_keeps_its_place() {
     let mut rig = Rig::new();
     for position in 0..5 {
         rig.record(position, PROBE.0, 10 * position, true);
@@ -415,7 +419,7 @@ fn a_head_where_no_detour_can_have_moved_it_is_put_right() {
         let (events, lost) = rig.read(99);
         assert!(events.is_empty() && lost > 0, "{nonsense:#x}");
         let head = rig.mem.read_u64(HEAD).unwrap();
-        assert_eq!(rig.told()[0], head + u64::from(CAPACITY));
+        assert_eq!(rig.published()[0], head + u64::from(CAPACITY));
         rig.record(head, PROBE.0, 2, true);
         assert_eq!(rig.read(99), (vec![2], 0));
     }
@@ -465,7 +469,7 @@ fn records_that_are_no_events_do_not_hide_those_behind_them() {
 }
 
 #[test]
-fn what_a_probe_that_has_left_has_begun_is_told_when_it_is_finished() {
+fn what_a_probe_that_has_left_has_begun_is_reported_when_it_is_finished() {
     let rig = Rig::new();
     rig.record(0, PROBE.0, 0, false);
     let sources = rig.reader.sources.clone();

@@ -28,7 +28,7 @@ fn places(info: &DebugInfo<'_>, point: &str) -> Result<Vec<u64>, String> {
 fn variables(info: &DebugInfo<'_>, point: &str) -> Vec<String> {
     let places = info.places(&Point::parse(point).unwrap()).unwrap();
     let found = places.iter().flat_map(|it| info.variables(it).unwrap());
-    let told = found.map(|it| {
+    let lines = found.map(|it| {
         let place = match it.location {
             Location::Fetch(fetch) => fetch.to_string(),
             Location::Constant(value) => value.to_string(),
@@ -36,7 +36,7 @@ fn variables(info: &DebugInfo<'_>, point: &str) -> Vec<String> {
         };
         format!("{} = {place}", it.declaration)
     });
-    told.collect()
+    lines.collect()
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn questions_end_when_nobody_waits_for_their_answers() {
 }
 
 #[test]
-fn lines_of_a_function_are_told_with_their_places() {
+fn lines_of_a_function_are_listed_with_their_places() {
     let file = DebugFile::parse(&file()).unwrap();
     let info = DebugInfo::new(&file, Some(BUILD_ID)).unwrap();
     let functions = info.lines("vfs_test", None).unwrap();
@@ -102,7 +102,7 @@ fn lines_of_a_function_are_told_with_their_places() {
 }
 
 #[test]
-fn addresses_are_told_with_their_lines() {
+fn addresses_are_resolved_to_their_lines() {
     let file = DebugFile::parse(&file()).unwrap();
     let info = DebugInfo::new(&file, Some(BUILD_ID)).unwrap();
     let line = |at: u64| {
@@ -198,7 +198,7 @@ fn variables_are_where_they_are_at_that_address() {
 }
 
 #[test]
-fn where_frames_cannot_be_read_no_variable_is_told() {
+fn where_frames_cannot_be_read_no_variable_is_listed() {
     let mut bytes = file();
     let elf = object::File::parse(&*bytes).unwrap();
     let frames = elf.section_by_name(".debug_frame").unwrap();
@@ -209,14 +209,14 @@ fn where_frames_cannot_be_read_no_variable_is_told() {
     let info = DebugInfo::new(&file, Some(BUILD_ID)).unwrap();
     let place = &info.places(&Point::parse("vfs_test").unwrap()).unwrap()[0];
     let why = info.variables(place).unwrap_err();
-    let is_told = matches!(
+    let is_damaged = matches!(
         why,
         DebugError::Damaged {
             section: ".debug_frame",
             ..
         }
     );
-    assert!(is_told, "{why}");
+    assert!(is_damaged, "{why}");
 }
 
 /// Follows a path from a variable at a point; returns the result or the error.

@@ -166,8 +166,8 @@ impl<'a> Places<'a, '_> {
             section.map(|section| section.at.clone()),
             in_code.clone(),
         ];
-        let mut told = ways.into_iter().flatten();
-        let Some(range) = told.next() else {
+        let mut ranges = ways.into_iter().flatten();
+        let Some(range) = ranges.next() else {
             let has = |name: &&str| self.symbols.address_of(name).is_some();
             return match table.signs.iter().any(has) {
                 true => Found::Unknown,
@@ -181,7 +181,7 @@ impl<'a> Places<'a, '_> {
         // `in_code` has checked the entries of its own range.
         let is_whole =
             in_code.as_ref() == Some(&range) || self.entries(table, at, bytes).1 == bytes.len();
-        if is_whole && told.all(|other| other == range) {
+        if is_whole && ranges.all(|other| other == range) {
             Found::At(at, bytes)
         } else {
             Found::Unknown

@@ -189,7 +189,7 @@ fn lists_that_forbid_nothing_are_looked_up_apart() {
 }
 
 #[test]
-fn without_a_list_an_ftrace_site_is_told_by_its_bytes() {
+fn without_a_list_an_ftrace_site_is_recognized_by_its_bytes() {
     let (_, mut sections) = kernel::kernel(Layout::Offsets61);
     // call TEXT+0x200; call TEXT+0x300
     sections[0].data[0x104..0x109].copy_from_slice(&[0xe8, 0xf7, 0, 0, 0]);

@@ -11,7 +11,7 @@ use hvprobe_fixtures::btf::{Btf, sample};
 use hvprobe_fixtures::kernel;
 use proptest::prelude::*;
 
-use self::shape::told;
+use self::shape::rendered;
 use super::{Kind, Limits, TypeId, Types};
 
 const SIGNED: u32 = 1;
@@ -209,7 +209,7 @@ fn poke(types: &Types, id: TypeId) {
     let _ = types.member(id, "nothing");
     let _ = types.pointee(id);
     if let Some(shape) = types.shape(id, Limits::default()) {
-        assert!(told(&shape).len() < 1 << 22);
+        assert!(rendered(&shape).len() < 1 << 22);
     }
     let name = types.own_name(id);
     let _ = types.find(name);

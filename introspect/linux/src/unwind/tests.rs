@@ -194,7 +194,7 @@ fn callers_are_found_by_the_rules_of_every_format() {
 }
 
 #[test]
-fn interrupted_functions_are_told_by_their_next_instruction() {
+fn interrupted_functions_are_found_by_their_next_instruction() {
     for dialect in ALL {
         let registers = |frame: u64, rip, sp, code| {
             let at = frame + 128;
@@ -244,7 +244,7 @@ fn stacks_lead_to_others_but_not_to_many() {
 }
 
 #[test]
-fn what_return_probes_put_there_is_told_as_what_was_there() {
+fn what_return_probes_put_there_is_reported_as_what_was_there() {
     let found = stack(V64, at(0x100), false, &[(STACK, OURS)]);
     assert_eq!(found, (vec![0x100, 0x620], false));
     // The guest's own trampoline is reported, and ends the stack.
@@ -271,7 +271,7 @@ fn stacks_lead_through_code_that_serves_probes() {
 }
 
 #[test]
-fn returns_are_told_by_the_call_before_them() {
+fn returns_are_found_by_the_call_before_them() {
     let words = [(STACK + 0x18, TEXT + 0x620)];
     // The call was the last instruction of the function at 0x100, so the next function begins at its return
     // address.

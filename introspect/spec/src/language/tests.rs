@@ -481,7 +481,7 @@ fn decisions_are_lists_and_asking_has_a_limit() {
 }
 
 #[test]
-fn actions_are_told_as_the_options_that_ask_for_them() {
+fn actions_are_printed_as_the_options_that_ask_for_them() {
     let actions = Actions {
         when: vec![condition("%di==0x10").unwrap()],
         registers: RegisterSet::from_iter([Gpr::Rdi, Gpr::R9, Gpr::Rbx]),

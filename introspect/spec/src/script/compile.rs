@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use super::program::{Action, Counted, KeyPart, Map, Planted, Program, Said, Written, mark};
 use super::read::in_line;
 use super::syntax::{
-    Builtin, Clause, Compared, Condition, Fetched, Gather, Operand, OperandKind, Point, PointKind,
-    Script, Statement, StatementKind, Told, With,
+    Aggregate, Builtin, Clause, Compared, Condition, Fetched, Gather, Operand, OperandKind, Point,
+    PointKind, Script, Statement, StatementKind, With,
 };
 use super::times;
 use crate::definition::{self, FileError};
@@ -50,7 +50,7 @@ struct Compiling {
 
 /// Map before all clauses have been compiled.
 struct Gathered {
-    told: Told,
+    aggregate: Aggregate,
     keys: usize,
     counted: Vec<Counted>,
 }
@@ -65,7 +65,7 @@ impl Compiling {
             .into_iter()
             .map(|(name, gathered)| Map {
                 name,
-                told: gathered.told,
+                aggregate: gathered.aggregate,
                 counted: gathered.counted,
             })
             .collect();
@@ -325,14 +325,14 @@ impl Compiling {
         what: &Gather,
         probes: std::ops::Range<usize>,
     ) -> Result<(), ParseError> {
-        let told = what.told;
+        let aggregate = what.aggregate;
         let (histogram, parts) = self.histogram(column, keys, what)?;
         let gathered = self.maps.entry(map.to_owned()).or_insert_with(|| Gathered {
-            told,
+            aggregate,
             keys: keys.len(),
             counted: Vec::new(),
         });
-        if gathered.told != told {
+        if gathered.aggregate != aggregate {
             return error(column, format!("@{map} is assigned something else before"));
         }
         if gathered.keys != keys.len() {
@@ -423,9 +423,9 @@ impl Compiling {
                 Some((of.column.0, format!("{name}{per}")))
             }
         };
-        match (what.told, &value) {
-            (Told::Powers, Some((at, name))) => fields.push((*at, format!("{name}.bits"))),
-            (Told::Steps { step, .. }, Some((at, name))) => {
+        match (what.aggregate, &value) {
+            (Aggregate::Powers, Some((at, name))) => fields.push((*at, format!("{name}.bits"))),
+            (Aggregate::Steps { step, .. }, Some((at, name))) => {
                 fields.push((*at, format!("{name}.buckets={step}")));
             }
             // A histogram needs a key; `probe` has few values.
@@ -437,8 +437,10 @@ impl Compiling {
             written.push(*at, if index == 0 { "keys=" } else { "," });
             written.push(*at, field);
         }
-        if let (Told::Sum | Told::Average | Told::Least | Told::Greatest, Some((at, name))) =
-            (what.told, &value)
+        if let (
+            Aggregate::Sum | Aggregate::Average | Aggregate::Least | Aggregate::Greatest,
+            Some((at, name)),
+        ) = (what.aggregate, &value)
         {
             written.push(*at, &format!(":vals={name}"));
         }

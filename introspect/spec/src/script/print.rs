@@ -4,8 +4,8 @@ use std::fmt;
 
 use super::format::{Format, Piece};
 use super::syntax::{
-    BUILTINS, Clause, Compared, Condition, Fetched, Gather, Operand, OperandKind, Point, PointKind,
-    Script, Statement, StatementKind, Told, With,
+    Aggregate, BUILTINS, Clause, Compared, Condition, Fetched, Gather, Operand, OperandKind, Point,
+    PointKind, Script, Statement, StatementKind, With,
 };
 use crate::fetch::Operator;
 
@@ -141,14 +141,14 @@ impl fmt::Display for Gather {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let of = self.of.as_ref().map(ToString::to_string);
         let of = of.unwrap_or_default();
-        match self.told {
-            Told::Hits => f.write_str("count()"),
-            Told::Sum => write!(f, "sum({of})"),
-            Told::Average => write!(f, "avg({of})"),
-            Told::Least => write!(f, "min({of})"),
-            Told::Greatest => write!(f, "max({of})"),
-            Told::Powers => write!(f, "hist({of})"),
-            Told::Steps { min, max, step } => write!(f, "lhist({of}, {min}, {max}, {step})"),
+        match self.aggregate {
+            Aggregate::Hits => f.write_str("count()"),
+            Aggregate::Sum => write!(f, "sum({of})"),
+            Aggregate::Average => write!(f, "avg({of})"),
+            Aggregate::Least => write!(f, "min({of})"),
+            Aggregate::Greatest => write!(f, "max({of})"),
+            Aggregate::Powers => write!(f, "hist({of})"),
+            Aggregate::Steps { min, max, step } => write!(f, "lhist({of}, {min}, {max}, {step})"),
         }
     }
 }

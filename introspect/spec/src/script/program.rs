@@ -3,7 +3,7 @@
 use std::num::NonZeroU64;
 
 use super::format::Format;
-use super::syntax::{Builtin, Told};
+use super::syntax::{Aggregate, Builtin};
 use crate::definition::Definition;
 use crate::parse_error::ParseError;
 
@@ -93,7 +93,7 @@ pub struct Map {
     /// Name, without the `@`.
     pub name: String,
     /// Result that is printed for each entry.
-    pub told: Told,
+    pub aggregate: Aggregate,
     /// Histograms that provide the entries.
     pub counted: Vec<Counted>,
 }

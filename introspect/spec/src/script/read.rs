@@ -6,8 +6,8 @@ use super::read_condition::read_condition;
 use super::read_config::read_config;
 use super::read_operand::{read_map, read_thread, read_value};
 use super::syntax::{
-    Builtin, Clause, Fetched, Gather, Operand, OperandKind, Point, PointKind, Script, Statement,
-    StatementKind, Told,
+    Aggregate, Builtin, Clause, Fetched, Gather, Operand, OperandKind, Point, PointKind, Script,
+    Statement, StatementKind,
 };
 use crate::column::Column;
 use crate::definition::FileError;
@@ -312,7 +312,7 @@ fn form(word: &str) -> String {
 fn read_gathered(cursor: &mut Cursor, start: usize, word: &str) -> Result<Gather, ParseError> {
     if word == "count" {
         return Ok(Gather {
-            told: Told::Hits,
+            aggregate: Aggregate::Hits,
             of: None,
         });
     }
@@ -323,12 +323,12 @@ fn read_gathered(cursor: &mut Cursor, start: usize, word: &str) -> Result<Gather
     if of.kind.is_text() {
         return error(of.column.0, format!("{word}() is of a number"));
     }
-    let told = match word {
-        "sum" => Told::Sum,
-        "avg" => Told::Average,
-        "min" => Told::Least,
-        "max" => Told::Greatest,
-        "hist" => Told::Powers,
+    let aggregate = match word {
+        "sum" => Aggregate::Sum,
+        "avg" => Aggregate::Average,
+        "min" => Aggregate::Least,
+        "max" => Aggregate::Greatest,
+        "hist" => Aggregate::Powers,
         _ => {
             let mut number = |what| {
                 cursor.expect(",", "lhist is written lhist(x, MIN, MAX, STEP)")?;
@@ -360,10 +360,13 @@ fn read_gathered(cursor: &mut Cursor, start: usize, word: &str) -> Result<Gather
             if (max - min) / step > STEPS_MAX {
                 return error(start, format!("lhist has at most {STEPS_MAX} steps"));
             }
-            Told::Steps { min, max, step }
+            Aggregate::Steps { min, max, step }
         }
     };
-    Ok(Gather { told, of: Some(of) })
+    Ok(Gather {
+        aggregate,
+        of: Some(of),
+    })
 }
 
 /// Parses a comma-separated list of at most `most` values, and `close` after it. `what` names the values in

@@ -8,7 +8,7 @@ mod programs;
 mod round_trip;
 
 /// Returns the compiled form of `text`, or the error with its caret.
-fn told(text: &str) -> String {
+fn outcome(text: &str) -> String {
     let program = read_script(text).and_then(|script| compile(text, &script));
     match program {
         Ok(program) => shown(&program),
@@ -18,12 +18,12 @@ fn told(text: &str) -> String {
 
 /// Expects the errors of `texts`, each with its caret.
 fn refused(texts: &[&str], expect: Expect) {
-    let all: Vec<_> = texts.iter().map(|text| told(text)).collect();
+    let all: Vec<_> = texts.iter().map(|text| outcome(text)).collect();
     expect.assert_eq(&all.join("\n"));
 }
 
 fn check(text: &str, expect: Expect) {
-    expect.assert_eq(&told(text));
+    expect.assert_eq(&outcome(text));
 }
 
 /// Returns the definitions and histograms of a program, and its other actions.
@@ -37,7 +37,7 @@ fn shown(program: &Program) -> String {
         }
     }
     for map in &program.maps {
-        text.push_str(&format!("@{} {:?}\n", map.name, map.told));
+        text.push_str(&format!("@{} {:?}\n", map.name, map.aggregate));
         for Counted {
             histogram,
             probes,

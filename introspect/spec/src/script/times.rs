@@ -239,7 +239,7 @@ impl Resolving<'_> {
     fn gather(&self, what: &Gather) -> Result<Gather, ParseError> {
         let of = what.of.as_ref().map(|of| self.operand(of));
         Ok(Gather {
-            told: what.told,
+            aggregate: what.aggregate,
             of: of.transpose()?,
         })
     }

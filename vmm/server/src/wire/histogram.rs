@@ -123,13 +123,13 @@ fn key_value(value: KeyValue) -> v1::HistogramKeyValue {
 }
 
 fn sum(sum: &Sum) -> v1::HistogramSum {
-    let told = |form| low(sum.told(form));
+    let value = |form| low(sum.in_form(form));
     v1::HistogramSum {
         count: sum.count,
-        sum: told(ValueForm::Sum),
-        least: told(ValueForm::Least),
-        greatest: told(ValueForm::Greatest),
-        average: told(ValueForm::Average),
+        sum: value(ValueForm::Sum),
+        least: value(ValueForm::Least),
+        greatest: value(ValueForm::Greatest),
+        average: value(ValueForm::Average),
         // Fits: it is a sum of 64-bit numbers, and there are fewer than 2^63 of them.
         sum_high: i64::try_from(sum.sum >> 64).ok(),
     }
@@ -205,8 +205,8 @@ mod tests {
             assert_eq!(parts.len(), messages, "{rows} of {text}");
             let counted: usize = parts.iter().map(|part| part.entries.len()).sum();
             assert_eq!(counted, rows);
-            let told: Vec<_> = parts.iter().map(|part| part.totals.is_some()).collect();
-            assert_eq!(told.iter().position(|told| *told), Some(messages - 1));
+            let has_totals: Vec<_> = parts.iter().map(|part| part.totals.is_some()).collect();
+            assert_eq!(has_totals.iter().position(|has| *has), Some(messages - 1));
         }
     }
 }

@@ -271,7 +271,7 @@ fn what_is_no_slot_is_neither_filled_nor_released() {
 }
 
 #[test]
-fn every_vector_has_a_stub_that_tells_it() {
+fn every_vector_has_a_stub_that_names_it() {
     let (mem, mut region) = region(3 * PAGE);
     assert_eq!(region.fixtures(), None);
     region.map(&mem, &tables()).unwrap();

@@ -87,8 +87,8 @@ fn hit(definition: &str, prepare: impl FnOnce(&Guest, &mut Cpu)) -> Vec<(String,
     prepare(&rig.guest, &mut cpu);
     assert_eq!(cpu.hit(rig.addr(id)), RESUME);
     let events = cpu.events();
-    let told = values(&events[0], &rig.info(id)).into_iter();
-    told.map(|(name, _, value)| (name, value)).collect()
+    let arguments = values(&events[0], &rig.info(id)).into_iter();
+    arguments.map(|(name, _, value)| (name, value)).collect()
 }
 
 /// Returns the value of the only argument at such a hit.
@@ -152,7 +152,7 @@ fn a_function_shows_its_own_arguments_from_registers_and_records_no_others() {
 }
 
 #[test]
-fn registers_stay_where_no_types_tell_of_a_function() {
+fn registers_stay_where_no_types_describe_a_function() {
     let mut rig = Rig::live();
     for definition in ["p filler_004", "p vfs_read+9", "r filler_004"] {
         let id = rig.register(&[defaults(definition)])[0];
@@ -191,16 +191,19 @@ fn parameters_beyond_the_registers_are_read_from_the_stack() {
     cpu.regs.rdi = 0xffff_ffff_ffff_ff9c;
     assert_eq!(cpu.hit(rig.addr(id)), RESUME);
     let events = cpu.events();
-    let told = values(&events[0], &rig.info(id));
-    assert_eq!(told.len(), 9);
+    let arguments = values(&events[0], &rig.info(id));
+    assert_eq!(arguments.len(), 9);
     // The upper half of the register is not part of an int.
-    assert_eq!(told[0].2, Some((-100_i32).to_le_bytes().to_vec()));
-    assert_eq!((&*told[6].0, &told[6].1[..]), ("seventh", "int"));
-    let seventh = told[6].2.as_deref().map(|bytes| bytes[..4].to_vec());
+    assert_eq!(arguments[0].2, Some((-100_i32).to_le_bytes().to_vec()));
+    assert_eq!((&*arguments[6].0, &arguments[6].1[..]), ("seventh", "int"));
+    let seventh = arguments[6].2.as_deref().map(|bytes| bytes[..4].to_vec());
     assert_eq!(seventh, Some(0x1001_u32.to_le_bytes().to_vec()));
     let pair = [0x1002_u64.to_le_bytes(), 0x1003_u64.to_le_bytes()].concat();
-    assert_eq!((&*told[7].0, &told[7].2), ("path", &Some(pair)));
-    assert_eq!((&*told[8].0, &told[8].2), ("eighth", &word(0x1004)));
+    assert_eq!((&*arguments[7].0, &arguments[7].2), ("path", &Some(pair)));
+    assert_eq!(
+        (&*arguments[8].0, &arguments[8].2),
+        ("eighth", &word(0x1004))
+    );
 }
 
 #[test]
@@ -265,15 +268,15 @@ fn a_result_beyond_one_register_is_whole() {
 
 #[test]
 fn registers_numbers_and_texts_of_the_definition_are_shown() {
-    let told = hit(
+    let pairs = hit(
         r#"p vfs_read+9 a=%si:u16 b=$stack c=$comm d=\5 e=\"five" f=%ip g=%flags h=%cs %ss:x8"#,
         |_, cpu| cpu.regs.rsi = 0x1_2345,
     );
     let text = |text: &str| Some(text.as_bytes().to_vec());
     let named = |name: &str, value| (name.to_owned(), value);
-    let rsp = told[1].1.clone();
+    let rsp = pairs[1].1.clone();
     assert_eq!(
-        told,
+        pairs,
         [
             named("a", Some(vec![0x45, 0x23])),
             named("b", rsp),
@@ -281,7 +284,7 @@ fn registers_numbers_and_texts_of_the_definition_are_shown() {
             named("d", word(5)),
             named("e", text("five")),
             named("f", word(0xffff_ffff_8100_0109)),
-            named("g", told[6].1.clone()),
+            named("g", pairs[6].1.clone()),
             named("h", word(0x10)),
             named("arg9", word(0x18)),
         ]
@@ -339,7 +342,7 @@ fn what_is_not_there_or_not_in_that_memory_is_a_fault() {
 
 #[test]
 fn a_fault_leaves_the_values_behind_it_where_they_are() {
-    let told = hit(
+    let pairs = hit(
         "p vfs_read +0(%si):string +0(%di):string +0(%si):u32 +2(%di):u16",
         |guest, cpu| {
             guest.write(HERE, b"abcd\0");
@@ -347,7 +350,7 @@ fn a_fault_leaves_the_values_behind_it_where_they_are() {
             cpu.regs.rsi = 8;
         },
     );
-    let values: Vec<_> = told.into_iter().map(|(_, value)| value).collect();
+    let values: Vec<_> = pairs.into_iter().map(|(_, value)| value).collect();
     let text = Some(b"abcd".to_vec());
     assert_eq!(values, [None, text, None, Some(b"cd".to_vec())]);
 }
@@ -372,9 +375,9 @@ fn texts_share_what_an_event_has_left_and_say_where_they_were_cut() {
         truncated: true,
     };
     assert_eq!(header, half);
-    let told = values(&events[0], &rig.info(id));
-    assert_eq!(told[0].2, Some(vec![b'x'; 118]));
-    assert_eq!(told[2].2, Some(b"12345678".to_vec()));
+    let arguments = values(&events[0], &rig.info(id));
+    assert_eq!(arguments[0].2, Some(vec![b'x'; 118]));
+    assert_eq!(arguments[2].2, Some(b"12345678".to_vec()));
     // A text that just fits is complete.
     rig.guest.write(HERE.wrapping_add(118), &[0]);
     let mut cpu = Cpu::new(&rig);
@@ -434,15 +437,15 @@ fn arguments_are_found_by_name_and_their_members_by_type() {
         .write(STACK, &file.wrapping_add(40).0.to_le_bytes());
     assert_eq!(cpu.hit(rig.addr(id)), RESUME);
     let events = cpu.events();
-    let told = values(&events[0], &info);
-    let names: Vec<_> = told.iter().map(|(name, ..)| name.as_str()).collect();
+    let arguments = values(&events[0], &info);
+    let names: Vec<_> = arguments.iter().map(|(name, ..)| name.as_str()).collect();
     let expected = [
         "count", "arg2", "busy", "arg4", "name", "arg6", "buf", "pos", "arg9", "arg10", "arg11",
         "arg12", "arg13",
     ];
     assert_eq!(names, expected);
-    let bytes = |at: usize| told[at].2.clone().expect("readable");
-    assert_eq!(told[0].2, word(99));
+    let bytes = |at: usize| arguments[at].2.clone().expect("readable");
+    assert_eq!(arguments[0].2, word(99));
     assert_eq!(bytes(1), 0x801d_u32.to_le_bytes());
     let busy = &info.shown.arguments[2];
     assert_eq!(
@@ -461,7 +464,7 @@ fn arguments_are_found_by_name_and_their_members_by_type() {
     assert_eq!(bytes(4), b"passwd");
     assert_eq!(bytes(5), b"labelled");
     assert_eq!(bytes(6), b"wd");
-    assert_eq!(told[7].2, word(7));
+    assert_eq!(arguments[7].2, word(7));
     assert_eq!([bytes(8), bytes(9)], [b"passwd"; 2]);
     assert_eq!(bytes(10), 77_u32.to_le_bytes());
     assert_eq!(bytes(11), 0x801d_u32.to_le_bytes());
@@ -539,7 +542,7 @@ fn what_a_function_has_not_is_refused_at_its_column() {
 }
 
 #[test]
-fn where_no_types_tell_there_may_be_any_argument_and_a_result() {
+fn where_no_types_describe_a_function_there_may_be_any_argument_and_a_result() {
     let mut rig = Rig::live();
     for definition in ["p filler_004 $arg9 $arg16", "r filler_004 $retval"] {
         rig.one(definition);

@@ -182,7 +182,7 @@ impl Model {
             ..regs()
         };
         let outcome = cpu.hit(here);
-        let decision = tell(&mut self.rig, outcome);
+        let decision = run_hooks(&mut self.rig, outcome);
         cpu.resume(&decision);
         cpu.regs.rip != caller.0
     }

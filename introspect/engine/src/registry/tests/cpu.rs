@@ -94,7 +94,7 @@ impl Cpu {
         act: impl FnOnce(&mut HitHandler, &mut Regs, &Surroundings<'_, Memory, Ticks>) -> T,
     ) -> T {
         self.sync();
-        let tell = || {
+        let read_cr3 = || {
             self.cr3_asked.set(self.cr3_asked.get() + 1);
             self.cr3
         };
@@ -102,7 +102,7 @@ impl Cpu {
             mem: &self.guest.mem,
             clock: &*self.clock,
             gs_base: self.gs_base,
-            cr3: self.handler.reaches_process().then_some(&tell as _),
+            cr3: self.handler.reaches_process().then_some(&read_cr3 as _),
         };
         act(&mut self.handler, &mut self.regs, &around)
     }

@@ -100,8 +100,8 @@ fn what_cannot_be_a_jump_is_refused_if_it_has_to_be_one() {
         mechanism: Some(Mechanism::Optimized),
         ..post(EMULATED)
     };
-    let told = explain(&rig.guest.image, &optimized).remove(0);
-    let Refused::Unoptimized { at, .. } = told.expect_err("it has a post-handler").why else {
+    let result = explain(&rig.guest.image, &optimized).remove(0);
+    let Refused::Unoptimized { at, .. } = result.expect_err("it has a post-handler").why else {
         panic!("another reason");
     };
     assert_eq!(at, rig.at("filler_000", 0));
@@ -134,18 +134,18 @@ fn arguments_and_what_is_read_for_them_are_those_of_a_registration() {
 #[test]
 fn what_is_no_argument_is_refused_at_its_column() {
     let rig = Rig::live();
-    let told = explain(&rig.guest.image, &spec("p vfs_read nothing")).remove(0);
-    let Refused::Argument(error) = told.expect_err("no such argument").why else {
+    let result = explain(&rig.guest.image, &spec("p vfs_read nothing")).remove(0);
+    let Refused::Argument(error) = result.expect_err("no such argument").why else {
         panic!("another reason");
     };
     assert_eq!(error.column, 11);
-    let told = explain(&rig.guest.image, &spec("p nowhere_*")).remove(0);
-    let why = told.expect_err("no such function").why;
+    let result = explain(&rig.guest.image, &spec("p nowhere_*")).remove(0);
+    let why = result.expect_err("no such function").why;
     assert!(matches!(why, Refused::NoMatch { .. }), "{why:?}");
 }
 
 #[test]
-fn stacks_that_nothing_tells_how_to_follow_are_refused_as_at_a_registration() {
+fn stacks_without_unwind_tables_are_refused_as_at_a_registration() {
     let mut rig = Rig::live();
     let mut stacks = spec("p vfs_read");
     stacks.actions.capture = vec![Item::StackTrace(8)];

@@ -66,7 +66,7 @@ fn prepares(rig: &mut Rig, kprobe: Gva) -> Cpu {
         ..regs()
     };
     let here = rig.at("arch_prepare_kprobe", 0);
-    let decision = tell(rig, cpu.hit(here));
+    let decision = run_hooks(rig, cpu.hit(here));
     let resumed = cpu.resume(&decision);
     assert!(matches!(resumed, Outcome::Resume { .. }));
     cpu

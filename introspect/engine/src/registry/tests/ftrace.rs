@@ -14,13 +14,13 @@ const END: &str = "ftrace_arch_code_modify_post_process";
 fn patch(rig: &mut Rig, act: impl FnOnce(&mut Rig)) {
     let mut cpu = Cpu::new(rig);
     let begins = rig.at(BEGIN, 0);
-    tell(rig, cpu.hit(begins));
+    run_hooks(rig, cpu.hit(begins));
     assert_eq!(cpu.resume(&Decision::default()), RESUME);
     assert_eq!(cpu.regs.rip, begins.0 + 1);
     act(rig);
     cpu.regs = regs();
     let ends = rig.at(END, 0);
-    tell(rig, cpu.hit(ends));
+    run_hooks(rig, cpu.hit(ends));
     assert_eq!(cpu.resume(&Decision::default()), RESUME);
     assert_eq!(cpu.regs.rip, ends.0 + 1);
     assert!(cpu.events().is_empty());

@@ -43,7 +43,7 @@ impl Rig {
     }
 
     /// Lists the name and the place of every probe.
-    fn told(&self) -> String {
+    fn listing(&self) -> String {
         let line = |info: ProbeInfo| {
             let (symbol, offset) = info.symbol.expect("placed");
             format!("{} {symbol}+{offset:#x} `{}`\n", info.name, info.definition)
@@ -72,7 +72,7 @@ fn chain(error: &dyn std::error::Error) -> String {
 fn check(definition: &str, expected: Expect) {
     let mut rig = rig();
     match rig.batch(&[definition], Refusals::Fail) {
-        Ok(_) => expected.assert_eq(&rig.told()),
+        Ok(_) => expected.assert_eq(&rig.listing()),
         Err(error) => expected.assert_eq(&chain(&error)),
     }
 }
@@ -174,7 +174,7 @@ fn one_refused_function_keeps_the_whole_pattern_back() {
 }
 
 #[test]
-fn refused_places_are_left_out_on_request_and_told_one_by_one() {
+fn refused_places_are_left_out_on_request_and_reported_one_by_one() {
     let mut rig = rig();
     rig.guest.write(rig.at("get_two", 0), &[INT3]);
     let batch = [
@@ -241,9 +241,9 @@ fn patterns_wait_for_final_text_as_single_probes() {
 fn patterns_of_return_probes_keep_what_each_call_needs() {
     let mut rig = Rig::live();
     let ids = rig.register(&specs(["r7 filler_00[01]"]));
-    let told: Vec<_> = ids.iter().map(|id| rig.info(*id)).collect();
-    assert!(told.iter().all(|info| info.maxactive == Some(7)));
-    let names: Vec<_> = told.iter().map(|info| info.name.as_str()).collect();
+    let infos: Vec<_> = ids.iter().map(|id| rig.info(*id)).collect();
+    assert!(infos.iter().all(|info| info.maxactive == Some(7)));
+    let names: Vec<_> = infos.iter().map(|info| info.name.as_str()).collect();
     assert_eq!(names, ["r_filler_000_0", "r_filler_001_0"]);
 }
 
@@ -253,7 +253,7 @@ fn a_pattern_of_vmlinux_is_of_the_kernel_alone() {
         let mut rig = rig();
         let batch = rig.batch(&[definition], Refusals::Fail);
         batch.unwrap_or_else(|error| panic!("{}", chain(&error)));
-        rig.told()
+        rig.listing()
     };
     assert_eq!(all("p vmlinux:get_*"), all("p get_*"));
 }

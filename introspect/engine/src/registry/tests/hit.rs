@@ -250,7 +250,7 @@ fn emulated_instruction_without_a_stack_faults_at_the_probepoint() {
 }
 
 #[test]
-fn fault_of_an_emulated_instruction_is_told_to_those_who_asked_for_it() {
+fn fault_of_an_emulated_instruction_is_reported_to_those_who_asked_for_it() {
     let mut rig = Rig::live();
     let faults = Actions {
         faults: true,

@@ -13,9 +13,9 @@ const FIRST: HookSet = HookSet(1 << 30);
 const SECOND: HookSet = HookSet(1 << 31);
 
 /// Adds a hook at `function`.
-fn watch(rig: &mut Rig, function: &'static str, told: HookSet) {
+fn watch(rig: &mut Rig, function: &'static str, notifies: HookSet) {
     let internal = Internal {
-        told,
+        notifies,
         ..Internal::default()
     };
     let (registry, guest) = (&mut rig.registry, &*rig.guest);
@@ -24,7 +24,7 @@ fn watch(rig: &mut Rig, function: &'static str, told: HookSet) {
 }
 
 #[test]
-fn hooks_at_one_function_are_all_told_and_what_is_done_at_once_is_done() {
+fn hooks_at_one_function_are_all_reported_and_what_is_done_at_once_is_done() {
     let mut rig = Rig::live();
     let ids = rig.register(&[spec("r filler_000")]);
     let id = ids[0];
@@ -35,7 +35,7 @@ fn hooks_at_one_function_are_all_told_and_what_is_done_at_once_is_done() {
     assert_eq!(cpu.hit(rig.addr(id)), RESUME);
     cpu.regs = Regs { rdi: 7, ..regs() };
     let at = rig.at(DEAD, 0);
-    let (hooks, argument) = told(cpu.hit(at));
+    let (hooks, argument) = held_hooks(cpu.hit(at));
     assert_eq!(hooks, HookSet(FIRST.0 | SECOND.0));
     assert_eq!(argument, Gva(7));
     assert_eq!(rig.counts(id).orphans, 1, "the hook that was there before");
@@ -77,7 +77,7 @@ fn whatever_the_guest_traces_nothing_that_the_engine_watches_is_lost() {
             assert!(rig.registry.hooks.unhooked.is_empty(), "{function}");
             let mut cpu = Cpu::new(&rig);
             cpu.regs.rdi = 7;
-            assert_eq!(told(cpu.hit(behind)), (FIRST, Gva(7)), "{function}");
+            assert_eq!(held_hooks(cpu.hit(behind)), (FIRST, Gva(7)), "{function}");
             assert_eq!(cpu.resume(&Decision::default()), RESUME);
             // The next change removes the hooks, which are no longer needed.
             let id = rig.one(EMULATED);

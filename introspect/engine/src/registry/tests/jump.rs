@@ -220,11 +220,11 @@ fn several_probes_share_a_jump_and_a_stack_word_can_ask_for_an_exit() {
     assert_eq!(cpu.hit(escape), RESUME);
     assert_eq!(cpu.regs.rip, detour.tail().0);
     let seen = cpu.events();
-    let told: Vec<_> = seen
+    let reported: Vec<_> = seen
         .iter()
         .map(|event| (event.probe, event.regs.rip))
         .collect();
-    assert_eq!(told, [(ids[0], at.0), (ids[1], at.0)]);
+    assert_eq!(reported, [(ids[0], at.0), (ids[1], at.0)]);
     for id in &ids[..2] {
         assert_eq!(rig.counts(*id).hits, 1);
     }

@@ -6,7 +6,7 @@ use hvprobe_spec::definition::Kind;
 use super::*;
 
 #[test]
-fn list_is_in_the_order_of_registration_and_tells_where_each_probe_is() {
+fn list_is_in_the_order_of_registration_and_shows_where_each_probe_is() {
     let mut rig = Rig::live();
     let last = rig.register(&[spec("p filler_003"), disabled("p 0xffffffff81000109")])[1];
     let list = rig.list();

@@ -34,7 +34,7 @@ fn exhaust(rig: &mut Rig) -> usize {
 }
 
 #[test]
-fn a_place_whose_probes_are_disabled_tells_how_it_would_take_effect_with_them() {
+fn a_place_whose_probes_are_disabled_reports_how_it_would_take_effect_with_them() {
     let mut rig = Rig::optimizing();
     let ids = rig.register(&[spec("p filler_000"), post("p filler_002")]);
     let mechanisms = |rig: &Rig| [0, 1].map(|which: usize| rig.mechanism(ids[which]));

@@ -63,7 +63,7 @@ const EMULATED: &str = "p filler_000";
 const BOOSTED: &str = "p filler_001";
 
 /// Returns the hooks for which a virtual CPU waits, and the first argument of the hooked function.
-fn told(outcome: Outcome) -> (HookSet, Gva) {
+fn held_hooks(outcome: Outcome) -> (HookSet, Gva) {
     match outcome {
         Outcome::Hold(Held::Engine { hooks, argument }) => (hooks, argument),
         other => panic!("no hook of the engine's: {other:?}"),
@@ -71,9 +71,11 @@ fn told(outcome: Outcome) -> (HookSet, Gva) {
 }
 
 /// Passes a virtual CPU's hooks to the registry; returns how the guest continues.
-fn tell(rig: &mut Rig, outcome: Outcome) -> Decision {
-    let (hooks, argument) = told(outcome);
-    rig.registry.told(hooks, argument, &*rig.guest).decision
+fn run_hooks(rig: &mut Rig, outcome: Outcome) -> Decision {
+    let (hooks, argument) = held_hooks(outcome);
+    rig.registry
+        .run_hooks(hooks, argument, &*rig.guest)
+        .decision
 }
 
 fn spec(definition: &str) -> ProbeSpec {

@@ -122,7 +122,7 @@ impl Loader {
         let mut cpu = Cpu::new(&self.rig);
         let at = self.rig.at(name, 0);
         cpu.regs.rdi = module.at.0;
-        assert_eq!(told(cpu.hit(at)).1, module.at);
+        assert_eq!(held_hooks(cpu.hit(at)).1, module.at);
         assert_eq!(cpu.regs.rip, at.0);
         assert_eq!(cpu.question(), None);
         cpu

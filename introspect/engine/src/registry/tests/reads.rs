@@ -174,7 +174,7 @@ fn shown(definition: &str) -> (Vec<String>, Mechanism) {
 }
 
 #[test]
-fn a_text_is_shown_where_that_costs_no_exit_and_nothing_else_tells_its_length() {
+fn a_text_is_shown_where_that_costs_no_exit_and_nothing_else_gives_its_length() {
     let (arguments, mechanism) = shown("p filler_006");
     assert_eq!(arguments, ["name: string", "mode: int"]);
     assert_eq!(mechanism, Mechanism::Optimized);

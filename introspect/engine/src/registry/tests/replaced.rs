@@ -156,7 +156,7 @@ fn a_kernel_that_makes_way_for_another_is_left_as_it_was() {
         // A call is in flight.
         assert_eq!(cpu.hit(rig.addr(ids[3])), RESUME);
         cpu.regs = regs();
-        tell(&mut rig, cpu.hit(at));
+        run_hooks(&mut rig, cpu.hit(at));
         assert_eq!(cpu.resume(&Decision::default()), RESUME);
         assert_eq!(
             cpu.regs,

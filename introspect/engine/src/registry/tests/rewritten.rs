@@ -19,7 +19,7 @@ fn probe_whose_int3_the_guest_replaced_is_gone_and_its_text_never_written_again(
 }
 
 #[test]
-fn watching_tells_what_the_guest_rewrote_for_good_and_stops_nobody() {
+fn watching_reports_what_the_guest_rewrote_for_good_and_stops_nobody() {
     let mut rig = Rig::live();
     let ids = rig.register(&[spec(EMULATED), disabled(BOOSTED), spec("p filler_003")]);
     let [armed, idle, other] = [0, 1, 2].map(|n| rig.addr(ids[n]));

@@ -53,7 +53,7 @@ fn returns_take_an_exit_for_stacks() {
 }
 
 #[test]
-fn a_stack_that_is_not_the_tasks_own_is_told_by_the_host() {
+fn a_stack_that_is_not_the_tasks_own_is_followed_by_the_host() {
     let mut rig = optimizing();
     let id = rig.register(&[stacks("p filler_000")])[0];
     let table = rig.guest.table();

@@ -23,8 +23,8 @@ impl Rig {
     fn throttle(&mut self) -> Vec<(ProbeId, u64, bool)> {
         let (notices, result) = self.registry.throttle(&*self.guest);
         result.expect("the guest stops");
-        let told = |notice: Throttled| (notice.probe, notice.count, notice.disabled);
-        notices.into_iter().map(told).collect()
+        let fields = |notice: Throttled| (notice.probe, notice.count, notice.disabled);
+        notices.into_iter().map(fields).collect()
     }
 
     /// Returns the hits and the throttled hits of `id`.
@@ -35,7 +35,7 @@ impl Rig {
 }
 
 #[test]
-fn hits_beyond_the_budget_are_counted_and_told_once_but_make_no_event() {
+fn hits_beyond_the_budget_are_counted_and_reported_once_but_make_no_event() {
     let mut rig = Rig::live();
     let spec = budgeted(EMULATED, 3, Excess::Sample, Actions::default());
     let [id, other] = rig.register(&[spec, super::spec(EMULATED)])[..] else {
@@ -92,7 +92,7 @@ fn probe_that_exceeds_its_budget_is_turned_off_until_it_is_enabled() {
 }
 
 #[test]
-fn probe_that_leaves_is_told_of_a_last_time() {
+fn probe_that_leaves_is_reported_a_last_time() {
     let mut rig = Rig::live();
     let spec = budgeted(EMULATED, 1, Excess::Sample, Actions::default());
     let id = rig.register(&[spec])[0];

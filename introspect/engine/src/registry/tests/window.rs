@@ -210,7 +210,7 @@ fn instruction_whose_fault_was_mended_is_hit_again() {
 }
 
 #[test]
-fn frames_with_and_without_error_codes_are_told_apart() {
+fn frames_with_and_without_error_codes_are_distinguished() {
     for (vector, code) in [
         (0, None),
         (6, None),

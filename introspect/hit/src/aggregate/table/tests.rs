@@ -149,23 +149,23 @@ fn buckets_of_signed_numbers_are_as_wide_below_zero() {
     for value in [0, 99, -1, -100, -101, i64::MIN, i64::MIN + 7, i64::MAX] {
         table.hear(&[event(value.cast_unsigned(), 0, b"")], 0);
     }
-    let told: Vec<_> = numbers(&table)
+    let rows: Vec<_> = numbers(&table)
         .into_iter()
         .map(|(begins, hits)| (begins.cast_signed(), hits))
         .collect();
     let last = i64::MAX - i64::MAX % 100;
     let expected = [(i64::MIN, 2), (-200, 1), (-100, 2), (0, 2), (last, 1)];
-    assert_eq!(told, expected);
+    assert_eq!(rows, expected);
 }
 
 #[test]
-fn what_there_is_no_room_for_is_dropped_and_what_was_lost_is_told() {
+fn what_there_is_no_room_for_is_dropped_and_what_was_lost_is_counted() {
     let mut table = table("keys=a:size=2", vec![register(Gpr::Rdi, 8, false)], vec![]);
     let events: Vec<_> = [1, 2, 3, 1, 3].map(|key| event(key, 0, b"")).into();
     table.hear(&events, 4);
-    let told = table.copy().snapshot();
-    assert_eq!((told.hits, told.dropped, told.lost), (3, 2, 4));
-    assert_eq!(told.rows.len(), 2);
+    let snapshot = table.copy().snapshot();
+    assert_eq!((snapshot.hits, snapshot.dropped, snapshot.lost), (3, 2, 4));
+    assert_eq!(snapshot.rows.len(), 2);
     table.clear();
     let cleared = table.copy().snapshot();
     assert_eq!(cleared, Snapshot::default());
@@ -186,8 +186,8 @@ fn keys_of_long_texts_are_bounded_together() {
         &[event(0, 0, b"a"), event(0, 0, b"bb"), event(0, 0, b"a")],
         0,
     );
-    let told = table.copy().snapshot();
-    assert_eq!((told.hits, told.dropped), (2, 1));
+    let snapshot = table.copy().snapshot();
+    assert_eq!((snapshot.hits, snapshot.dropped), (2, 1));
 }
 
 #[test]
@@ -201,8 +201,8 @@ fn what_cannot_be_read_is_a_key_of_its_own_and_adds_nothing() {
         entry_tsc: 0,
         entry: Regs::default(),
     });
-    let mut untold = returned;
-    untold.host_ns = 0;
+    let mut untimed = returned;
+    untimed.host_ns = 0;
     let mut fault = event(0, 0, b"cat");
     fault.kind = EventKind::Fault {
         vector: 14,
@@ -210,9 +210,9 @@ fn what_cannot_be_read_is_a_key_of_its_own_and_adds_nothing() {
     };
     let mut foreign = returned;
     foreign.probe = ProbeId(4);
-    table.hear(&[returned, untold, fault, foreign, event(0, 5, b"")], 0);
-    let told = table.copy().snapshot();
-    let rows: Vec<_> = told
+    table.hear(&[returned, untimed, fault, foreign, event(0, 5, b"")], 0);
+    let snapshot = table.copy().snapshot();
+    let rows: Vec<_> = snapshot
         .rows
         .iter()
         .map(|row| {
@@ -285,10 +285,10 @@ proptest! {
             let entry = expected.entry((*a, comm.clone())).or_default();
             *entry = (entry.0 + 1, entry.1 + i128::from(*v));
         }
-        let told = table.copy().snapshot();
-        prop_assert_eq!(told.hits, hits.len() as u64);
-        prop_assert_eq!(told.rows.len(), expected.len());
-        for row in told.rows {
+        let snapshot = table.copy().snapshot();
+        prop_assert_eq!(snapshot.hits, hits.len() as u64);
+        prop_assert_eq!(snapshot.rows.len(), expected.len());
+        for row in snapshot.rows {
             let [KeyValue::Number(a), comm] = row.keys.as_slice() else {
                 panic!("{row:?}");
             };
@@ -417,8 +417,11 @@ fn what_is_known_of_a_probe_makes_room_for_what_is_known_later() {
     table.reserve(left).unwrap();
     table.learn(PROBE, Arc::default(), long, left);
     table.hear(&[event(1, 0, b""), event(2, 0, b"")], 0);
-    let told = table.copy().snapshot();
-    assert_eq!((told.hits, told.dropped, told.rows.len()), (1, 2, 1));
+    let snapshot = table.copy().snapshot();
+    assert_eq!(
+        (snapshot.hits, snapshot.dropped, snapshot.rows.len()),
+        (1, 2, 1)
+    );
     let room = Arc::clone(&table.room);
     assert!(room.left() > left);
     drop(table);

@@ -139,16 +139,16 @@ fn sources_and_rings_share_batches_and_nothing_is_left_in_either() {
 /// A collector that makes passes only when it is called, and the producing end of its only ring.
 fn by_hand(sources: Vec<Box<dyn Source>>, capacity: usize) -> (Drain, EventProducer) {
     let (producer, consumer) = RingBuffer::new(capacity);
-    let tells = Arc::<Tells>::default();
+    let counts = Arc::<VcpuCounts>::default();
     let drain = Drain {
         order: Order::new(vec![consumer]),
-        tells: vec![Arc::clone(&tells)],
+        counts: vec![Arc::clone(&counts)],
         sources,
         owed: Owed::new(Arc::default()),
     };
     let producer = EventProducer {
         ring: producer,
-        tells,
+        counts,
         waker: Arc::new(Waker {
             asleep: AtomicBool::new(false),
             collector: thread::current(),
@@ -440,7 +440,7 @@ fn who_waits_goes_on_when_all_that_there_was_is_handed_on() {
 }
 
 #[test]
-fn who_waits_is_not_told_while_a_hit_that_lasts_holds_what_there_was() {
+fn who_waits_is_not_notified_while_a_hit_that_lasts_holds_what_there_was() {
     const LASTS: Duration = Duration::from_millis(300);
     let (collector, mut producers, seen) = collector(Vec::new(), 2, 64);
     let flush = collector.flush();

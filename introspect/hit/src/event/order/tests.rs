@@ -117,7 +117,7 @@ fn what_was_held_at_a_bad_moment_takes_no_room_later() {
 }
 
 #[test]
-fn nothing_overtakes_a_hit_whose_thread_is_kept_from_telling() {
+fn nothing_overtakes_a_hit_whose_thread_is_kept_from_reporting() {
     let mut rig = Rig::new(2, 1, 64);
     rig.push(0, 10);
     assert_eq!(rig.pass(false), Found::Held);

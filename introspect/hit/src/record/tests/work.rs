@@ -29,7 +29,7 @@ fn accesses(forge: impl Fn(&Memory, u64)) -> (Rig, u64, u64) {
     let mut rig = Rig::new();
     rig.reader = Reader::new(RING, rig.reader.sources.clone());
     let (limit, bell) = RING.initial();
-    RING.tell(&rig.mem, limit, bell).expect("in memory");
+    RING.publish(&rig.mem, limit, bell).expect("in memory");
     let until = rig.now + LASTS;
     let (mut made, mut rung) = (0, 0);
     while rig.now < until {
@@ -51,7 +51,7 @@ fn serves(mut rig: Rig) {
     rig.read(usize::MAX);
     let hits = rig.counters.sum().hits;
     let head = rig.mem.read_u64(HEAD).expect("in memory");
-    assert!(head < rig.told()[0], "no room is left");
+    assert!(head < rig.published()[0], "no room is left");
     let mark = u64::from(PROBE.0 | 1 << 24) << 32 | (head + 1) & 0xffff_ffff;
     rig.mem.write_u64(cell(head), mark).expect("in memory");
     rig.mem.write_u64(HEAD, head + 1).expect("in memory");

@@ -9,7 +9,7 @@ fn module() -> DebugFile {
 }
 
 #[test]
-fn a_modules_file_tells_the_same_as_a_kernels_by_its_own_symbols() {
+fn a_modules_file_gives_the_same_as_a_kernels_by_its_own_symbols() {
     let file = module();
     let own = file.module().unwrap();
     assert_eq!(own.name(), Some(NAME));
@@ -45,7 +45,7 @@ fn a_modules_file_tells_the_same_as_a_kernels_by_its_own_symbols() {
 }
 
 #[test]
-fn relocations_that_lead_out_of_their_section_are_told_with_where_they_are() {
+fn relocations_that_lead_out_of_their_section_are_reported_with_where_they_are() {
     let good = Relocation {
         at: 0,
         kind: ABSOLUTE,

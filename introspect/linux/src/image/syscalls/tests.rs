@@ -3,7 +3,7 @@ use hvprobe_fixtures::kernel::{self, Layout};
 use super::super::KernelImage;
 use super::*;
 
-fn told(parameters: &[CallParameter]) -> Vec<(&str, &str)> {
+fn as_pairs(parameters: &[CallParameter]) -> Vec<(&str, &str)> {
     let pairs = parameters.iter().map(|it| (&*it.ty, &*it.name));
     pairs.collect()
 }
@@ -16,11 +16,11 @@ const OPENAT: [(&str, &str); 4] = [
 ];
 
 #[test]
-fn what_a_call_takes_is_told_of_the_kernels_entry_of_it_alone() {
+fn what_a_call_takes_is_known_of_the_kernels_entry_of_it_alone() {
     for layout in Layout::ALL {
         let image = KernelImage::parse(&kernel::vmlinux(layout)).unwrap();
         let openat = image.system_call("__x64_sys_openat").unwrap();
-        assert_eq!(told(openat), OPENAT);
+        assert_eq!(as_pairs(openat), OPENAT);
         for other in ["__x64_sys_open", "__ia32_sys_openat", "openat", ""] {
             assert_eq!(image.system_call(other), None, "{other}");
         }
@@ -40,7 +40,7 @@ fn changed(change: impl Fn(&mut [u64; 4])) -> Option<usize> {
 }
 
 #[test]
-fn what_makes_no_sense_is_not_told() {
+fn what_makes_no_sense_is_not_reported() {
     assert_eq!(changed(|_| ()), Some(4));
     assert_eq!(changed(|words| words[1] = 2 << 32), Some(2));
     // The bits above the field belong to other members.
@@ -64,13 +64,16 @@ fn what_makes_no_sense_is_not_told() {
 
 /// Runs only if `HVPROBE_TEST_VMLINUX` names a kernel with `CONFIG_FTRACE_SYSCALLS`.
 #[test]
-fn real_kernel_tells_of_its_calls_when_one_is_given() {
+fn real_kernel_describes_its_calls_when_one_is_given() {
     let Some(path) = std::env::var_os("HVPROBE_TEST_VMLINUX") else {
         eprintln!("skipped: HVPROBE_TEST_VMLINUX does not name a vmlinux");
         return;
     };
     let image = KernelImage::parse(&std::fs::read(path).unwrap()).unwrap();
-    assert_eq!(told(image.system_call("__x64_sys_openat").unwrap()), OPENAT);
+    assert_eq!(
+        as_pairs(image.system_call("__x64_sys_openat").unwrap()),
+        OPENAT
+    );
     assert_eq!(image.system_call("__x64_sys_getpid"), Some(&[][..]));
     let entries = image.symbols().glob("__x64_sys_*").unwrap();
     let (known, unknown): (Vec<_>, Vec<_>) = entries

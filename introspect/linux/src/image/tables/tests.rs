@@ -67,7 +67,10 @@ fn parse((sections, symbols): (Vec<kernel::Section>, Vec<(String, u64, u64)>)) -
 }
 
 /// Returns everything that the lists say of an address.
-fn told(image: &KernelImage, at: Gva) -> (Option<Forbidden>, Option<Forbidden>, bool, bool, bool) {
+fn verdicts(
+    image: &KernelImage,
+    at: Gva,
+) -> (Option<Forbidden>, Option<Forbidden>, bool, bool, bool) {
     (
         image.forbidden(at),
         image.forbidden_as_is(at, 0x3e),
@@ -89,7 +92,7 @@ fn tables_without_symbols_are_found_by_the_code_that_goes_through_them() {
     );
     assert_eq!(stripped.unknown_lists(), []);
     for at in (TEXT..TEXT + 0xb00).map(Gva) {
-        assert_eq!(told(&stripped, at), told(&whole, at), "{at}");
+        assert_eq!(verdicts(&stripped, at), verdicts(&whole, at), "{at}");
     }
 }
 
@@ -127,7 +130,7 @@ fn tables_without_symbols_are_found_by_their_sections() {
         let stripped = parse((sections, symbols));
         assert_eq!(stripped.unknown_lists(), [], "{name}");
         for at in (TEXT + 0x600..TEXT + 0x700).map(Gva) {
-            assert_eq!(told(&stripped, at), told(&whole, at), "{name} {at}");
+            assert_eq!(verdicts(&stripped, at), verdicts(&whole, at), "{name} {at}");
         }
     }
 }

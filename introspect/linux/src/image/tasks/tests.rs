@@ -56,7 +56,7 @@ fn image(getpid: u64, gettid: u64, getcpu: u64) -> KernelImage {
 }
 
 #[test]
-fn code_tells_where_the_current_task_is_and_data_which_is_the_first() {
+fn code_shows_where_the_current_task_is_and_data_which_is_the_first() {
     let image = image(CURRENT, CURRENT, CPU);
     let clues = TaskClues {
         current_task: CURRENT,
@@ -69,7 +69,7 @@ fn code_tells_where_the_current_task_is_and_data_which_is_the_first() {
 }
 
 #[test]
-fn functions_that_disagree_tell_nothing() {
+fn functions_that_disagree_prove_nothing() {
     assert_eq!(image(CURRENT, CURRENT + 8, CPU).task_clues(), None);
     // There is no task at these offsets.
     assert_eq!(image(CPU, CPU, CPU).task_clues(), None);
@@ -78,7 +78,7 @@ fn functions_that_disagree_tell_nothing() {
 
 /// Types and code agree on kernels that have both.
 #[test]
-fn real_kernels_code_tells_what_its_types_do() {
+fn real_kernels_code_shows_what_its_types_do() {
     let Some(path) = std::env::var_os("HVPROBE_TEST_VMLINUX") else {
         eprintln!("skipped: HVPROBE_TEST_VMLINUX does not name a vmlinux");
         return;

@@ -7,7 +7,7 @@ use super::{BIT_FIELDS, BOOL, SIGNED, STRUCT, UNION, parsed};
 use crate::types::{Place, PrototypeError, Returned, TypeId};
 
 #[test]
-fn prototypes_are_told_and_not_guessed() {
+fn prototypes_are_known_and_not_guessed() {
     let mut btf = sample();
     let int = 1;
     btf.function("twice", int, &[("a", int)]);

@@ -11,7 +11,7 @@ use crate::types::{Kind, Limits, Place, PrototypeError, Types};
 /// Expectations for a kernel from 5.10 on. Runs only if `HVPROBE_TEST_VMLINUX` names an uncompressed x86-64
 /// `vmlinux` with BTF.
 #[test]
-fn types_of_a_real_kernel_are_told_when_one_is_given() {
+fn types_of_a_real_kernel_are_read_when_one_is_given() {
     let Some(path) = std::env::var_os("HVPROBE_TEST_VMLINUX") else {
         eprintln!("skipped: HVPROBE_TEST_VMLINUX does not name a vmlinux");
         return;
@@ -43,7 +43,7 @@ fn types_of_a_real_kernel_are_told_when_one_is_given() {
     }
     members_agree(&image, types, "task_struct");
     members_agree(&image, types, "file");
-    all_are_told(types);
+    check_all_types(types);
 }
 
 /// Checks that both ways to look up a member find the same position.
@@ -69,7 +69,7 @@ fn members_agree(image: &KernelImage, types: &Types, of: &str) {
 }
 
 /// Checks that every type can be named, and that every function has a prototype or is ambiguous.
-fn all_are_told(types: &Types) {
+fn check_all_types(types: &Types) {
     let start = Instant::now();
     let (mut functions, mut ambiguous, mut unknown, mut shapes) = (0, 0, 0, 0);
     for id in types.ids() {
@@ -91,9 +91,9 @@ fn all_are_told(types: &Types) {
             _ => {}
         }
         // `...` marks what is left out, except for the parameters of variadic functions.
-        let told = types.name(id).replace("{...}", "").replace(", ...", "");
+        let text = types.name(id).replace("{...}", "").replace(", ...", "");
         let is_other = matches!(types.kind(id), Some(Kind::Other));
-        assert!(is_other || !told.contains("..."), "{told}");
+        assert!(is_other || !text.contains("..."), "{text}");
         let declaration = types.declaration(id);
         assert!(declaration.len() < 100_000, "{name}");
     }

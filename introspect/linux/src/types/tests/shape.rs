@@ -8,7 +8,7 @@ use super::{one, parsed};
 use crate::types::{Limits, TypeId};
 
 /// Writes a shape on lines: offset, width, name, type, size and kind.
-pub(super) fn told(shape: &Shape) -> String {
+pub(super) fn rendered(shape: &Shape) -> String {
     let mut text = format!("{} ({}) ", shape.name, shape.size);
     match &shape.kind {
         ShapeKind::Struct { union, members } => {
@@ -18,11 +18,11 @@ pub(super) fn told(shape: &Shape) -> String {
                     .width
                     .map(|width| format!(":{width}"))
                     .unwrap_or_default();
-                let inner = told(&it.shape).replace('\n', "\n  ");
+                let inner = rendered(&it.shape).replace('\n', "\n  ");
                 text += &format!("\n  {}{width} {}: {inner}", it.offset, it.name);
             }
         }
-        ShapeKind::Array { element, count } => text += &format!("{count} of {}", told(element)),
+        ShapeKind::Array { element, count } => text += &format!("{count} of {}", rendered(element)),
         ShapeKind::Enum { signed, values } => {
             text += if *signed { "signed" } else { "unsigned" };
             for it in values {
@@ -56,7 +56,7 @@ fn shape_says_all_that_is_needed_to_print_a_value() {
           512 matrix: char[3][16] (48) 3 of char[16] (16) 16 of char (1) Char
           896 of_comm: char (*)[16] (8) Pointer
           960 rest: __u64[] (0) 0 of __u64 (8) Unsigned"#]]
-    .assert_eq(&told(&shape));
+    .assert_eq(&rendered(&shape));
     assert_eq!(types.shape(TypeId::VOID, Limits::default()), None);
     let forward = one(&types, "struct inode");
     assert_eq!(types.shape(forward, Limits::default()), None);
@@ -81,7 +81,7 @@ fn shape_is_cut_at_its_limits() {
     };
     let check = |name: &str, limits: Limits, expected: Expect| {
         let shape = types.shape(one(&types, name), limits).unwrap();
-        expected.assert_eq(&told(&shape));
+        expected.assert_eq(&rendered(&shape));
     };
     check(
         "deep_t",
@@ -129,25 +129,31 @@ fn enumerations_have_the_sign_that_they_say() {
     new.enumeration(false, "flags", &values);
     new.enumeration_64(false, "wide", &[("TOP", 1 << 63)]);
     new.enumeration_64(true, "minus", &[("MINUS", u64::MAX)]);
-    let told = |btf: &Btf, name: &str| {
+    let rendered = |btf: &Btf, name: &str| {
         let types = parsed(btf);
         let shape = types.shape(one(&types, name), Limits::default()).unwrap();
-        self::told(&shape)
+        self::rendered(&shape)
     };
     assert_eq!(
-        told(&old, "enum errors"),
-        "enum errors (4) signed LOW=-2 HIGH=3"
-    );
-    assert_eq!(told(&old, "enum plain"), "enum plain (4) unsigned HIGH=3");
-    assert_eq!(
-        told(&new, "enum errors"),
+        rendered(&old, "enum errors"),
         "enum errors (4) signed LOW=-2 HIGH=3"
     );
     assert_eq!(
-        told(&new, "enum flags"),
+        rendered(&old, "enum plain"),
+        "enum plain (4) unsigned HIGH=3"
+    );
+    assert_eq!(
+        rendered(&new, "enum errors"),
+        "enum errors (4) signed LOW=-2 HIGH=3"
+    );
+    assert_eq!(
+        rendered(&new, "enum flags"),
         "enum flags (4) unsigned LOW=4294967294 HIGH=3"
     );
-    assert_eq!(told(&new, "enum minus"), "enum minus (8) signed MINUS=-1");
+    assert_eq!(
+        rendered(&new, "enum minus"),
+        "enum minus (8) signed MINUS=-1"
+    );
     let types = parsed(&new);
     let wide = types.declaration(one(&types, "enum wide"));
     assert_eq!(wide, "enum wide {\n\tTOP = 9223372036854775808,\n};");

@@ -327,7 +327,7 @@ fn types_are_checked() {
 }
 
 #[test]
-fn the_first_of_several_errors_is_told_as_by_the_kernel() {
+fn the_first_of_several_errors_is_reported_as_by_the_kernel() {
     // Order of the checks: the form of the type, its name, the expression, the numbers of a bit field, the
     // array.
     refused("%foo:bar[", 9, "Array is not closed");

@@ -312,7 +312,7 @@ fn what_makes_no_sense_is_refused_where_it_stands() {
 
 #[test]
 fn bounds_keep_what_is_read_small() {
-    let head = |text: &str| told(text).lines().next().unwrap_or_default().to_owned();
+    let head = |text: &str| outcome(text).lines().next().unwrap_or_default().to_owned();
     let deep = format!("kprobe:a /{}1/ {{ }}", "(".repeat(40_000));
     let nots = format!("kprobe:a /{}pid/ {{ }}", "!".repeat(40_000));
     let tests = format!("kprobe:a /pid{}/ {{ }}", "&&pid".repeat(1000));

@@ -174,7 +174,7 @@ fn names_of_values_are_those_of_filters() {
 }
 
 #[test]
-fn names_that_nothing_tells_are_refused() {
+fn names_that_nothing_defines_are_refused() {
     let refused = [
         "k:a /pid == uid/ { }",
         "k:a /uid == 0/ { }",
@@ -238,7 +238,7 @@ fn names_that_nothing_tells_are_refused() {
         line 1: `SOME` is no value; there are pid, tid, comm, cpu, nsecs, elapsed, func, probe, curtask, kstack, arg0 to arg5, args.NAME, retval, duration, str() and ksym()
         k:a { printf("%d", SOME); }
                            ^
-    "#]].assert_eq(&refused.map(told).concat());
+    "#]].assert_eq(&refused.map(outcome).concat());
 }
 
 #[test]
@@ -267,7 +267,7 @@ fn hvprobe_error(column: usize, message: String) -> crate::ParseError {
 }
 
 #[test]
-fn probes_are_told_by_the_argument_that_marks_them() {
+fn probes_are_found_by_the_argument_that_marks_them() {
     let text = "kprobe:a { } kretprobe:b { @[retval] = count(); }";
     let program = compile(text, &read_script(text).unwrap()).unwrap();
     let positions = program.probes.iter().map(|planted| {
@@ -374,7 +374,7 @@ fn times_of_calls_are_those_that_return_probes_have() {
         line 1: not supported: calculating with values, but for dividing one by a number where it is counted or printed
         kr:a { @ = hist(nsecs - 5); }
                               ^
-    "#]].assert_eq(&refused.map(told).concat());
+    "#]].assert_eq(&refused.map(outcome).concat());
 }
 
 #[test]
@@ -454,5 +454,5 @@ fn numbers_are_divided_before_they_are_counted_or_printed() {
         k:a /arg0 / 2 == 1/ { @ = count(); }
                     ^
     "#]]
-    .assert_eq(&refused.map(told).concat());
+    .assert_eq(&refused.map(outcome).concat());
 }

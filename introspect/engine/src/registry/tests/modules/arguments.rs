@@ -32,12 +32,13 @@ impl Loader {
         (cpu.regs.rdi, cpu.regs.rsi) = (rdi, rsi);
         assert_eq!(cpu.hit(self.rig.addr(id)), RESUME);
         let events = cpu.events();
-        let told = values(&events[0], &self.rig.info(id)).into_iter();
+        let arguments = values(&events[0], &self.rig.info(id)).into_iter();
         let number = |value: Option<Vec<u8>>| {
             let bytes = value.expect("it can be read");
             u64::from_le_bytes(bytes.try_into().expect("eight bytes"))
         };
-        told.map(|(name, ty, value)| (name, ty, number(value)))
+        arguments
+            .map(|(name, ty, value)| (name, ty, number(value)))
             .collect()
     }
 }
@@ -74,12 +75,12 @@ fn function_of_a_loaded_module_shows_its_own_arguments() {
     let id = loader
         .rig
         .one("p m:enter n=device->number cast=(device)%di->number second=$arg2");
-    let told = [
+    let expected = [
         argument("n", "long", 77),
         argument("cast", "long", 77),
         argument("second", "long", 5),
     ];
-    assert_eq!(loader.hit(id, device.0, 5), told);
+    assert_eq!(loader.hit(id, device.0, 5), expected);
 }
 
 #[test]
@@ -172,7 +173,7 @@ fn what_no_module_would_mend_is_refused_while_it_is_not_loaded() {
 }
 
 #[test]
-fn what_histograms_count_is_told_when_the_module_comes() {
+fn what_histograms_count_is_resolved_when_the_module_comes() {
     let mut loader = Loader::live();
     let mut captures = defaults("p m:enter");
     captures.actions.capture = vec![Item::Stack(0)];
@@ -184,21 +185,24 @@ fn what_histograms_count_is_told_when_the_module_comes() {
     let infos = ids.clone().into_iter().map(|id| loader.rig.info(id));
     let [waits, wrong, needs_nothing] = infos.collect::<Vec<_>>().try_into().unwrap();
     let by = |keys: &str| read_histogram(keys).unwrap();
-    assert_eq!(waits.told(), None);
+    assert_eq!(waits.resolved(), None);
     assert!(waits.aggregate(&by("keys=count")).is_err());
-    assert_eq!(needs_nothing.told(), Some(needs_nothing));
+    assert_eq!(needs_nothing.resolved(), Some(needs_nothing));
 
     let module = loader.load_typed("m", COMING);
     let refused = loader.changed(Some(module));
     assert_eq!(refused.len(), 1, "{refused:?}");
-    assert_eq!(wrong.told(), None, "it was refused");
-    let told = waits.told().expect("its module has come");
+    assert_eq!(wrong.resolved(), None, "it was refused");
+    let resolved = waits.resolved().expect("its module has come");
     let now = loader.rig.info(ids[0]);
-    assert_eq!((&told.actions, &told.shown), (&now.actions, &now.shown));
-    assert!(told.aggregate(&by("keys=device:vals=count")).is_ok());
-    let why = told.aggregate(&by("keys=cpu,size")).unwrap_err();
+    assert_eq!(
+        (&resolved.actions, &resolved.shown),
+        (&now.actions, &now.shown)
+    );
+    assert!(resolved.aggregate(&by("keys=device:vals=count")).is_ok());
+    let why = resolved.aggregate(&by("keys=cpu,size")).unwrap_err();
     assert_eq!(why.column, 9, "{why}");
-    assert_eq!(told.actions.capture[0], Item::Stack(0));
+    assert_eq!(resolved.actions.capture[0], Item::Stack(0));
 }
 
 #[test]

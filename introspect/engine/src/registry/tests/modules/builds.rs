@@ -19,9 +19,9 @@ fn probes_go_to_the_build_that_they_were_made_for_and_to_no_other() {
         .rig
         .changes_nothing(|rig| rig.try_register(&[of_build("p m:work", b"another")]));
     let (_, why) = refusal(other);
-    let told = "module m is another build than the debug information is of: its build id is \
+    let expected = "module m is another build than the debug information is of: its build id is \
                 616e206964206f662061206275696c64, that of the debug information 616e6f74686572";
-    assert_eq!(why.to_string(), told);
+    assert_eq!(why.to_string(), expected);
 }
 
 #[test]
@@ -44,7 +44,7 @@ fn probes_that_wait_are_refused_when_another_build_comes() {
 }
 
 #[test]
-fn a_build_that_cannot_be_told_is_none_that_was_wanted() {
+fn a_build_that_cannot_be_identified_is_none_that_was_wanted() {
     let mut loader = Loader::live();
     let module = loader.load("m", 0);
     // Notes outside the module's memory are not the module's.

@@ -10,27 +10,27 @@ use rustc_hash::FxHashMap;
 use super::calls::{Fate, Frame};
 
 /// Maximum number of frames that are remembered.
-const VACATED_MAX: usize = 4096;
+const FRAMES_MAX: usize = 4096;
 /// Frames whose real return addresses were restored: the newest few thousand.
 ///
 /// A task that was interrupted in a detour, just after the detour had read the trampoline's address from its
 /// frame, still reaches the trampoline, through that detour's stub.
 #[derive(Clone, Debug, Default)]
-pub struct Vacated {
+pub struct RestoredFrames {
     /// Real return addresses, by the task and the slot.
     frames: FxHashMap<(Gva, Gva), Gva>,
     /// Keys of `frames`, the oldest first.
     order: VecDeque<(Gva, Gva)>,
 }
 
-impl Vacated {
+impl RestoredFrames {
     /// Remembers `frame`, and forgets the oldest if there are too many.
     pub fn add(&mut self, frame: &Frame) {
         let key = (frame.task, frame.slot);
         if self.frames.insert(key, frame.ret).is_none() {
             self.order.push_back(key);
         }
-        if self.order.len() > VACATED_MAX
+        if self.order.len() > FRAMES_MAX
             && let Some(oldest) = self.order.pop_front()
         {
             self.frames.remove(&oldest);
@@ -45,7 +45,12 @@ impl Vacated {
 }
 
 /// Writes the real return address of a call that no probe follows back into its slot. The vCPUs must be stopped.
-pub fn vacate(frame: &Frame, trampoline: Gva, tables: &PageTables, mem: &dyn PhysMemory) -> Fate {
+pub fn restore_frame(
+    frame: &Frame,
+    trampoline: Gva,
+    tables: &PageTables,
+    mem: &dyn PhysMemory,
+) -> Fate {
     // If the function has returned and was interrupted at the trampoline, the interrupt's frame lies over the
     // slot. Then the call is still needed.
     let holds = tables.read_u64(mem, frame.slot) == Ok(trampoline.0);

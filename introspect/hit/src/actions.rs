@@ -136,16 +136,16 @@ impl<'a> Seen<'a> {
     ) -> u64 {
         let task = scene.current();
         let cost_ns = || scene.around.clock.since(&self.taken.at);
-        let mut told = None;
+        let mut measured = None;
         events.push(
             || self.event(kind(), task, 0),
             |event| {
                 event.regs = *self.regs;
                 read(event);
-                event.cost_ns = *told.insert(cost_ns());
+                event.cost_ns = *measured.insert(cost_ns());
             },
         );
-        told.unwrap_or_else(cost_ns)
+        measured.unwrap_or_else(cost_ns)
     }
 
     fn capture<M: PhysMemory + ?Sized, C>(
