@@ -410,7 +410,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_host_has_no_more_of_is_told_from_what_it_cannot_do() {
+    fn what_the_host_has_no_more_of_is_distinguished_from_what_it_cannot_do() {
         let read = |number| BootError::Initrd {
             path: "/initrd".into(),
             source: std::io::Error::from_raw_os_error(number),

@@ -66,15 +66,15 @@ impl ConsoleOutput {
 
     /// Returns a listener, which gets the output that is kept and all that follows.
     pub(crate) fn follow(self: &Arc<Self>) -> Console {
-        let (news, told) = channel(1);
+        let (waker, wakeups) = channel(1);
         let mut state = self.state();
         if !state.closed {
-            state.listeners.push(news);
+            state.listeners.push(waker);
         }
         Console {
             output: Arc::clone(self),
             at: state.oldest(),
-            told,
+            wakeups,
         }
     }
 
@@ -105,7 +105,7 @@ pub struct Console {
     output: Arc<ConsoleOutput>,
     /// Number of bytes that it has received or lost.
     at: u64,
-    told: Receiver<()>,
+    wakeups: Receiver<()>,
 }
 
 impl Console {
@@ -115,7 +115,7 @@ impl Console {
             if let Some(printed) = self.take() {
                 return Some(printed);
             }
-            if self.told.recv().await.is_none() {
+            if self.wakeups.recv().await.is_none() {
                 return self.take();
             }
         }
@@ -128,7 +128,7 @@ impl Console {
             if let Some(printed) = self.take() {
                 return Some(printed);
             }
-            if self.told.blocking_recv().is_none() {
+            if self.wakeups.blocking_recv().is_none() {
                 return self.take();
             }
         }
@@ -166,7 +166,7 @@ mod tests {
     const KEPT: usize = 100 << 10;
 
     #[test]
-    fn a_late_listener_gets_what_is_kept_and_a_slow_one_is_told_what_it_lost() {
+    fn a_late_listener_gets_what_is_kept_and_a_slow_one_learns_what_it_lost() {
         let output = Arc::new(ConsoleOutput::new(KEPT));
         output.print(b"early");
         let mut slow = output.follow();

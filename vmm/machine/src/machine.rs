@@ -155,7 +155,7 @@ impl Machine {
     }
 
     /// Wakes threads that wait for the status, after a change of a part that `life` does not guard.
-    pub(crate) fn tell_change(&self) {
+    pub(crate) fn notify_change(&self) {
         // A thread that has read the status before waits by now, so the notification reaches it.
         drop(self.life());
         self.changed.notify_all();
@@ -201,7 +201,7 @@ impl Machine {
             }
             return Err(error.into());
         }
-        self.tell_change();
+        self.notify_change();
         Ok(())
     }
 
@@ -229,7 +229,7 @@ impl Machine {
         claims.resume();
         self.shared.control.resume();
         drop(claims);
-        self.tell_change();
+        self.notify_change();
         Ok(())
     }
 

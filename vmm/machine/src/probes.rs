@@ -76,7 +76,7 @@ impl Machine {
             self.shared.claims().forget(ids);
         }
         drop(registry);
-        self.tell_throttled();
+        self.report_throttled();
         unregistered
     }
 
@@ -101,9 +101,9 @@ impl Machine {
         drop(claims);
         drop(registry);
         if !ids.is_empty() {
-            self.tell_throttled();
+            self.report_throttled();
         }
-        self.tell_change();
+        self.notify_change();
         let mut probes = BTreeMap::new();
         for (_, owner) in theirs {
             *probes.entry(owner).or_default() += 1;
@@ -133,7 +133,7 @@ impl Machine {
         let disabled = self
             .registry()
             .set_enabled(ids, false, &Guest(&self.shared));
-        self.tell_throttled();
+        self.report_throttled();
         disabled
     }
 
@@ -182,7 +182,7 @@ impl Machine {
             Ok(()) | Err(ChangeError::Stop(StopError::Ended)) => {}
             Err(error) => warn!(%error, "the guest is ended with its probes in place"),
         }
-        self.tell_throttled();
+        self.report_throttled();
         self.shared.control.end();
         self.wait()
     }

@@ -54,7 +54,7 @@ impl Machine {
             // Counts that detours have kept, and records they have begun, are delivered with the last events.
             self.shared.detours.end();
             collector.finish();
-            self.tell_throttled();
+            self.report_throttled();
         }));
         if wound_up.is_err() {
             error!(machine = self.config.name, "the last events are lost");
@@ -68,7 +68,7 @@ impl Machine {
             Some(Why::Device(DeviceEvent::Reset)) => EndReason::Reset,
             Some(Why::TripleFault(report)) => EndReason::TripleFault(report),
             Some(Why::Crash(report)) => EndReason::Crash(report),
-            Some(Why::Told) | None => EndReason::Stopped,
+            Some(Why::Requested) | None => EndReason::Stopped,
         };
         let ending = Ending {
             reason,
@@ -111,7 +111,7 @@ impl Machine {
                     self.kernel_replaced();
                 }
                 self.shared.times.adjust();
-                self.tell_throttled();
+                self.report_throttled();
                 if collector.has_ended() && first.is_none() {
                     first = Some(Why::Crash("the collector of events panicked".to_owned()));
                     self.shared.control.end();
@@ -126,10 +126,10 @@ impl Machine {
                     argument,
                     answer,
                 }) => {
-                    let _ = answer.set(self.told(hooks, argument));
+                    let _ = answer.set(self.run_hooks(hooks, argument));
                     self.shared.control.release(vcpu);
                 }
-                Ok(Notice::Paused) => self.tell_change(),
+                Ok(Notice::Paused) => self.notify_change(),
                 Ok(Notice::TextFinal { vcpu, sregs }) => {
                     if let Err(report) = self.text_final(vcpu, &sregs) {
                         first.get_or_insert(Why::Crash(report));
@@ -138,7 +138,7 @@ impl Machine {
                 }
                 Ok(Notice::Ended(why)) => {
                     left -= 1;
-                    if !matches!(why, Why::Told) {
+                    if !matches!(why, Why::Requested) {
                         first.get_or_insert(why);
                     }
                     self.shared.control.end();
@@ -172,15 +172,15 @@ impl Machine {
     }
 
     /// Passes the hooks that were hit to the engine; returns how the guest continues.
-    fn told(&self, hooks: HookSet, argument: Gva) -> Decision {
+    fn run_hooks(&self, hooks: HookSet, argument: Gva) -> Decision {
         let mut registry = self.registry();
-        let told = registry.run_hooks(hooks, argument, &Guest(&self.shared));
-        self.report_refused(told.refused);
+        let outcome = registry.run_hooks(hooks, argument, &Guest(&self.shared));
+        self.report_refused(outcome.refused);
         let replaced = registry.is_replaced();
         drop(registry);
         if replaced {
             self.kernel_replaced();
         }
-        told.decision
+        outcome.decision
     }
 }

@@ -14,7 +14,7 @@ use crate::machine::Machine;
 
 impl Machine {
     /// Turns off probes that exceeded their budgets, and reports the hits throttled since the last call.
-    pub(crate) fn tell_throttled(&self) {
+    pub(crate) fn report_throttled(&self) {
         let mut registry = self.registry();
         let (throttled, turned_off) = registry.throttle(&Guest(&self.shared));
         // Under the registry's lock, so that no two calls share a window.
@@ -40,6 +40,6 @@ impl Machine {
                 "hits beyond the probe's budget were throttled"
             );
         }
-        self.hub.tell(&notices);
+        self.hub.notify(&notices);
     }
 }

@@ -151,14 +151,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kernel_without_a_place_is_told_of_with_all_reasons() {
+    fn a_kernel_without_a_place_is_reported_with_all_reasons() {
         let why = NoTripwire(vec![
             ("rcu_end_inkernel_boot", Unfit::Missing),
             ("mark_rodata_ro", Forbidden::Entry.into()),
         ]);
-        let told = why.to_string();
+        let text = why.to_string();
         let reasons =
             "; `rcu_end_inkernel_boot`: no such function; `mark_rodata_ro`: it is entry code";
-        assert!(told.contains(reasons), "{told}");
+        assert!(text.contains(reasons), "{text}");
     }
 }

@@ -48,7 +48,7 @@ pub(crate) struct HostClock {
     offset: Cell<u64>,
     /// Host time of the last reading. The line may be adjusted between reading it and reading the TSC, and the
     /// thread may move to a processor whose TSC is behind.
-    told: Cell<u64>,
+    last_host_ns: Cell<u64>,
     /// Guest counter of the last reading.
     counter: Cell<u64>,
     /// Rate of the line at the last reading.
@@ -69,7 +69,7 @@ impl HostClock {
             stalls: false,
             exact: None,
             offset: Cell::new(0),
-            told: Cell::new(0),
+            last_host_ns: Cell::new(0),
             counter: Cell::new(0),
             rate: Cell::new(0),
         }
@@ -135,7 +135,7 @@ impl HostClock {
         let before = rdtsc();
         let counters = read()?;
         let apart = rdtsc().wrapping_sub(before);
-        self.relation.set_told_at(counters.kvmclock);
+        self.relation.set_sample_at(counters.kvmclock);
         Some(Both {
             host: before.wrapping_add(apart / 2),
             guest: counters.tsc,
@@ -158,8 +158,8 @@ impl HostClock {
 
     #[cold]
     fn renew(&self) {
-        if let Some(told) = self.relation.told() {
-            self.relation.renew(told, &mut self.kvmclock.borrow_mut());
+        if let Some(sample) = self.relation.sample() {
+            self.relation.renew(sample, &mut self.kvmclock.borrow_mut());
         }
     }
 }
@@ -175,14 +175,14 @@ impl Clock for HostClock {
     fn now(&self) -> Reading {
         let line = self.times.line();
         let tsc = rdtsc();
-        let host_ns = line.at(tsc).max(self.told.get());
+        let host_ns = line.at(tsc).max(self.last_host_ns.get());
         if self.stalls {
             self.renew();
             self.relation.mark(host_ns);
         }
         let guest_tsc = self.counter(tsc);
         self.offset.set(guest_tsc.wrapping_sub(tsc));
-        self.told.set(host_ns);
+        self.last_host_ns.set(host_ns);
         self.rate.set(line.rate);
         Reading { host_ns, guest_tsc }
     }
@@ -221,12 +221,12 @@ mod tests {
             rate: 1 << 31,
         };
         times.publish(line(ns));
-        let told = clock.now().host_ns;
-        assert!(told >= ns);
+        let first = clock.now().host_ns;
+        assert!(first >= ns);
         times.publish(line(ns - 1_000_000));
-        assert_eq!(clock.now().host_ns, told);
-        times.publish(line(told + 1_000_000));
-        assert!(clock.now().host_ns > told);
+        assert_eq!(clock.now().host_ns, first);
+        times.publish(line(first + 1_000_000));
+        assert!(clock.now().host_ns > first);
     }
 
     #[test]

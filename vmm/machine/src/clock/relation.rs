@@ -23,9 +23,9 @@ use hvprobe_arch::mem::PhysMemory;
 use hvprobe_hit::record::{Stamp, When};
 use hvprobe_vm::memory::GuestRam;
 
+use super::kvm_sample::KvmSample;
 use super::marks::Marks;
 use super::times::{Moment, Times, rdtsc};
-use super::told::Told;
 
 /// Number of a vCPU's newest offsets to keep. As many of every second older one are kept, then of every fourth,
 /// and so on.
@@ -183,9 +183,9 @@ pub(crate) struct Relation {
     /// Marks, for a counter that stalls.
     marks: Marks,
     /// Address of KVM's sample. Bit 0 is set if KVM writes it.
-    told_at: AtomicU64,
+    sample_at: AtomicU64,
     stalls: AtomicBool,
-    /// [`Told::noted`] of the newest sample; 0 if there is none.
+    /// [`KvmSample::noted`] of the newest sample; 0 if there is none.
     noted: AtomicU64,
     /// Version of the last write that did not end while it was waited for.
     in_vain: AtomicU32,
@@ -199,8 +199,8 @@ impl fmt::Debug for Relation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Relation")
             .field("stalls", &self.stalls)
-            .field("told_at", &self.told_at)
-            .field("told", &self.told())
+            .field("sample_at", &self.sample_at)
+            .field("sample", &self.sample())
             .field("newest", &self.lock().newest())
             .finish_non_exhaustive()
     }
@@ -213,7 +213,7 @@ impl Relation {
             ram,
             head,
             marks: Marks::default(),
-            told_at: AtomicU64::new(0),
+            sample_at: AtomicU64::new(0),
             stalls: AtomicBool::new(false),
             noted: AtomicU64::new(0),
             in_vain: AtomicU32::new(0),
@@ -223,8 +223,8 @@ impl Relation {
     }
 
     /// Takes over the value of `MSR_KVM_SYSTEM_TIME_NEW`.
-    pub(crate) fn set_told_at(&self, msr: u64) {
-        self.told_at.store(msr, Ordering::Relaxed);
+    pub(crate) fn set_sample_at(&self, msr: u64) {
+        self.sample_at.store(msr, Ordering::Relaxed);
     }
 
     /// Switches to a counter that stalls, for which readings are useless.
@@ -259,42 +259,42 @@ impl Relation {
     }
 
     /// Returns the address of KVM's sample, if KVM writes it.
-    fn told_at(&self) -> Option<Gpa> {
-        let at = self.told_at.load(Ordering::Relaxed);
+    fn sample_at(&self) -> Option<Gpa> {
+        let at = self.sample_at.load(Ordering::Relaxed);
         (at & 1 == 1).then_some(Gpa(at & !1))
     }
 
     /// Returns KVM's last sample; `None` while KVM writes it.
-    pub(crate) fn told(&self) -> Option<Told> {
-        Told::read(&*self.ram, self.told_at()?)
+    pub(crate) fn sample(&self) -> Option<KvmSample> {
+        KvmSample::read(&*self.ram, self.sample_at()?)
     }
 
-    /// Notes the sample `told` if it is new. Never waits.
-    pub(crate) fn renew(&self, told: Told, kvmclock: &mut Kvmclock) {
-        let Some(offset) = self.news(told, kvmclock) else {
+    /// Notes `sample` if it is new. Never waits.
+    pub(crate) fn renew(&self, sample: KvmSample, kvmclock: &mut Kvmclock) {
+        let Some(offset) = self.news(sample, kvmclock) else {
             return;
         };
         match self.offsets.try_lock() {
-            Ok(mut offsets) => self.note_told(&mut offsets, told, offset),
+            Ok(mut offsets) => self.note_sample(&mut offsets, sample, offset),
             Err(TryLockError::Poisoned(poisoned)) => {
-                self.note_told(&mut poisoned.into_inner(), told, offset);
+                self.note_sample(&mut poisoned.into_inner(), sample, offset);
             }
             // The collector has the lock, and is about to see the same sample.
             Err(TryLockError::WouldBlock) => self.offset.store(offset, Ordering::Relaxed),
         }
     }
 
-    /// Returns the offset that the sample `told` gives; `None` if the sample was noted before.
-    fn news(&self, told: Told, kvmclock: &mut Kvmclock) -> Option<u64> {
-        if self.noted.load(Ordering::Relaxed) == told.noted() {
+    /// Returns the offset that `sample` gives; `None` if it was noted before.
+    fn news(&self, sample: KvmSample, kvmclock: &mut Kvmclock) -> Option<u64> {
+        if self.noted.load(Ordering::Relaxed) == sample.noted() {
             return None;
         }
         kvmclock.renew();
-        Some(told.tsc.wrapping_sub(kvmclock.tsc_at(told.ns)))
+        Some(sample.tsc.wrapping_sub(kvmclock.tsc_at(sample.ns)))
     }
 
-    fn note_told(&self, offsets: &mut Offsets, told: Told, offset: u64) {
-        self.noted.store(told.noted(), Ordering::Relaxed);
+    fn note_sample(&self, offsets: &mut Offsets, sample: KvmSample, offset: u64) {
+        self.noted.store(sample.noted(), Ordering::Relaxed);
         // An offset that was read is more exact.
         let is_known = || {
             let off = offset.wrapping_sub(self.offset()).cast_signed();
@@ -307,14 +307,14 @@ impl Relation {
         let is_newer = |newest: &Since| {
             let behind = newest
                 .version
-                .map(|noted| told.version.wrapping_sub(noted).cast_signed());
-            behind.is_none_or(|behind| behind > 0) || told.tsc < newest.from
+                .map(|noted| sample.version.wrapping_sub(noted).cast_signed());
+            behind.is_none_or(|behind| behind > 0) || sample.tsc < newest.from
         };
         if offsets.newest().is_none_or(is_newer) {
             offsets.note(Since {
-                from: told.tsc,
+                from: sample.tsc,
                 offset,
-                version: Some(told.version),
+                version: Some(sample.version),
             });
             self.offset.store(offset, Ordering::Relaxed);
         }
@@ -338,16 +338,16 @@ impl Relation {
 
     /// Returns the offset for a recent reading `tsc` of the counter.
     fn offset_at(&self, tsc: u64, kvmclock: &mut Kvmclock) -> Option<u64> {
-        let told = self.told_at();
-        let told = told.and_then(|at| Told::read_soon(&*self.ram, at, &self.in_vain));
-        let news = told.and_then(|told| Some((told, self.news(told, kvmclock)?)));
+        let place = self.sample_at();
+        let sample = place.and_then(|at| KvmSample::read_soon(&*self.ram, at, &self.in_vain));
+        let news = sample.and_then(|sample| Some((sample, self.news(sample, kvmclock)?)));
         let mut offsets = self.lock();
-        if let Some((told, offset)) = news {
-            self.note_told(&mut offsets, told, offset);
+        if let Some((sample, offset)) = news {
+            self.note_sample(&mut offsets, sample, offset);
         }
         // A counter that stalls may have had other offsets since, which only KVM's samples show.
         let is_past = |newest: &Since| tsc < newest.from;
-        if told.is_none()
+        if sample.is_none()
             && self.stalls.load(Ordering::Relaxed)
             && !offsets.newest().is_some_and(is_past)
         {
@@ -364,7 +364,7 @@ pub(crate) struct Timeline {
     relations: Box<[Arc<Relation>]>,
     kvmclock: Mutex<Kvmclock>,
     /// Whether the warning about unknown times has been logged.
-    is_told: AtomicBool,
+    has_warned: AtomicBool,
 }
 
 impl Timeline {
@@ -377,7 +377,7 @@ impl Timeline {
             times,
             relations,
             kvmclock: Mutex::new(kvmclock),
-            is_told: AtomicBool::new(false),
+            has_warned: AtomicBool::new(false),
         }
     }
 
@@ -395,8 +395,8 @@ impl Timeline {
             let ns = offset.map(|offset| line.at(tsc.wrapping_sub(offset)));
             let now = line.at(rdtsc());
             // A time in the future comes from a counter that was set meanwhile.
-            let told = ns.filter(|ns| *ns <= now.saturating_add(AHEAD));
-            if told.is_none() && !self.is_told.swap(true, Ordering::Relaxed) {
+            let known = ns.filter(|ns| *ns <= now.saturating_add(AHEAD));
+            if known.is_none() && !self.has_warned.swap(true, Ordering::Relaxed) {
                 let ahead = ns.map(|ns| ns.saturating_sub(now));
                 tracing::warn!(
                     cpu,
@@ -410,7 +410,7 @@ impl Timeline {
                 (Some(relation), Some(position)) => relation.between(position, ns),
                 _ => ns,
             };
-            match told {
+            match known {
                 Some(ns) => match between(ns.min(now)) {
                     placed if placed == ns.min(now) => When::At(placed),
                     placed => When::Placed(placed),

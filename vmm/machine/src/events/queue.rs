@@ -219,7 +219,7 @@ impl<T, L: Loss> Entrance<T, L> {
     }
 
     /// Wakes a waiting reader if there are losses or notices.
-    pub fn tell(&mut self) {
+    pub fn wake_reader(&mut self) {
         // A reader that has an item to take finds the loss after it.
         let waiting = self.shared.waiting.load(Ordering::Relaxed) > 0;
         let news = !self.shared.lost().is_nothing() || !self.shared.notices().is_empty();
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn loss_at_the_end_is_told_without_an_item() {
+    fn loss_at_the_end_is_reported_without_an_item() {
         let (mut into, mut from) = queue::<u8, u64>(1);
         into.lose(3);
         drop(into);
@@ -417,11 +417,11 @@ mod tests {
     }
 
     #[test]
-    fn waiting_reader_is_told_a_loss_at_once() {
+    fn waiting_reader_is_woken_for_a_loss_at_once() {
         let (mut into, mut from) = queue::<u8, u64>(1);
         let reader = std::thread::spawn(move || from.blocking_next());
         into.lose(2);
-        into.tell();
+        into.wake_reader();
         assert_eq!(reader.join().unwrap().map(|taken| taken.lost), Some(2));
     }
 
@@ -429,7 +429,7 @@ mod tests {
     enum Step {
         Put(usize),
         Lose(u64),
-        Tell,
+        Wake,
         Take,
     }
 
@@ -437,7 +437,7 @@ mod tests {
         prop_oneof![
             3 => (0_usize..6).prop_map(Step::Put),
             1 => (1_u64..5).prop_map(Step::Lose),
-            1 => Just(Step::Tell),
+            1 => Just(Step::Wake),
             3 => Just(Step::Take),
         ]
     }
@@ -468,7 +468,7 @@ mod tests {
                         into.lose(count);
                         made += count;
                     }
-                    Step::Tell => into.tell(),
+                    Step::Wake => into.wake_reader(),
                     Step::Take => if let Some(taken) = from.try_next() {
                         check(taken);
                     },

@@ -67,7 +67,7 @@ impl Hub {
     }
 
     /// Passes `notices` to every listener.
-    pub(crate) fn tell(&self, notices: &[ThrottleNotice]) {
+    pub(crate) fn notify(&self, notices: &[ThrottleNotice]) {
         if notices.is_empty() {
             return;
         }
@@ -124,7 +124,7 @@ impl Listen for Subscriber {
             wanted.copied().collect()
         };
         if wanted.is_empty() {
-            self.queue.tell();
+            self.queue.wake_reader();
         } else {
             let weight = wanted.len() * size_of::<Event>();
             if let Err(lost) = self.queue.put(wanted, weight) {
@@ -139,7 +139,7 @@ impl Listen for Subscriber {
             self.filter.is_empty() || self.filter.contains(&notice.throttled.probe)
         };
         self.queue.note(notices.iter().filter(wants));
-        self.queue.tell();
+        self.queue.wake_reader();
     }
 }
 
@@ -256,20 +256,20 @@ mod tests {
         let mut slow = hub.subscribe(Vec::new(), 1);
         let mut other = hub.subscribe(vec![ProbeId(2)], 8);
         hub.deliver(&[event(1)], 0);
-        hub.tell(&[notice(1, 5), notice(2, 7)]);
-        hub.tell(&[notice(1, 6)]);
+        hub.notify(&[notice(1, 5), notice(2, 7)]);
+        hub.notify(&[notice(1, 6)]);
         hub.close();
         let first = slow.blocking_next().expect("an event");
         assert_eq!(first.events.len(), 1);
-        let told = Some(first.throttled);
+        let throttled = Some(first.throttled);
         let twice = ThrottleNotice {
             window: Duration::from_secs(2),
             ..notice(1, 11)
         };
-        assert_eq!(told, Some(vec![twice, notice(2, 7)]));
+        assert_eq!(throttled, Some(vec![twice, notice(2, 7)]));
         assert_eq!(slow.blocking_next(), None);
-        let told = other.blocking_next().map(|d| d.throttled);
-        assert_eq!(told, Some(vec![notice(2, 7)]));
+        let throttled = other.blocking_next().map(|d| d.throttled);
+        assert_eq!(throttled, Some(vec![notice(2, 7)]));
         assert_eq!(other.blocking_next(), None);
     }
 

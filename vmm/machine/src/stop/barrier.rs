@@ -196,13 +196,13 @@ impl Barrier {
         self.vcpus.iter().filter_map(standing).collect()
     }
 
-    /// Calls `tell` for every vCPU for which this has changed since the last call: whether its attention is
+    /// Calls `notify` for every vCPU for which this has changed since the last call: whether its attention is
     /// requested. Must be called after every change.
-    pub(crate) fn asks(&mut self, mut tell: impl FnMut(usize, bool)) {
+    pub(crate) fn asks(&mut self, mut notify: impl FnMut(usize, bool)) {
         for index in 0..self.vcpus.len() {
             let wanted = self.must_park(index) || self.vcpus[index].nmi;
             if std::mem::replace(&mut self.vcpus[index].asked, wanted) != wanted {
-                tell(index, wanted);
+                notify(index, wanted);
             }
         }
     }

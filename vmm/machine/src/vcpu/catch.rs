@@ -129,7 +129,7 @@ impl Catcher {
     #[inline(never)]
     fn hit_reaching(&mut self, cpu: &mut CpuFd, ram: &GuestRam, at: Gva, gs_base: u64) -> Outcome {
         let mut regs = cpu.regs();
-        let outcome = cpu.telling_cr3(|cr3| {
+        let outcome = cpu.with_cr3(|cr3| {
             let around = surroundings(gs_base, ram, &self.clock, Some(cr3));
             self.handler.hit(at, &mut regs, &around)
         });
@@ -172,7 +172,7 @@ impl Catcher {
         let read = |at, into: &mut [u8]| self.handler.read(ram, at, into);
         if let Some(mut before) = Gate::before(read, &regs) {
             let (int3, gs_base) = (Gva(before.rip), self.kernel_gs(cpu));
-            let outcome = cpu.telling_cr3(|cr3| {
+            let outcome = cpu.with_cr3(|cr3| {
                 let around = surroundings(gs_base, ram, &self.clock, Some(cr3));
                 self.handler.hit(int3, &mut before, &around)
             });
@@ -219,7 +219,7 @@ impl Catcher {
             return Ok(None);
         };
         let gs_base = self.kernel_gs(cpu);
-        let outcome = cpu.telling_cr3(|cr3| {
+        let outcome = cpu.with_cr3(|cr3| {
             let around = surroundings(gs_base, ram, &self.clock, Some(cr3));
             self.handler
                 .exception(vector, Gva(own_idt), &mut regs, &around)
@@ -246,7 +246,7 @@ impl Catcher {
     /// Returns the question that the held hit has for a client.
     pub(crate) fn question(&self, cpu: &mut CpuFd, ram: &GuestRam) -> Option<Inquiry> {
         let (regs, gs_base) = (cpu.regs(), self.kernel_gs(cpu));
-        cpu.telling_cr3(|cr3| {
+        cpu.with_cr3(|cr3| {
             let around = surroundings(gs_base, ram, &self.clock, Some(cr3));
             self.handler.question(&regs, &around)
         })
@@ -260,7 +260,7 @@ impl Catcher {
         decision: &Decision,
     ) -> Result<Waits, kvm_ioctls::Error> {
         let (mut regs, gs_base) = (cpu.regs(), self.kernel_gs(cpu));
-        let outcome = cpu.telling_cr3(|cr3| {
+        let outcome = cpu.with_cr3(|cr3| {
             let around = surroundings(gs_base, ram, &self.clock, Some(cr3));
             self.handler.resume(decision, &mut regs, &around)
         });

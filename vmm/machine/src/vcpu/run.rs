@@ -82,7 +82,7 @@ impl From<Waits> for Next {
 #[derive(Debug)]
 pub(crate) enum Why {
     /// It was ordered to leave.
-    Told,
+    Requested,
     /// The guest ended the machine.
     Device(DeviceEvent),
     /// The guest triple-faulted; with a report.
@@ -117,7 +117,7 @@ struct Farewell {
 impl Drop for Farewell {
     fn drop(&mut self) {
         self.shared.control.leave(self.index);
-        let why = mem::replace(&mut self.why, Why::Told);
+        let why = mem::replace(&mut self.why, Why::Requested);
         // The supervisor outlives the vCPUs, unless it panicked; that has been reported then.
         let _ = self.notices.send(Notice::Ended(why));
     }
@@ -143,7 +143,7 @@ impl Vcpu {
 
     fn run_until_end(&mut self, guard: &Guard) -> Why {
         if let Order::End = self.park(guard, None) {
-            return Why::Told;
+            return Why::Requested;
         }
         if self.index == 0 {
             let now = monotonic_ns();
@@ -155,7 +155,7 @@ impl Vcpu {
             if shared.control.look(self.index, || guard.clear()) {
                 match self.attend(&shared.control, guard) {
                     Ok(true) => {}
-                    Ok(false) => return Why::Told,
+                    Ok(false) => return Why::Requested,
                     Err(error) => return self.refused(&error),
                 }
             }
@@ -169,7 +169,7 @@ impl Vcpu {
                         let (cpu, ram) = (&mut self.cpu, &*shared.ram);
                         self.catcher.resume(cpu, ram, &decision).map(Next::from)
                     }
-                    None => return Why::Told,
+                    None => return Why::Requested,
                 };
             }
             match next {
@@ -290,7 +290,7 @@ impl Vcpu {
     /// Reports a long pause to the guest when it continues.
     fn stood_since(&mut self, since: Instant) {
         if since.elapsed() >= PAUSE {
-            self.cpu.tell_stopped();
+            self.cpu.mark_paused();
         }
     }
 

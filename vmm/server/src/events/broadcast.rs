@@ -178,7 +178,7 @@ impl State {
         }
         if events.is_empty() {
             for client in &mut self.clients {
-                client.queue.tell();
+                client.queue.wake_reader();
             }
             return;
         }
@@ -244,7 +244,7 @@ impl Client {
             // If there is no room, the next batch in the queue carries the position.
             let _ = self.queue.put(nothing, OVERHEAD);
         } else {
-            self.queue.tell();
+            self.queue.wake_reader();
         }
     }
 }
@@ -266,7 +266,7 @@ impl Listen for Listener {
             };
             let wants = |notice: &&ThrottleNotice| wanted.has_probe(notice.throttled.probe.0);
             client.queue.note(notices.iter().filter(wants));
-            client.queue.tell();
+            client.queue.wake_reader();
         }
     }
 }

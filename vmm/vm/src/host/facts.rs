@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn processor_is_told_with_the_features_that_matter() {
+    fn processor_is_reported_with_the_features_that_matter() {
         let root = tempfile::tempdir().unwrap();
         let cpuinfo = "processor\t: 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143\n\
             model name\t: Xeon\nstepping\t: 8\nflags\t\t: fpu vmx smep ibt\n\
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn parameters_of_kvms_modules_are_told_and_nothing_else() {
+    fn parameters_of_kvms_modules_are_reported_and_nothing_else() {
         let root = tempfile::tempdir().unwrap();
         let long = "x".repeat(LONGEST + 1);
         for (name, text) in [

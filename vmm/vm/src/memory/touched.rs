@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pages_are_told_from_when_they_are_touched() {
+    fn pages_are_reported_from_when_they_are_touched() {
         const GIB: u64 = 1 << 30;
         // RAM on both sides of the hole below 4 GiB.
         let ram = GuestRam::with_limits(4 * GIB, 1 << 20, 8 * GIB, 48).unwrap();

@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn leaf_1_tells_apic_id_hypervisor_and_deadline_timer() {
+    fn leaf_1_has_apic_id_hypervisor_and_deadline_timer() {
         let host = leaf(1, 0, [0x806f8, 0x0510_0800, 0x0020_0000, 0x1000_0000]);
         check(
             host,

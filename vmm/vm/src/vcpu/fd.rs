@@ -284,7 +284,7 @@ impl CpuFd {
     /// Calls `act` with a function that returns CR3 at the last exit. That function takes an ioctl unless the
     /// page holds the system registers.
     #[inline]
-    pub fn telling_cr3<T>(&mut self, act: impl FnOnce(&dyn Fn() -> Option<u64>) -> T) -> T {
+    pub fn with_cr3<T>(&mut self, act: impl FnOnce(&dyn Fn() -> Option<u64>) -> T) -> T {
         let known = self.knows_sregs.then(|| self.fd.sync_regs_mut().sregs.cr3);
         let (asked, fd) = (Cell::new(0), &self.fd);
         let ask = || {
@@ -505,7 +505,7 @@ impl CpuFd {
 
     /// Marks the guest as having been paused, so that its watchdogs restart when it continues
     /// (`pvclock_touch_watchdogs` in arch/x86/kernel/pvclock.c). Has no effect on a guest without kvmclock.
-    pub fn tell_stopped(&mut self) {
+    pub fn mark_paused(&mut self) {
         self.ioctls.other += 1;
         match self.fd.kvmclock_ctrl() {
             Ok(()) => {}

@@ -8,7 +8,7 @@ proptest! {
     /// Hits and records in a sequence, each later than the one before. Whatever time is guessed for a record,
     /// the result lies between the hits around it.
     #[test]
-    fn a_record_is_told_between_the_hits_around_it(
+    fn a_record_is_placed_between_the_hits_around_it(
         steps in prop::collection::vec((any::<bool>(), 1..5_u64), 1..3000),
         guesses in prop::collection::vec(any::<prop::sample::Index>(), 100),
     ) {
@@ -33,16 +33,16 @@ proptest! {
             let behind = hits.partition_point(is_before);
             // The oldest marks may be forgotten.
             let is_kept = hits.len() - behind < KEPT / 2;
-            let told = [0, u64::MAX].map(|guess| marks.between(*position, guess));
+            let bounds = [0, u64::MAX].map(|guess| marks.between(*position, guess));
             match behind.checked_sub(1).and_then(|n| hits.get(n)) {
-                Some(before) if is_kept => prop_assert_eq!(told[0], before + 1),
-                Some(before) => prop_assert!(told[0] <= before + 1),
-                None => prop_assert_eq!(told[0], 0),
+                Some(before) if is_kept => prop_assert_eq!(bounds[0], before + 1),
+                Some(before) => prop_assert!(bounds[0] <= before + 1),
+                None => prop_assert_eq!(bounds[0], 0),
             }
             match hits.get(behind) {
-                Some(behind) if is_kept => prop_assert_eq!(told[1], behind - 1),
-                Some(behind) => prop_assert!(told[1] >= behind - 1),
-                None => prop_assert_eq!(told[1], u64::MAX),
+                Some(behind) if is_kept => prop_assert_eq!(bounds[1], behind - 1),
+                Some(behind) => prop_assert!(bounds[1] >= behind - 1),
+                None => prop_assert_eq!(bounds[1], u64::MAX),
             }
             prop_assert_eq!(marks.between(*position, *at), *at);
         }
@@ -50,7 +50,7 @@ proptest! {
 }
 
 #[test]
-fn what_is_told_while_marks_are_written_is_true() {
+fn what_is_read_while_marks_are_written_is_true() {
     const RECORDS: u64 = 200_000;
     let marks = Marks::default();
     // A record at every position, with a hit right before and right after it.
@@ -69,8 +69,8 @@ fn what_is_told_while_marks_are_written_is_true() {
             assert_eq!(marks.between(position, at), at);
             let written = marks.written.load(Ordering::Relaxed);
             let newest = written.saturating_sub(1);
-            let told = marks.between(newest, 0);
-            assert!(told <= record(newest), "{told} of {newest}");
+            let time = marks.between(newest, 0);
+            assert!(time <= record(newest), "{time} of {newest}");
         }
     });
     assert_eq!(marks.between(RECORDS - 2, 0), hit(RECORDS - 2) + 1);

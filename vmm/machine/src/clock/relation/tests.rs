@@ -6,7 +6,7 @@ use super::*;
 use crate::clock::host::HostClock;
 
 /// Address of KVM's sample in these tests.
-const TOLD_AT: u64 = 0x1000;
+const SAMPLE_AT: u64 = 0x1000;
 /// Ticks per nanosecond of the host's counter, as these kvmclocks show it: 2 GHz.
 const TICKS: u64 = 2;
 const MS: u64 = 1_000_000;
@@ -24,8 +24,8 @@ fn ram() -> Arc<GuestRam> {
 }
 
 /// Writes a sample as KVM does.
-fn tell(ram: &GuestRam, version: u32, tsc: u64, ns: u64) {
-    let put = |offset, value| ram.write_u64(Gpa(TOLD_AT + offset), value).unwrap();
+fn write_sample(ram: &GuestRam, version: u32, tsc: u64, ns: u64) {
+    let put = |offset, value| ram.write_u64(Gpa(SAMPLE_AT + offset), value).unwrap();
     put(0, u64::from(version));
     put(8, tsc);
     put(16, ns);
@@ -62,7 +62,7 @@ fn time(timeline: &Timeline, cpu: Option<u32>, tsc: u64) -> Option<u64> {
 
 fn stalling(ram: &Arc<GuestRam>) -> Arc<Relation> {
     let relation = Relation::new(Arc::clone(ram), None);
-    relation.set_told_at(TOLD_AT | 1);
+    relation.set_sample_at(SAMPLE_AT | 1);
     relation.set_stalling();
     Arc::new(relation)
 }
@@ -103,7 +103,7 @@ proptest! {
 }
 
 #[test]
-fn a_counter_that_stalls_is_followed_by_what_kvm_tells_the_guest() {
+fn a_counter_that_stalls_is_followed_by_the_samples_of_kvm() {
     let ram = ram();
     let relation = stalling(&ram);
     let times = Arc::new(Times::new());
@@ -116,16 +116,16 @@ fn a_counter_that_stalls_is_followed_by_what_kvm_tells_the_guest() {
     assert_eq!(time(&timeline, Some(0), 1000), None);
     // The guest's counter is at 5000 at this moment.
     let start = rdtsc() / TICKS * TICKS;
-    tell(&ram, 2, 5000, start / TICKS);
+    write_sample(&ram, 2, 5000, start / TICKS);
     let line = times.line();
-    let told = time(&timeline, Some(0), 5000).unwrap();
-    assert!(told.abs_diff(line.at(start)) < 1000, "{told}");
+    let derived = time(&timeline, Some(0), 5000).unwrap();
+    assert!(derived.abs_diff(line.at(start)) < 1000, "{derived}");
     // The counter stood still for ten milliseconds, and a hit saw that.
     let later = start + 20 * MS;
     while rdtsc() < later + 2 * MS {}
-    tell(&ram, 4, 6000, later / TICKS);
+    write_sample(&ram, 4, 6000, later / TICKS);
     let mut own = kvmclock();
-    relation.renew(relation.told().unwrap(), &mut own);
+    relation.renew(relation.sample().unwrap(), &mut own);
     assert!(6000_u64.wrapping_sub(relation.offset()).abs_diff(later) < 10_000);
     let [entry, back] = [5500, 6500].map(|tsc| time(&timeline, Some(0), tsc).unwrap());
     let line = times.line();
@@ -145,13 +145,13 @@ fn while_kvm_writes_what_is_new_a_counter_that_stalls_has_a_time_only_for_what_i
     );
     let start = rdtsc() / TICKS * TICKS;
     for (version, tsc, ns) in [(2, 5000, 0), (4, 6000, 1000)] {
-        tell(&ram, version, tsc, start / TICKS + ns);
+        write_sample(&ram, version, tsc, start / TICKS + ns);
         assert!(time(&timeline, Some(0), tsc + 1).is_some());
     }
-    tell(&ram, 5, 7000, start / TICKS);
+    write_sample(&ram, 5, 7000, start / TICKS);
     assert!(time(&timeline, Some(0), 5500).is_some());
     assert_eq!(time(&timeline, Some(0), 6500), None);
-    tell(&ram, 6, 7000, start / TICKS + 2000);
+    write_sample(&ram, 6, 7000, start / TICKS + 2000);
     assert!(time(&timeline, Some(0), 6500).is_some());
 }
 
@@ -163,17 +163,17 @@ fn of_no_known_virtual_cpu_there_is_a_time_only_if_all_agree() {
     let [one, two] = relations.clone();
     let timeline = Timeline::new(times, Box::new(relations), kvmclock());
     let tsc = rdtsc();
-    let tell = |cpu, tsc| time(&timeline, cpu, tsc);
-    assert_eq!(tell(None, tsc), None);
+    let time_of = |cpu, tsc| time(&timeline, cpu, tsc);
+    assert_eq!(time_of(None, tsc), None);
     one.note(tsc - 10, 0);
-    assert_eq!(tell(None, tsc), None);
+    assert_eq!(time_of(None, tsc), None);
     two.note(tsc - 10, 100);
-    assert!(tell(None, tsc).is_some());
-    assert!(tell(Some(7), tsc).is_some());
+    assert!(time_of(None, tsc).is_some());
+    assert!(time_of(Some(7), tsc).is_some());
     // The guest has set one of them.
     two.note(tsc - 5, 10 * MS);
-    assert_eq!(tell(None, tsc), None);
-    assert!(tell(Some(1), tsc).is_some());
+    assert_eq!(time_of(None, tsc), None);
+    assert!(time_of(Some(1), tsc).is_some());
 }
 
 #[test]
@@ -199,8 +199,8 @@ fn hits_and_records_of_a_steady_counter_have_one_time() {
         // offset.
         let ago = ago.cast_signed();
         assert!(ago.unsigned_abs() < MS, "{ago}");
-        let told = time(&timeline, Some(0), hit.guest_tsc).unwrap();
-        assert!(told.abs_diff(hit.host_ns) < 20_000, "{told} {hit:?}");
+        let derived = time(&timeline, Some(0), hit.guest_tsc).unwrap();
+        assert!(derived.abs_diff(hit.host_ns) < 20_000, "{derived} {hit:?}");
     }
     // There are more reads only if this thread was interrupted.
     assert!(reads >= 8);
@@ -218,18 +218,18 @@ fn a_counter_that_does_not_go_on_by_itself_is_seen_to_stall() {
         tsc -= 1;
         Some(Counters {
             tsc,
-            kvmclock: TOLD_AT | 1,
+            kvmclock: SAMPLE_AT | 1,
         })
     };
     clock.learn(&mut read);
     assert!(relation.stalls.load(Ordering::Relaxed));
     assert_eq!(relation.lock().at(77_000), None);
     let start = rdtsc() / TICKS * TICKS;
-    tell(&ram, 2, 90_000, start / TICKS);
+    write_sample(&ram, 2, 90_000, start / TICKS);
     let (hit, now) = (clock.now(), rdtsc());
     assert!((90_000..=90_000 + now - start + 10_000).contains(&hit.guest_tsc));
     // KVM's last sample is noted whenever the vCPU is parked.
-    tell(&ram, 4, 95_000, start / TICKS);
+    write_sample(&ram, 4, 95_000, start / TICKS);
     clock.learn(&mut read);
     let newest = relation.lock().newest().map(|newest| newest.from);
     assert_eq!(newest, Some(95_000));
@@ -241,7 +241,7 @@ fn a_counter_that_does_not_go_on_by_itself_is_seen_to_stall() {
 fn a_counter_that_is_seen_to_stall_late_has_a_time_at_once() {
     let ram = ram();
     let relation = Arc::new(Relation::new(Arc::clone(&ram), None));
-    relation.set_told_at(TOLD_AT | 1);
+    relation.set_sample_at(SAMPLE_AT | 1);
     let times = Arc::new(Times::new());
     let timeline = Timeline::new(
         Arc::clone(&times),
@@ -249,12 +249,12 @@ fn a_counter_that_is_seen_to_stall_late_has_a_time_at_once() {
         kvmclock(),
     );
     let start = rdtsc() / TICKS * TICKS;
-    tell(&ram, 2, 5000, start / TICKS);
+    write_sample(&ram, 2, 5000, start / TICKS);
     relation.note(4000, 5000_u64.wrapping_sub(start));
     let line = times.line();
     let off = |tsc| {
-        let told = time(&timeline, Some(0), tsc).expect("a time");
-        told.abs_diff(line.at(start - 5000 + tsc))
+        let derived = time(&timeline, Some(0), tsc).expect("a time");
+        derived.abs_diff(line.at(start - 5000 + tsc))
     };
     assert!(off(5100) < 1000);
     relation.set_stalling();
@@ -264,15 +264,15 @@ fn a_counter_that_is_seen_to_stall_late_has_a_time_at_once() {
 }
 
 #[test]
-fn what_kvm_told_of_a_counter_before_it_was_seen_to_stall_still_holds() {
+fn samples_of_kvm_from_before_a_counter_was_seen_to_stall_still_hold() {
     let ram = ram();
     let relation = Arc::new(Relation::new(Arc::clone(&ram), None));
-    relation.set_told_at(TOLD_AT | 1);
+    relation.set_sample_at(SAMPLE_AT | 1);
     let mut kvmclock = kvmclock();
     let start = rdtsc() / TICKS * TICKS;
     for (version, tsc, ns) in [(2, 5000, 0), (4, 6000, MS), (6, 7000, 2 * MS)] {
-        tell(&ram, version, tsc, start / TICKS + ns);
-        relation.renew(relation.told().unwrap(), &mut kvmclock);
+        write_sample(&ram, version, tsc, start / TICKS + ns);
+        relation.renew(relation.sample().unwrap(), &mut kvmclock);
     }
     relation.note(8000, 1);
     relation.set_stalling();
@@ -299,7 +299,7 @@ fn a_counter_that_stalls_is_not_taken_for_one_that_goes_on_while_it_is_read_slow
             reads += 1;
             Some(Counters {
                 tsc,
-                kvmclock: TOLD_AT | 1,
+                kvmclock: SAMPLE_AT | 1,
             })
         });
         assert!(relation.stalls.load(Ordering::Relaxed), "{slow}");
@@ -318,33 +318,33 @@ fn a_counter_that_the_guest_has_set_is_followed_before_anybody_reads_it() {
     );
     let mut clock = HostClock::new(Arc::clone(&times), Arc::clone(&relation), kvmclock());
     let start = rdtsc() / TICKS * TICKS;
-    tell(&ram, 2, start, start / TICKS);
+    write_sample(&ram, 2, start, start / TICKS);
     clock.learn(|| {
         Some(Counters {
             tsc: rdtsc(),
-            kvmclock: TOLD_AT | 1,
+            kvmclock: SAMPLE_AT | 1,
         })
     });
     let exact = relation.offset();
-    let told = |tsc| time(&timeline, Some(0), tsc).unwrap();
+    let time_of = |tsc| time(&timeline, Some(0), tsc).unwrap();
     let hit = clock.now();
-    assert!(told(hit.guest_tsc).abs_diff(hit.host_ns) < 20_000);
+    assert!(time_of(hit.guest_tsc).abs_diff(hit.host_ns) < 20_000);
     // The reading stays in force although KVM's sample shows the same offset less exactly.
     assert_eq!(relation.offset(), exact);
     const AHEAD: u64 = 1 << 50;
     let set = rdtsc() / TICKS * TICKS;
-    tell(&ram, 4, set + AHEAD, set / TICKS);
+    write_sample(&ram, 4, set + AHEAD, set / TICKS);
     let line = times.line();
-    assert!(told(set + AHEAD + 100).abs_diff(line.at(set + 100)) < 20_000);
+    assert!(time_of(set + AHEAD + 100).abs_diff(line.at(set + 100)) < 20_000);
     // Records from before the counter was set have their times too, and a hit that exits sees the same.
-    assert!(told(hit.guest_tsc).abs_diff(hit.host_ns) < 20_000);
+    assert!(time_of(hit.guest_tsc).abs_diff(hit.host_ns) < 20_000);
     let hit = clock.now();
     assert!(hit.guest_tsc > AHEAD);
-    assert!(told(hit.guest_tsc).abs_diff(hit.host_ns) < 20_000);
+    assert!(time_of(hit.guest_tsc).abs_diff(hit.host_ns) < 20_000);
 }
 
 #[test]
-fn a_hit_sees_what_the_collector_was_told_first() {
+fn a_hit_sees_the_sample_that_the_collector_read_first() {
     let ram = ram();
     let relation = Arc::new(Relation::new(Arc::clone(&ram), None));
     let times = Arc::new(Times::new());
@@ -352,12 +352,12 @@ fn a_hit_sees_what_the_collector_was_told_first() {
     clock.learn(|| {
         Some(Counters {
             tsc: 5000,
-            kvmclock: TOLD_AT | 1,
+            kvmclock: SAMPLE_AT | 1,
         })
     });
     let timeline = Timeline::new(times, Box::new([Arc::clone(&relation)]), kvmclock());
     let start = rdtsc() / TICKS * TICKS;
-    tell(&ram, 2, 5000, start / TICKS);
+    write_sample(&ram, 2, 5000, start / TICKS);
     assert!(time(&timeline, Some(0), 5000).is_some());
     let (hit, now) = (clock.now(), rdtsc());
     assert!((5000..=5000 + now - start + 10_000).contains(&hit.guest_tsc));
@@ -368,7 +368,7 @@ fn a_record_stands_between_the_hits_around_it_whatever_its_counter_seems_to_say(
     const HEAD: u64 = 0x2000;
     let ram = ram();
     let relation = Arc::new(Relation::new(Arc::clone(&ram), Some(Gpa(HEAD))));
-    relation.set_told_at(TOLD_AT | 1);
+    relation.set_sample_at(SAMPLE_AT | 1);
     relation.set_stalling();
     let times = Arc::new(Times::new());
     let timeline = Timeline::new(
@@ -377,7 +377,7 @@ fn a_record_stands_between_the_hits_around_it_whatever_its_counter_seems_to_say(
         kvmclock(),
     );
     let start = rdtsc() / TICKS * TICKS;
-    tell(&ram, 2, 5000, start / TICKS);
+    write_sample(&ram, 2, 5000, start / TICKS);
     let ns = times.line().at(start);
     while rdtsc() < start + 8 * MS {}
     // Two hits, and records before, between and after them, which all seem to be at about a millisecond.
@@ -392,13 +392,13 @@ fn a_record_stands_between_the_hits_around_it_whatever_its_counter_seems_to_say(
             position: Some(position),
         })
     };
-    let told = |position| when(5000 + MS * TICKS, position);
-    assert_eq!([0, 2].map(told), [When::Placed(ns + 50_000 - 1); 2]);
-    assert_eq!([3, 4].map(told), [When::Placed(ns + 80_000 - 1); 2]);
-    assert!(matches!(told(5), When::At(at) if at > ns + 80_000));
+    let when_at = |position| when(5000 + MS * TICKS, position);
+    assert_eq!([0, 2].map(when_at), [When::Placed(ns + 50_000 - 1); 2]);
+    assert_eq!([3, 4].map(when_at), [When::Placed(ns + 80_000 - 1); 2]);
+    assert!(matches!(when_at(5), When::At(at) if at > ns + 80_000));
     relation.mark(ns + 3 * MS);
-    assert_eq!([5, 6].map(told), [When::Placed(ns + 3 * MS + 1); 2]);
-    assert_eq!(told(4), When::Placed(ns + 80_000 - 1));
+    assert_eq!([5, 6].map(when_at), [When::Placed(ns + 3 * MS + 1); 2]);
+    assert_eq!(when_at(4), When::Placed(ns + 80_000 - 1));
     // A record that seems to be from the future has no time, but its order is known.
     let to_come = 5000 + 1_000_000 * MS;
     let after = [0, 3, 6].map(|position| when(to_come, position));

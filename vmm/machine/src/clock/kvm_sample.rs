@@ -15,14 +15,14 @@ const LOOKS: usize = 10_000;
 
 /// A sample: the counter had the value `tsc` when kvmclock was at `ns` nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Told {
+pub(crate) struct KvmSample {
     /// Version of the sample; grows by two with each.
     pub(super) version: u32,
     pub(super) tsc: u64,
     pub(super) ns: u64,
 }
 
-impl Told {
+impl KvmSample {
     /// Reads the sample at `at`. Returns `None` while KVM writes there, or if it has written none.
     pub(super) fn read(mem: &impl PhysMemory, at: Gpa) -> Option<Self> {
         const TSC: u64 = 8;
@@ -40,13 +40,13 @@ impl Told {
         })
     }
 
-    /// Like [`Told::read`], but tries again while KVM writes. If the write does not end, keeps its version in
-    /// `in_vain` and does not wait for that write again.
+    /// Like [`KvmSample::read`], but tries again while KVM writes. If the write does not end, keeps its version
+    /// in `in_vain` and does not wait for that write again.
     pub(super) fn read_soon(mem: &impl PhysMemory, at: Gpa, in_vain: &AtomicU32) -> Option<Self> {
         let mut seen = 0;
         for _ in 0..LOOKS {
-            if let Some(told) = Self::read(mem, at) {
-                return Some(told);
+            if let Some(sample) = Self::read(mem, at) {
+                return Some(sample);
             }
             seen = version(mem, at).filter(|version| *version > 0)?;
             if seen == in_vain.load(Ordering::Relaxed) {
@@ -80,9 +80,9 @@ mod tests {
 
     const AT: Gpa = Gpa(0x1000);
 
-    fn told(version: u32) -> Told {
+    fn sample(version: u32) -> KvmSample {
         let value = u64::from(version);
-        Told {
+        KvmSample {
             version,
             tsc: value * 10,
             ns: value * 100,
@@ -105,11 +105,11 @@ mod tests {
 
     impl<F: Fn(usize) -> u32> PhysMemory for Written<F> {
         fn read(&self, at: Gpa, into: &mut [u8]) -> Result<(), OutOfRange> {
-            let told = told((self.version)(self.words.replace(self.words.get() + 1)));
+            let sample = sample((self.version)(self.words.replace(self.words.get() + 1)));
             let word = match at.0 - AT.0 {
-                0 => u64::from(told.version),
-                8 => told.tsc,
-                16 => told.ns,
+                0 => u64::from(sample.version),
+                8 => sample.tsc,
+                16 => sample.ns,
                 other => panic!("there is nothing at {other}"),
             };
             into.copy_from_slice(&word.to_le_bytes());
@@ -121,16 +121,16 @@ mod tests {
         }
     }
 
-    fn soon(mem: &impl PhysMemory, at: Gpa) -> Option<Told> {
-        Told::read_soon(mem, at, &AtomicU32::new(0))
+    fn soon(mem: &impl PhysMemory, at: Gpa) -> Option<KvmSample> {
+        KvmSample::read_soon(mem, at, &AtomicU32::new(0))
     }
 
     #[test]
     fn what_kvm_is_about_to_write_is_not_read() {
-        let is_read = |version| Told::read(&Written::new(move |_| version), AT);
-        assert_eq!([0, 7, 8].map(is_read), [None, None, Some(told(8))]);
+        let is_read = |version| KvmSample::read(&Written::new(move |_| version), AT);
+        assert_eq!([0, 7, 8].map(is_read), [None, None, Some(sample(8))]);
         let ram = GuestRam::new(64 << 20).unwrap();
-        assert_eq!(Told::read(&ram, Gpa(!7)), None);
+        assert_eq!(KvmSample::read(&ram, Gpa(!7)), None);
         assert_eq!(soon(&ram, Gpa(!7)), None);
     }
 
@@ -140,26 +140,30 @@ mod tests {
     fn what_kvm_writes_as_a_whole_between_two_looks_is_read_soon() {
         for change in 1..4 {
             let changes = |words| if words < change { 4 } else { 6 };
-            assert_eq!(Told::read(&Written::new(changes), AT), None, "{change}");
+            assert_eq!(
+                KvmSample::read(&Written::new(changes), AT),
+                None,
+                "{change}"
+            );
             let soon = soon(&Written::new(changes), AT);
-            assert_eq!(soon, Some(told(6)), "{change}");
+            assert_eq!(soon, Some(sample(6)), "{change}");
         }
     }
 
     #[test]
     fn what_is_being_written_is_waited_for_but_not_for_ever() {
         let done = |words| if words < 1000 { 5 } else { 6 };
-        assert_eq!(soon(&Written::new(done), AT), Some(told(6)));
+        assert_eq!(soon(&Written::new(done), AT), Some(sample(6)));
         let never = Written::new(|words| if words < 2 { 4 } else { 5 });
         let in_vain = AtomicU32::new(0);
-        assert_eq!(Told::read_soon(&never, AT, &in_vain), None);
+        assert_eq!(KvmSample::read_soon(&never, AT, &in_vain), None);
         let looks = never.words.get();
         assert!((LOOKS..=10 * LOOKS).contains(&looks), "{looks}");
         // The guest may have written there itself. That is not waited for at every record.
-        assert_eq!(Told::read_soon(&never, AT, &in_vain), None);
+        assert_eq!(KvmSample::read_soon(&never, AT, &in_vain), None);
         assert!(never.words.get() < looks + 10);
         let done = Written::new(|_| 6);
-        assert_eq!(Told::read_soon(&done, AT, &in_vain), Some(told(6)));
+        assert_eq!(KvmSample::read_soon(&done, AT, &in_vain), Some(sample(6)));
         let nothing = Written::new(|_| 0);
         assert_eq!(soon(&nothing, AT), None);
         assert!(nothing.words.get() < 10);
