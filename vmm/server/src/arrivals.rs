@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn all_are_told_in_order_until_the_end() {
+    async fn all_are_announced_in_order_until_the_end() {
         let arrivals = Arrivals::default();
         arrivals.announce(&1);
         let mut arriving = arrivals.follow();

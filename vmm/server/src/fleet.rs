@@ -16,14 +16,14 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 use tonic::{Code, Status};
 
-use super::allowed::Limits;
 use super::arrivals::{Arrivals, Arriving};
+use super::change_counter::ChangeCounter;
 use super::events::broadcast::Broadcast;
 pub(crate) use super::handle::Handle;
 use super::handle::Place;
 use super::identity::{Asked, Identity};
-use super::news::News;
 use super::reading::{self, Reading};
+use super::server_limits::Limits;
 use super::sessions::owners::Owners;
 use super::slots::{Made, Slots};
 use super::status::{self, Failure, broken, chain};
@@ -51,7 +51,7 @@ struct Shared {
     totals: Arc<Totals>,
     /// Memory for the files that boots read.
     reading: Reading,
-    news: News,
+    changes: ChangeCounter,
     /// Time at which a stopping server no longer waits; set once it stops.
     no_longer: OnceLock<Instant>,
     /// Set once what hangs has been logged.
@@ -125,7 +125,7 @@ impl Fleet {
 
     /// Follows all machines: the receiver changes when a machine is added, changes or is removed.
     pub(crate) fn follow(&self) -> watch::Receiver<u64> {
-        self.shared.news.follow()
+        self.shared.changes.follow()
     }
 
     /// Boots the machine that `config` describes; an empty name is replaced by a free one. The boot continues
@@ -141,13 +141,13 @@ impl Fleet {
         asked: Asked,
         boot: impl FnOnce(MachineConfig) -> Result<Arc<Machine>, BootError> + Send + 'static,
     ) -> Result<Handle, Status> {
-        let mut news = self.follow();
+        let mut changes = self.follow();
         let reserved = loop {
             match self.reserve(&mut config, &asked)? {
                 Reservation::Boot(reserved) => break reserved,
                 Reservation::Made(made) => return Ok(made),
                 // The request under way creates the machine, or fails; then this request is the first.
-                Reservation::UnderWay => news.changed().await.map_err(|_| broken("the boot"))?,
+                Reservation::UnderWay => changes.changed().await.map_err(|_| broken("the boot"))?,
             }
         };
         let identity = Identity::new(asked).map_err(|error| {
@@ -187,7 +187,7 @@ impl Fleet {
     /// Removes the ended machine called `name` from the list.
     pub(crate) fn forget(&self, name: &str) -> Result<(), Status> {
         self.slots().forget(name)?;
-        self.shared.news.tell(|_| ());
+        self.shared.changes.publish(|_| ());
         Ok(())
     }
 
@@ -215,7 +215,7 @@ impl Fleet {
     fn forget_oldest(&self) {
         let forgotten = self.slots().forget_oldest(self.shared.totals.limits());
         if forgotten > 0 {
-            self.shared.news.tell(|_| ());
+            self.shared.changes.publish(|_| ());
         }
     }
 
@@ -231,7 +231,7 @@ impl Fleet {
                 self.shared.arrivals.close();
                 slots.is_booting()
             };
-            self.shared.news.tell(|_| ());
+            self.shared.changes.publish(|_| ());
             let stopping = at_once(self.live(), |handle| async move {
                 if let Err(error) = handle.stop().await {
                     tracing::error!(machine = handle.name(), %error, "cannot stop the machine");
@@ -298,7 +298,7 @@ impl Reserved {
             name: self.name.clone(),
             number: self.number,
             identity,
-            news: shared.news.clone(),
+            changes: shared.changes.clone(),
             owners: shared.owners.clone(),
             events: Broadcast::within(shared.totals.events.clone()),
         };
@@ -317,7 +317,7 @@ impl Reserved {
                 shared.arrivals.announce(handle);
                 handle.touch();
             }
-            None => shared.news.tell(|_| ()),
+            None => shared.changes.publish(|_| ()),
         }
         self.fleet.forget_oldest();
         shared.settled.notify_one();

@@ -15,9 +15,9 @@ use prost::Message as _;
 use tokio::sync::{OwnedSemaphorePermit, watch};
 use tonic::Status;
 
+use super::change_counter::ChangeCounter;
 use super::events::broadcast::Broadcast;
 use super::identity::Identity;
-use super::news::News;
 use super::requests::Requests;
 use super::sessions::owners::Owners;
 use super::status;
@@ -45,7 +45,7 @@ pub(crate) struct Handle {
     events: Broadcast,
     stopping: Arc<Mutex<Stopping>>,
     /// Counter of the changes of all machines, and the number of this machine's last change.
-    news: News,
+    changes: ChangeCounter,
     changed: Arc<AtomicU64>,
     calls: Arc<Lane>,
     stops: Arc<Lane>,
@@ -83,10 +83,10 @@ pub(crate) struct Remains {
 impl Remains {
     /// Creates the remains and computes their size.
     pub(crate) fn new(machine: v1::Machine, probes: Vec<v1::Probe>, console: Vec<u8>) -> Self {
-        let told = machine.encoded_len() + console.len();
+        let others = machine.encoded_len() + console.len();
         let lengths = probes.iter().map(prost::Message::encoded_len);
         // Computed once, because the search for the oldest machine holds the lock on the names of all machines.
-        let bytes = lengths.fold(told, usize::saturating_add);
+        let bytes = lengths.fold(others, usize::saturating_add);
         Self {
             machine,
             probes,
@@ -102,7 +102,7 @@ pub(crate) struct Place {
     pub(crate) name: String,
     pub(crate) number: u64,
     pub(crate) identity: Identity,
-    pub(crate) news: News,
+    pub(crate) changes: ChangeCounter,
     pub(crate) owners: Owners,
     pub(crate) events: Broadcast,
 }
@@ -131,7 +131,7 @@ impl Handle {
             owners: place.owners,
             events: place.events,
             stopping: Arc::default(),
-            news: place.news,
+            changes: place.changes,
             changed: Arc::default(),
             calls: Arc::new(Lane::new("a call into a machine", CALLS)),
             stops: Arc::new(Lane::new("stopping a machine", 1)),
@@ -155,14 +155,14 @@ impl Handle {
             Stopping::Listed(probes) => probes,
             Stopping::No | Stopping::Over => self.listed(&machine),
         };
-        let remains = Remains::new(self.told(&machine), probes, machine.console_kept());
+        let remains = Remains::new(self.describe_live(&machine), probes, machine.console_kept());
         drop(machine);
         let ended = Life::Ended(Arc::new(remains));
         self.life.send_modify(|life| {
             *life = ended;
             drop(guest);
         });
-        self.news.tell(|number| self.mark(number));
+        self.changes.publish(|number| self.mark(number));
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -186,7 +186,7 @@ impl Handle {
     /// Notifies the followers of the machine that its state may have changed.
     pub(crate) fn touch(&self) {
         self.life.send_modify(|_| ());
-        self.news.tell(|number| self.mark(number));
+        self.changes.publish(|number| self.mark(number));
     }
 
     fn mark(&self, number: u64) {
@@ -253,17 +253,17 @@ impl Handle {
     }
 
     /// Describes `machine`, which belongs to this handle.
-    fn told(&self, machine: &Machine) -> v1::Machine {
-        let mut told = convert::machine(machine);
-        if told.ending.is_some() {
+    fn describe_live(&self, machine: &Machine) -> v1::Machine {
+        let mut description = convert::machine(machine);
+        if description.ending.is_some() {
             // The first caller that sees the end sets the time of the end.
             self.identity.end();
         }
-        self.identity.tell(&mut told);
+        self.identity.fill(&mut description);
         let owners = machine.paused_by();
         let sessions = owners.iter().filter_map(|owner| self.owners.get(*owner));
-        told.paused_by = sessions.map(|named| named.session.to_string()).collect();
-        told
+        description.paused_by = sessions.map(|named| named.session.to_string()).collect();
+        description
     }
 
     /// Lists the probes of `machine`, which belongs to this handle, with their owners.
@@ -288,7 +288,7 @@ impl Handle {
     /// Describes the machine as it is now, or as it ended. Does not wait for calls into the machine.
     pub(crate) fn describe(&self) -> v1::Machine {
         match self.life() {
-            Life::Live(machine) => self.told(&machine),
+            Life::Live(machine) => self.describe_live(&machine),
             Life::Ended(remains) => remains.machine.clone(),
         }
     }

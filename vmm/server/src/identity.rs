@@ -149,7 +149,7 @@ impl Identity {
     }
 
     /// Fills the identity into the description of the machine.
-    pub(crate) fn tell(&self, machine: &mut v1::Machine) {
+    pub(crate) fn fill(&self, machine: &mut v1::Machine) {
         machine.uid.clone_from(&self.uid);
         machine.labels = self.asked.labels.clone().into_iter().collect();
         machine.create_ns = self.created_ns;
@@ -235,9 +235,12 @@ mod tests {
         assert!(has(&[]) && has(&[("a", "1")]) && has(&[("a", "1"), ("b", "")]));
         assert!(!has(&[("a", "2")]) && !has(&[("c", "")]));
         identity.end();
-        let mut told = v1::Machine::default();
-        identity.tell(&mut told);
-        assert_eq!(told.labels.len(), 2);
-        assert!(told.end_ns >= Some(told.create_ns), "{told:?}");
+        let mut description = v1::Machine::default();
+        identity.fill(&mut description);
+        assert_eq!(description.labels.len(), 2);
+        assert!(
+            description.end_ns >= Some(description.create_ns),
+            "{description:?}"
+        );
     }
 }

@@ -3,8 +3,8 @@
 //! Only this crate and the clients know the wire format. [`Kernel`] is re-exported for `hvprobe unpack` and
 //! `hvprobe explain`, which read an image in the same way as a server that boots it, and need no machine.
 
-mod allowed;
 mod arrivals;
+mod change_counter;
 mod events;
 mod explain;
 mod fleet;
@@ -15,7 +15,6 @@ mod interface;
 mod large;
 mod limits;
 mod listen;
-mod news;
 mod panics;
 mod perf_probes;
 mod permits;
@@ -23,6 +22,7 @@ mod place;
 mod reading;
 mod requests;
 mod server;
+mod server_limits;
 mod services;
 mod sessions;
 mod slots;
@@ -34,7 +34,6 @@ mod totals;
 mod uploads;
 pub mod wire;
 
-pub use allowed::Limits;
 pub use explain::{ExplainError, Explanation, explain};
 pub use hvprobe_engine::{Explained, Shown};
 pub use hvprobe_linux::debug_info::SourceLine;
@@ -45,5 +44,6 @@ pub use listen::tcp::{Loopback, LoopbackError};
 pub use listen::token::{Token, TokenError};
 pub use perf_probes::Definitions;
 pub use server::{ServeError, Server};
+pub use server_limits::Limits;
 pub use source_lines::SourceLines;
 pub use sources::{Sources, SourcesError};

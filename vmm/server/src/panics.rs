@@ -95,9 +95,9 @@ mod tests {
                 .await
                 .unwrap()
         };
-        let told = report().await.unwrap_err();
-        assert_eq!(told.code(), Code::Internal);
-        assert_eq!(told.message(), "hvprobe is broken: a request panicked");
+        let error = report().await.unwrap_err();
+        assert_eq!(error.code(), Code::Internal);
+        assert_eq!(error.message(), "hvprobe is broken: a request panicked");
         assert!(report().await.is_ok());
     }
 
@@ -109,8 +109,8 @@ mod tests {
             panic!("on purpose");
         });
         assert_eq!(messages.recv().await.unwrap().unwrap(), 7);
-        let told = messages.recv().await.unwrap().unwrap_err();
-        assert_eq!(told.code(), Code::Internal);
+        let error = messages.recv().await.unwrap().unwrap_err();
+        assert_eq!(error.code(), Code::Internal);
         assert!(messages.recv().await.is_none());
     }
 

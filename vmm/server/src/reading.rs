@@ -76,13 +76,13 @@ mod tests {
     #[test]
     fn files_beyond_the_room_wait_for_others_and_the_largest_has_all_of_it() {
         let reading = Reading::default();
-        let (told, hear) = mpsc::channel();
+        let (sender, hear) = mpsc::channel();
         thread::scope(|scope| {
             let [one, other] = [ROOM - LEAST, LEAST].map(|bytes| reading.wait(bytes));
             let waiting = &reading;
             scope.spawn(move || {
                 let all = waiting.wait(u64::MAX);
-                told.send(*waiting.taken()).unwrap();
+                sender.send(*waiting.taken()).unwrap();
                 drop(all);
             });
             let soon = Duration::from_millis(50);

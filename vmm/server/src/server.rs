@@ -31,7 +31,6 @@ use tonic::service::InterceptorLayer;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
-use crate::allowed::Limits;
 use crate::events::broadcast::Broadcast;
 use crate::events::published::Published;
 use crate::fleet::Fleet;
@@ -39,13 +38,14 @@ use crate::indexes::Indexes;
 use crate::interface::Interface;
 use crate::large::LargeLayer;
 use crate::limits;
+use crate::listen::acceptor::Acceptor;
 use crate::listen::connection::{self, Connection};
 use crate::listen::deadline::DeadlineLayer;
-use crate::listen::doors::Doors;
 use crate::listen::socket::Listener;
 use crate::listen::streams::StreamsLayer;
 use crate::listen::tcp::Loopback;
 use crate::panics;
+use crate::server_limits::Limits;
 use crate::services::events::EventsServer;
 use crate::services::{
     decisions, events, histograms, host, machines, probes, sessions, sources, symbols,
@@ -144,9 +144,9 @@ impl Server {
         stop: impl Future<Output = ()> + Send + 'static,
     ) -> Result<(), ServeError> {
         let totals = Arc::clone(self.fleet.totals());
-        let doors = Arc::new(Doors::new(socket, self.loopback.take(), totals));
-        let connections = tokio_stream::iter(std::iter::repeat(doors))
-            .then(|doors| async move { doors.accept().await });
+        let acceptor = Arc::new(Acceptor::new(socket, self.loopback.take(), totals));
+        let connections = tokio_stream::iter(std::iter::repeat(acceptor))
+            .then(|acceptor| async move { acceptor.accept().await });
         self.serve_all(Box::pin(connections), Box::pin(stop)).await
     }
 

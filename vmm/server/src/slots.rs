@@ -15,10 +15,10 @@ use std::collections::BTreeMap;
 use hvprobe_proto::v1::ErrorKind;
 use tonic::{Code, Status};
 
-use super::allowed::Limits;
 use super::handle::Handle;
 use super::identity::{Asked, reused};
 use super::limits;
+use super::server_limits::Limits;
 use super::status::{self, Failure};
 
 /// The names of a server's machines.

@@ -77,13 +77,13 @@ impl Failure {
         most: impl fmt::Display,
         left: impl fmt::Display,
     ) -> Self {
-        let told = [
+        let metadata = [
             ("limit", limit.to_owned()),
             ("most", most.to_string()),
             ("left", left.to_string()),
         ];
-        let told = told.map(|(name, value)| (name.to_owned(), value));
-        self.also.metadata.extend(told);
+        let metadata = metadata.map(|(name, value)| (name.to_owned(), value));
+        self.also.metadata.extend(metadata);
         self
     }
 
@@ -410,7 +410,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn clients_that_know_nothing_of_this_server_are_told_the_reason_and_the_field() {
+    fn clients_that_know_nothing_of_this_server_get_the_reason_and_the_field() {
         let error = ChangeError::NoSuchProbe {
             index: 2,
             id: hvprobe_spec::ProbeId(7),
@@ -432,7 +432,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn who_asks_for_too_many_probes_is_told_the_limit_and_what_is_left() {
+    fn who_asks_for_too_many_probes_gets_the_limit_and_what_is_left() {
         let error = RegisterError::Unplanted {
             source: Refused::TooManyProbes { there: 2, max: 3 },
         };
@@ -440,8 +440,8 @@ pub(crate) mod tests {
         assert_eq!(status.code(), Code::ResourceExhausted);
         let info = info(&status);
         assert_eq!(info.reason, "TOO_MANY_PROBES");
-        let told = ["limit", "most", "left"].map(|name| info.metadata[name].as_str());
-        assert_eq!(told, ["probes_per_machine", "3", "1"]);
+        let metadata = ["limit", "most", "left"].map(|name| info.metadata[name].as_str());
+        assert_eq!(metadata, ["probes_per_machine", "3", "1"]);
     }
 
     #[test]
@@ -499,7 +499,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_fits_is_told_as_it_is() {
+    fn what_fits_is_sent_as_it_is() {
         assert_eq!(shortened("a".repeat(TEXT)), "a".repeat(TEXT));
         let failure = Failure::new(Code::NotFound, ErrorKind::UnknownSymbol, "");
         let near = ["vfs_read".to_owned(), "vfs_readv".to_owned()];

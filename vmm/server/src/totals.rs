@@ -10,7 +10,7 @@ use hvprobe_proto::v1::ErrorKind;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::Code;
 
-use super::allowed::Limits;
+use super::server_limits::Limits;
 use super::status::Failure;
 
 /// Lists of subscriptions may take one part in this many of the bytes for events.
@@ -252,8 +252,8 @@ mod tests {
         let error = ask(2 * GIB, 1).unwrap_err();
         assert_eq!(error.code(), Code::ResourceExhausted);
         assert_eq!(detail(&error).kind(), ErrorKind::TooMuchMemory);
-        let told = "2048 MiB of memory, and 1024 MiB are left of the 4096 MiB";
-        assert!(error.message().contains(told), "{}", error.message());
+        let expected = "2048 MiB of memory, and 1024 MiB are left of the 4096 MiB";
+        assert!(error.message().contains(expected), "{}", error.message());
         assert_eq!(info(&error).metadata["left"], GIB.to_string());
 
         let second = ask(GIB, 5).unwrap();

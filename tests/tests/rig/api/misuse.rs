@@ -5,7 +5,7 @@ use std::env;
 use std::hash::{BuildHasher as _, RandomState};
 use std::time::{Duration, Instant};
 
-use hvprobe_fixtures::calls::{Call, Told};
+use hvprobe_fixtures::calls::{AnswerCounts, Call};
 use hvprobe_fixtures::messages::Messages;
 use hvprobe_fixtures::panics::count_panics;
 use hvprobe_proto::FILE_DESCRIPTOR_SET;
@@ -113,7 +113,7 @@ async fn nonsense_about_a_machine_leaves_its_guest_as_it_was() {
     messages.prefer("names", &["vfs_read", "struct file", "nowhere"]);
     let mut methods = messages.methods();
     methods.retain(|method| !LEFT_OUT.contains(&method.path.as_str()));
-    let mut told = Told::default();
+    let mut answers = AnswerCounts::default();
     let mut open = JoinSet::new();
     for _ in 0..CALLS {
         let method = &methods[messages.index(methods.len())];
@@ -122,18 +122,18 @@ async fn nonsense_about_a_machine_leaves_its_guest_as_it_was() {
         open.spawn(async move { (call.path.clone(), call.make(channel).await) });
         if open.len() >= AT_ONCE {
             let (path, answer) = open.join_next().await.unwrap().unwrap();
-            told.note(&path, answer);
+            answers.note(&path, answer);
         }
     }
     while let Some(done) = open.join_next().await {
         let (path, answer) = done.unwrap();
-        told.note(&path, answer);
+        answers.note(&path, answer);
     }
     assert_eq!(panics(), 0, "panics, which are printed above");
-    let unclear = told.unclear();
+    let unclear = answers.unclear();
     assert!(unclear.is_empty(), "{unclear:#?}");
     for code in [Code::Ok, Code::NotFound, Code::InvalidArgument] {
-        assert!(told.with(code) > CALLS / 100, "{told:#?}");
+        assert!(answers.with(code) > CALLS / 100, "{answers:#?}");
     }
 
     let resume = ResumeRequest {

@@ -67,7 +67,7 @@ struct Client {
     /// Number of comparisons of its filter, if the collector evaluates it; otherwise 0.
     filters: usize,
     /// Last time that a batch was queued, which carries the position of the stream.
-    told: Instant,
+    last_queued: Instant,
     /// Indexes of the events of the current batch that the client wants.
     picked: Vec<usize>,
 }
@@ -117,7 +117,7 @@ impl Broadcast {
                 wanted: Arc::downgrade(&wanted),
                 queue: into,
                 filters: if is_short { filters } else { 0 },
-                told: now,
+                last_queued: now,
                 picked: Vec::new(),
             });
             state.attended = Some(now);
@@ -132,7 +132,7 @@ impl Broadcast {
             dropped: end.dropped - before.dropped,
             held,
             queue: from,
-            told: now,
+            last_returned: now,
         })
     }
 
@@ -228,15 +228,15 @@ impl Client {
         };
         let weight = encoded.weight();
         match self.queue.put(encoded, weight) {
-            Ok(()) => self.told = now,
+            Ok(()) => self.last_queued = now,
             Err(_) => self.lose(count as u64, all.end),
         }
     }
 
     /// Handles a batch without an event for this client: queues the position `end` once per [`PASSING`].
     fn pass_by(&mut self, end: Position, now: Instant) {
-        if now.duration_since(self.told) >= PASSING && self.queue.is_taking() {
-            self.told = now;
+        if now.duration_since(self.last_queued) >= PASSING && self.queue.is_taking() {
+            self.last_queued = now;
             let nothing = Encoded {
                 end,
                 ..Encoded::default()

@@ -27,7 +27,7 @@ impl Position {
     }
 
     /// Converts the position for clients.
-    pub(crate) fn told(self, machine_uid: &str) -> v1::Position {
+    pub(crate) fn to_proto(self, machine_uid: &str) -> v1::Position {
         v1::Position {
             machine_uid: machine_uid.to_owned(),
             seq: self.seq,

@@ -35,7 +35,7 @@ pub(crate) struct Subscription {
     pub(crate) held: VecDeque<Encoded>,
     pub(crate) queue: Exit<Encoded, Lost>,
     /// Last time that [`Subscription::next`] returned something.
-    pub(crate) told: Instant,
+    pub(crate) last_returned: Instant,
 }
 
 impl Subscription {
@@ -57,8 +57,8 @@ impl Subscription {
             let passes_by = taken.item.as_ref().is_some_and(is_empty)
                 && taken.lost.is_nothing()
                 && taken.notices.is_empty();
-            if !passes_by || self.told.elapsed() >= PASSING {
-                self.told = Instant::now();
+            if !passes_by || self.last_returned.elapsed() >= PASSING {
+                self.last_returned = Instant::now();
                 return Some(taken);
             }
         }

@@ -51,7 +51,7 @@ pub(crate) fn add_ended_with(
         name: name.into(),
         number,
         identity: Identity::new(made_by(request_id)).unwrap(),
-        news: shared.news.clone(),
+        changes: shared.changes.clone(),
         owners: shared.owners.clone(),
         events: Broadcast::default(),
     };

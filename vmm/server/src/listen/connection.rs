@@ -229,14 +229,14 @@ mod tests {
             &["Bearer fedcba9876543210"],
             &["Bearer fedcba9876543210", "Bearer 0123456789abcdef"],
         ] {
-            let told = admitted(guarded(), wrong);
-            assert_eq!(told, Err(Code::Unauthenticated), "{wrong:?}");
+            let result = admitted(guarded(), wrong);
+            assert_eq!(result, Err(Code::Unauthenticated), "{wrong:?}");
         }
     }
 
     #[test]
     fn call_from_nowhere_is_refused() {
-        let told = admitted(None, &["Bearer 0123456789abcdef"]);
-        assert_eq!(told, Err(Code::Unauthenticated));
+        let result = admitted(None, &["Bearer 0123456789abcdef"]);
+        assert_eq!(result, Err(Code::Unauthenticated));
     }
 }

@@ -114,8 +114,8 @@ impl HttpBody for Until {
         }
         this.body = None;
         let mut trailers = http::HeaderMap::new();
-        let told = over_deadline().add_header(&mut trailers);
-        Poll::Ready(Some(told.map(|()| Frame::trailers(trailers))))
+        let added = over_deadline().add_header(&mut trailers);
+        Poll::Ready(Some(added.map(|()| Frame::trailers(trailers))))
     }
 
     fn is_end_stream(&self) -> bool {

@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn too_long_and_missing_folders_are_told() {
+    async fn too_long_and_missing_folders_are_reported() {
         let long = PathBuf::from(format!("/tmp/{}", "x".repeat(200)));
         assert!(matches!(
             Listener::bind(&long).unwrap_err(),

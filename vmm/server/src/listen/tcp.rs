@@ -99,8 +99,8 @@ mod tests {
             "192.0.2.1:50051",
             "[::ffff:127.0.0.1]:0",
         ] {
-            let told = bind(other).await;
-            assert!(matches!(told, Err(LoopbackError::NotLoopback(_))));
+            let result = bind(other).await;
+            assert!(matches!(result, Err(LoopbackError::NotLoopback(_))));
         }
         let chosen = bind("127.0.0.1:0").await.unwrap().address();
         assert!(chosen.ip().is_loopback());
@@ -110,7 +110,7 @@ mod tests {
     #[tokio::test]
     async fn port_of_another_server_is_refused() {
         let first = bind("127.0.0.1:0").await.unwrap();
-        let told = bind(&first.address().to_string()).await;
-        assert!(matches!(told, Err(LoopbackError::Io { .. })));
+        let result = bind(&first.address().to_string()).await;
+        assert!(matches!(result, Err(LoopbackError::Io { .. })));
     }
 }

@@ -257,8 +257,8 @@ pub(super) mod tests {
             &"x".repeat(100_000),
         ] {
             fs::write(&path, wrong).unwrap();
-            let told = Token::read(&path);
-            assert!(matches!(told, Err(TokenError::Malformed(_))), "{wrong}");
+            let result = Token::read(&path);
+            assert!(matches!(result, Err(TokenError::Malformed(_))), "{wrong}");
         }
         fs::write(&path, format!("{}\r\n", &long[1..])).unwrap();
         Token::read(&path).unwrap();
@@ -278,12 +278,12 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn missing_folder_is_told() {
+    fn missing_folder_is_reported() {
         let (folder, _) = place();
         let path = folder.path().join("no/token");
         assert_eq!(refused(&path), "cannot create FILE");
-        let told = Token::read(&path).unwrap_err();
-        assert!(matches!(told, TokenError::Io { what: "open", .. }));
+        let error = Token::read(&path).unwrap_err();
+        assert!(matches!(error, TokenError::Io { what: "open", .. }));
     }
 
     #[test]
@@ -311,7 +311,7 @@ pub(super) mod tests {
 
     #[test]
     fn token_is_not_printed() {
-        let told = format!("{:?}", token("0123456789abcdef"));
-        assert!(!told.contains("0123"), "{told}");
+        let printed = format!("{:?}", token("0123456789abcdef"));
+        assert!(!printed.contains("0123"), "{printed}");
     }
 }

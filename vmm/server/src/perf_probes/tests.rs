@@ -16,7 +16,7 @@ const SOURCE: &str = "/* 1 */\n\nint helper()\n{ ret = 1;\n\n\n\n\n\nint vfs_tes
 
 /// Renders the definitions of a probe and what was left out, one per line; or the column and the reason of a
 /// refusal.
-fn told(sources: &Sources, text: &str, source: &Path) -> String {
+fn rendered(sources: &Sources, text: &str, source: &Path) -> String {
     let made = match PerfProbe::parse(text).map(|probe| sources.definitions(&probe, Some(source))) {
         Ok(Ok(made)) => made,
         Err(error) | Ok(Err(SourcesError::Definition(error))) => {
@@ -45,7 +45,7 @@ fn check(texts: &[&str], expected: &Expect) {
     let sources = Sources::open(&Kernel::open(&path).unwrap(), &path, None).unwrap();
     let all: String = texts
         .iter()
-        .map(|text| told(&sources, text, folder.path()))
+        .map(|text| rendered(&sources, text, folder.path()))
         .collect();
     expected.assert_eq(&all);
 }

@@ -83,7 +83,7 @@ impl decisions_server::Decisions for Service {
                 answers,
                 to_client,
                 over,
-                anchor: anchor::Told::default(),
+                anchor: anchor::LastSent::default(),
             };
             desk.run(chosen)
         };
@@ -125,7 +125,7 @@ struct Desk {
     /// Reports the end of the client's session, if it has one.
     over: Option<watch::Receiver<Option<SessionEnd>>>,
     /// Last anchor that the client was sent.
-    anchor: anchor::Told,
+    anchor: anchor::LastSent,
 }
 
 /// Why the client decides no more.

@@ -82,7 +82,7 @@ pub(crate) struct Feed {
     origin: Origin,
     /// Probes that have been described to the client.
     described: HashSet<u32>,
-    anchor: anchor::Told,
+    anchor: anchor::LastSent,
     /// Position of the stream.
     position: Position,
     to_client: mpsc::Sender<Result<Message, Status>>,
@@ -96,7 +96,7 @@ impl Feed {
         Self {
             origin,
             described: HashSet::new(),
-            anchor: anchor::Told::default(),
+            anchor: anchor::LastSent::default(),
             position: Position::default(),
             to_client,
         }
@@ -114,7 +114,7 @@ impl Feed {
         if let Some(mut events) = events {
             self.position = events.start;
             let mut first = Message::default();
-            first.head.position = self.told();
+            first.head.position = self.proto_position();
             first.head.missed = events.missed;
             first.head.dropped = events.dropped;
             self.send(first).await?;
@@ -140,7 +140,7 @@ impl Feed {
         let mut message = Message::default();
         message.head.ended = ended;
         if subscribed {
-            message.head.position = self.told();
+            message.head.position = self.proto_position();
         }
         self.send(message).await
     }
@@ -190,7 +190,7 @@ impl Feed {
         if !unknown.is_empty() {
             message.head.probes = self.describe(unknown).await?;
         }
-        message.head.position = self.told();
+        message.head.position = self.proto_position();
         self.send(message).await?;
         Ok(next)
     }
@@ -210,8 +210,8 @@ impl Feed {
         Ok(probes)
     }
 
-    fn told(&self) -> Option<v1::Position> {
-        Some(self.position.told(self.origin.uid()))
+    fn proto_position(&self) -> Option<v1::Position> {
+        Some(self.position.to_proto(self.origin.uid()))
     }
 
     async fn send(&mut self, mut message: Message) -> Result<(), Gone> {

@@ -114,7 +114,7 @@ impl machines_server::Machines for Service {
         let labels = few_labels(labels)?;
         let mut page = Page::behind(page_size, page_token)?;
         for handle in self.fleet.all().iter().filter(|handle| handle.has(&labels)) {
-            if page.is_told(handle.name()) {
+            if page.was_listed(handle.name()) {
                 continue;
             }
             let machine = handle.describe();

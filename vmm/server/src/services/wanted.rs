@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_an_expression_is_told_with_its_column() {
+    fn what_is_wrong_with_an_expression_is_reported_with_its_column() {
         let refused = |filter: &str| {
             let mut request = SubscribeRequest {
                 filter: filter.to_owned(),

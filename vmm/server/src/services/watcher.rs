@@ -61,25 +61,25 @@ impl Watcher {
     }
 
     async fn watch(&mut self) -> Result<(), Gone> {
-        let mut news = self.fleet.follow();
-        news.mark_unchanged();
-        while self.tell_next().await? {}
+        let mut changes = self.fleet.follow();
+        changes.mark_unchanged();
+        while self.send_next().await? {}
         self.send(What::AllTold(AllTold {})).await?;
         while !self.fleet.is_over() {
             tokio::select! {
                 // Cannot fail: `self.fleet` has the sender.
-                _ = news.changed() => {}
+                _ = changes.changed() => {}
                 () = self.to_client.closed() => return Err(Gone),
             }
-            while self.tell_next().await? {}
+            while self.send_next().await? {}
         }
         // Changes that came with the end.
-        while self.tell_next().await? {}
+        while self.send_next().await? {}
         Ok(())
     }
 
     /// Sends the next change that the client does not know; returns whether there was one.
-    async fn tell_next(&mut self) -> Result<bool, Gone> {
+    async fn send_next(&mut self) -> Result<bool, Gone> {
         let to_client = self.to_client.clone();
         let room = to_client.reserve().await.map_err(|_| Gone)?;
         let Some(what) = self.next() else {
@@ -133,25 +133,25 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    type Told = mpsc::Receiver<Result<WatchMachinesResponse, Status>>;
+    type Responses = mpsc::Receiver<Result<WatchMachinesResponse, Status>>;
 
-    fn watch(fleet: &Fleet) -> Told {
-        let (to_client, told) = mpsc::channel(1);
+    fn watch(fleet: &Fleet) -> Responses {
+        let (to_client, responses) = mpsc::channel(1);
         let mask = Mask::new(None).unwrap();
         let watcher = Watcher::new(fleet, BTreeMap::new(), mask, to_client);
         tokio::spawn(watcher.run());
-        told
+        responses
     }
 
-    async fn next(told: &mut Told) -> What {
-        let next = timeout(PATIENCE, told.recv()).await;
+    async fn next(responses: &mut Responses) -> What {
+        let next = timeout(PATIENCE, responses.recv()).await;
         let response = next.expect("something is told").expect("it goes on");
         response.unwrap().what.unwrap()
     }
 
     /// Returns the next message as a word: `+name` for a machine, `-name` for one that is gone.
-    async fn word(told: &mut Told) -> String {
-        match next(told).await {
+    async fn word(responses: &mut Responses) -> String {
+        match next(responses).await {
             What::Machine(Machine { name, uid, .. }) => {
                 assert!(uid.is_empty() || uid.len() == 36, "{uid}");
                 format!("+{name}")
@@ -162,37 +162,37 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn all_that_are_there_are_told_and_then_who_comes_changes_and_goes() {
+    async fn all_that_are_there_are_sent_and_then_who_comes_changes_and_goes() {
         let fleet = Fleet::default();
         add_ended(&fleet, "b", "", b"");
         let first = add_ended(&fleet, "a", "", b"");
-        let mut told = watch(&fleet);
+        let mut responses = watch(&fleet);
         for expected in ["+b", "+a", "all"] {
-            assert_eq!(word(&mut told).await, expected);
+            assert_eq!(word(&mut responses).await, expected);
         }
         add_ended(&fleet, "c", "", b"");
-        assert_eq!(word(&mut told).await, "+c");
+        assert_eq!(word(&mut responses).await, "+c");
         first.touch();
-        assert_eq!(word(&mut told).await, "+a");
+        assert_eq!(word(&mut responses).await, "+a");
         fleet.forget("b").unwrap();
-        assert_eq!(word(&mut told).await, "-b");
+        assert_eq!(word(&mut responses).await, "-b");
         // A name that is used again belongs to another machine.
         let uid = first.identity.uid().to_owned();
         add_ended(&fleet, "a", "", b"");
-        match next(&mut told).await {
+        match next(&mut responses).await {
             What::Gone(gone) => assert_eq!((gone.name.as_str(), gone.uid), ("a", uid)),
             other => panic!("{other:?}"),
         }
-        assert_eq!(word(&mut told).await, "+a");
+        assert_eq!(word(&mut responses).await, "+a");
     }
 
     #[tokio::test]
-    async fn slow_client_is_told_the_latest_of_each_and_nothing_twice() {
+    async fn slow_client_gets_the_latest_of_each_and_nothing_twice() {
         let fleet = Fleet::default();
         let machine = add_ended(&fleet, "a", "", b"");
-        let mut told = watch(&fleet);
-        assert_eq!(word(&mut told).await, "+a");
-        assert_eq!(word(&mut told).await, "all");
+        let mut responses = watch(&fleet);
+        assert_eq!(word(&mut responses).await, "+a");
+        assert_eq!(word(&mut responses).await, "all");
         // Far more changes than messages that may wait for the client.
         for _ in 0..10_000 {
             machine.touch();
@@ -207,35 +207,35 @@ mod tests {
             if seen.is_empty() {
                 add_ended(&fleet, "last", "", b"");
             }
-            seen.push(word(&mut told).await);
+            seen.push(word(&mut responses).await);
             assert!(seen.len() < 10, "{seen:?}");
         }
         assert!(seen.contains(&"+a".to_owned()) && seen.contains(&"+b".to_owned()));
         assert!(!seen.contains(&"-short".to_owned()) || seen.contains(&"+short".to_owned()));
-        assert!(told.try_recv().is_err());
+        assert!(responses.try_recv().is_err());
     }
 
     #[tokio::test]
     async fn watcher_ends_with_the_last_machine_of_a_server_that_stops() {
         let fleet = Fleet::default();
         add_ended(&fleet, "a", "", b"");
-        let mut told = watch(&fleet);
+        let mut responses = watch(&fleet);
         for expected in ["+a", "all"] {
-            assert_eq!(word(&mut told).await, expected);
+            assert_eq!(word(&mut responses).await, expected);
         }
         fleet.close().await;
-        let end = timeout(PATIENCE, told.recv()).await.expect("it ends");
+        let end = timeout(PATIENCE, responses.recv()).await.expect("it ends");
         assert!(end.is_none(), "{end:?}");
     }
 
     #[tokio::test]
     async fn watcher_goes_with_its_client() {
         let fleet = Fleet::default();
-        let (to_client, told) = mpsc::channel(1);
+        let (to_client, responses) = mpsc::channel(1);
         let mask = Mask::new(None).unwrap();
         let watcher = Watcher::new(&fleet, BTreeMap::new(), mask, to_client);
         let running = tokio::spawn(watcher.run());
-        drop(told);
+        drop(responses);
         timeout(PATIENCE, running).await.expect("it ends").unwrap();
     }
 }

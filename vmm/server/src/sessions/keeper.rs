@@ -288,16 +288,16 @@ impl<P: Place> Sessions<P> {
         for Gone { id, owners } in state.book.released(place.number(), &owners) {
             let probes = let_go.probes.iter().filter(|(of, _)| owners.contains(of));
             let probes: usize = probes.map(|(_, count)| *count).sum();
-            let told = v1::LetGo {
+            let report = v1::LetGo {
                 machine: place.name().to_owned(),
                 // There are far fewer than this can count.
                 probes: u32::try_from(probes).unwrap_or(u32::MAX),
                 resumed: let_go.resumed,
             };
             if let Some((_, all)) = state.waiting.get_mut(&id)
-                && (probes > 0 || told.resumed)
+                && (probes > 0 || report.resumed)
             {
-                all.push(told);
+                all.push(report);
             }
         }
         drop(state);

@@ -44,14 +44,14 @@ fn nanoseconds(time: Timespec) -> u64 {
 
 /// Last anchor that one client was sent.
 #[derive(Debug, Default)]
-pub(crate) struct Told(Option<v1::Anchor>);
+pub(crate) struct LastSent(Option<v1::Anchor>);
 
-impl Told {
+impl LastSent {
     /// Returns the anchor to send the client `now`, unless the last one still holds.
     pub(crate) fn news(&mut self, now: v1::Anchor) -> Option<v1::Anchor> {
         let apart = |anchor: v1::Anchor| anchor.realtime_ns.wrapping_sub(anchor.monotonic_ns);
-        let is_known = self.0.is_some_and(|told| {
-            let moved = apart(now).wrapping_sub(apart(told)).cast_signed();
+        let is_known = self.0.is_some_and(|sent| {
+            let moved = apart(now).wrapping_sub(apart(sent)).cast_signed();
             moved.unsigned_abs() < APART
         });
         (!is_known).then(|| *self.0.insert(now))
@@ -65,7 +65,7 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
 
     #[test]
-    fn both_clocks_are_told_as_they_are() {
+    fn both_clocks_are_sent_as_they_are() {
         let (before, anchor) = (now(), now());
         assert!(anchor.monotonic_ns > before.monotonic_ns);
         let since = std::time::UNIX_EPOCH.elapsed().expect("it is after 1970");
@@ -74,9 +74,9 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_is_set_to_anything_is_told_once_each_time() {
+    fn a_clock_that_is_set_to_anything_is_sent_once_each_time() {
         let mut monotonic = 100;
-        let mut told = Told::default();
+        let mut last = LastSent::default();
         for (seconds, nanoseconds) in [
             (1_700_000_000, 0),
             (0, 0),
@@ -96,20 +96,20 @@ mod tests {
                     Timespec { tv_sec, tv_nsec }
                 })
             };
-            assert!(told.news(anchor()).is_some(), "{seconds}");
+            assert!(last.news(anchor()).is_some(), "{seconds}");
             let now = anchor();
-            assert_eq!(told.news(now), None, "{seconds}: {now:?}");
+            assert_eq!(last.news(now), None, "{seconds}: {now:?}");
         }
     }
 
     #[test]
-    fn a_client_is_told_again_only_after_the_wall_clock_has_moved() {
+    fn a_client_gets_an_anchor_again_only_after_the_wall_clock_has_moved() {
         let at = |monotonic_ns, realtime_ns| v1::Anchor {
             monotonic_ns,
             realtime_ns,
         };
-        let mut told = Told::default();
-        let mut news = |anchor| told.news(anchor).is_some();
+        let mut last = LastSent::default();
+        let mut news = |anchor| last.news(anchor).is_some();
         assert!(news(at(SECOND, 9 * SECOND)));
         assert!(!news(at(2 * SECOND, 10 * SECOND + 999_999)));
         assert!(news(at(2 * SECOND, 10 * SECOND + 1_000_000)));

@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn return_tells_value_duration_and_entry() {
+    fn return_has_value_duration_and_entry() {
         let call = Call {
             id: 9,
             entry_ns: 100,

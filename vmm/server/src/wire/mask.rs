@@ -110,17 +110,17 @@ impl Mask {
         let Some(wanted) = &self.fields else {
             return machine;
         };
-        let mut told = Machine::default();
+        let mut masked = Machine::default();
         // A field that is wanted as a whole comes last, and replaces its parts.
         for (_, take) in OF_ENDING.iter().filter(|(name, _)| wanted.contains(*name)) {
             if !wanted.contains("ending") {
-                take(&mut told, &mut machine);
+                take(&mut masked, &mut machine);
             }
         }
         for (_, take) in FIELDS.iter().filter(|(name, _)| wanted.contains(*name)) {
-            take(&mut told, &mut machine);
+            take(&mut masked, &mut machine);
         }
-        told
+        masked
     }
 }
 
@@ -174,11 +174,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_wanted_is_not_told() {
+    fn what_is_not_wanted_is_not_sent() {
         for all in [Mask::new(None), mask(&[]), mask(&["*"])] {
             assert_eq!(all.unwrap().of(machine()), machine());
         }
-        let told = mask(&["name", "ending.reason"]).unwrap().of(machine());
+        let masked = mask(&["name", "ending.reason"]).unwrap().of(machine());
         let ending = Ending {
             reason: EndReason::Crash.into(),
             ..Default::default()
@@ -188,18 +188,18 @@ mod tests {
             ending: Some(ending),
             ..Default::default()
         };
-        assert_eq!(told, expected);
-        let told = mask(&["ending.report", "ending"]).unwrap().of(machine());
-        assert_eq!(told.ending, machine().ending);
-        let told = mask(&["state"])
+        assert_eq!(masked, expected);
+        let masked = mask(&["ending.report", "ending"]).unwrap().of(machine());
+        assert_eq!(masked.ending, machine().ending);
+        let masked = mask(&["state"])
             .unwrap()
             .with(["name", "uid"])
             .of(machine());
-        assert_eq!((told.name.as_str(), told.uid.as_str()), ("web", "u"));
-        assert_eq!(told.ending, None);
+        assert_eq!((masked.name.as_str(), masked.uid.as_str()), ("web", "u"));
+        assert_eq!(masked.ending, None);
         // A machine that has not ended has no ending to return a part of.
-        let told = mask(&["ending.report"]).unwrap().of(Machine::default());
-        assert_eq!(told.ending, None);
+        let masked = mask(&["ending.report"]).unwrap().of(Machine::default());
+        assert_eq!(masked.ending, None);
     }
 
     #[test]

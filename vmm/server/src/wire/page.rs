@@ -120,7 +120,7 @@ impl Page {
     }
 
     /// Whether the machine called `name` was on an earlier page.
-    pub(crate) fn is_told(&self, name: &str) -> bool {
+    pub(crate) fn was_listed(&self, name: &str) -> bool {
         *name <= *self.last
     }
 
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_larger_than_a_page_is_told_alone() {
+    fn a_probe_larger_than_a_page_is_listed_alone() {
         let probes = [probe(1, 10), probe(2, 3 << 20), probe(9, 10)];
         assert_eq!(all(&probes, 0), [[1], [2], [9]]);
     }
@@ -213,12 +213,12 @@ mod tests {
                     ending: Some(ending),
                     ..Default::default()
                 };
-                if !page.is_told(&name) && !page.add(&name, machine) {
+                if !page.was_listed(&name) && !page.add(&name, machine) {
                     break;
                 }
             }
-            let (told, next) = page.end();
-            pages.push(told.into_iter().map(|machine| machine.name).collect());
+            let (listed, next) = page.end();
+            pages.push(listed.into_iter().map(|machine| machine.name).collect());
             if next.is_empty() {
                 return pages;
             }
@@ -235,8 +235,8 @@ mod tests {
             let ids = (1..).map(|n: u32| n * 3);
             let probes: Vec<_> = ids.zip(&sizes).map(|(id, size)| probe(id, *size)).collect();
             let pages = all(&probes, most);
-            let told: Vec<u32> = pages.concat();
-            prop_assert_eq!(told, probes.iter().map(|probe| probe.id).collect::<Vec<_>>());
+            let listed: Vec<u32> = pages.concat();
+            prop_assert_eq!(listed, probes.iter().map(|probe| probe.id).collect::<Vec<_>>());
             for page in pages {
                 let size = |id: &u32| sizes[usize::try_from(id / 3 - 1).unwrap()];
                 prop_assert!(page.iter().map(size).sum::<usize>() <= PAGE);
@@ -245,7 +245,7 @@ mod tests {
         }
 
         #[test]
-        fn machines_are_told_once_each_too(
+        fn machines_are_listed_once_each_too(
             sizes in prop::collection::vec(0..700_000_usize, 0..20),
             most in 0..6_u32,
         ) {

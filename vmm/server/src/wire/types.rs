@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn types_and_functions_are_told_in_the_order_of_the_request() {
+    fn types_and_functions_are_described_in_the_order_of_the_request() {
         let described = describe(&["do_sys_openat2", "struct open_how", "enum color"]).unwrap();
         let [function, how, color] = described.as_slice() else {
             panic!("{described:?}");
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_names_are_told_with_what_could_have_been_meant() {
+    fn unknown_names_are_reported_with_what_could_have_been_meant() {
         let failure = describe(&["struct file", "open_how"]).unwrap_err();
         let status = tonic::Status::from(failure);
         assert_eq!(status.code(), Code::NotFound);

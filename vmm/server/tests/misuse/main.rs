@@ -17,7 +17,7 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::path::Path;
 use std::time::Duration;
 
-use hvprobe_fixtures::calls::{Call, Told};
+use hvprobe_fixtures::calls::{AnswerCounts, Call};
 use hvprobe_fixtures::messages::Messages;
 use hvprobe_fixtures::panics::count_panics;
 use hvprobe_proto::FILE_DESCRIPTOR_SET;
@@ -62,7 +62,7 @@ async fn serves(socket: &Path) {
 }
 
 /// Makes `count` calls of random methods.
-async fn calls(socket: &Path, messages: &mut Messages, count: u64, told: &mut Told) {
+async fn calls(socket: &Path, messages: &mut Messages, count: u64, answers: &mut AnswerCounts) {
     let methods = messages.methods();
     let mut left = count;
     while left > 0 {
@@ -83,12 +83,12 @@ async fn calls(socket: &Path, messages: &mut Messages, count: u64, told: &mut To
             open.spawn(async move { (call.path.clone(), call.make(channel).await) });
             if open.len() >= AT_ONCE {
                 let (path, answer) = open.join_next().await.unwrap().unwrap();
-                told.note(&path, answer);
+                answers.note(&path, answer);
             }
         }
         while let Some(done) = open.join_next().await {
             let (path, answer) = done.unwrap();
-            told.note(&path, answer);
+            answers.note(&path, answer);
         }
     }
 }
@@ -152,12 +152,12 @@ fn nothing_that_clients_send_harms_the_server() {
             let _asked_or_dropped = stopped.await;
         }));
 
-        let mut told = Told::default();
-        calls(&socket, &mut messages, REQUESTS / 4, &mut told).await;
+        let mut answers = AnswerCounts::default();
+        calls(&socket, &mut messages, REQUESTS / 4, &mut answers).await;
         raw::connections(&socket, address, &mut messages, 100).await;
         let before = process::Size::settled(None).await;
 
-        calls(&socket, &mut messages, count, &mut told).await;
+        calls(&socket, &mut messages, count, &mut answers).await;
         raw::connections(&socket, address, &mut messages, count / 10).await;
         serves(&socket).await;
 
@@ -170,11 +170,11 @@ fn nothing_that_clients_send_harms_the_server() {
         eprintln!("{before:?}, then {after:?}");
         assert!(after.is_within(&bound), "{before:?}, then {after:?}");
         assert_eq!(panics(), 0, "panics, which are printed above");
-        let unclear = told.unclear();
+        let unclear = answers.unclear();
         assert!(unclear.is_empty(), "{unclear:#?}");
         // Otherwise the test would test nothing.
         for code in [Code::Ok, Code::NotFound, Code::InvalidArgument] {
-            assert!(told.with(code) > count / 100, "{told:#?}");
+            assert!(answers.with(code) > count / 100, "{answers:#?}");
         }
 
         drop(sink);

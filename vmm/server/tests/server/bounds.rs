@@ -103,7 +103,7 @@ async fn list(channel: &Channel) -> Result<usize, Status> {
 }
 
 #[tokio::test]
-async fn connections_beyond_those_that_may_be_are_told_so_until_one_ends() {
+async fn connections_beyond_those_that_may_be_are_refused_until_one_ends() {
     let running = Running::with_limits(Limits {
         connections: 2,
         ..Limits::of_host()
@@ -367,10 +367,10 @@ async fn health_is_what_it_is_for_each_service_until_the_server_stops() {
     }
     let mut all_are = async |expected: ServingStatus| {
         for (service, stream) in services.iter().zip(&mut watched) {
-            let told = timeout(PATIENCE, stream.message())
+            let response = timeout(PATIENCE, stream.message())
                 .await
                 .expect("an answer");
-            assert_eq!(told.unwrap().unwrap().status(), expected, "{service:?}");
+            assert_eq!(response.unwrap().unwrap().status(), expected, "{service:?}");
         }
     };
     all_are(ServingStatus::Serving).await;

@@ -29,8 +29,8 @@ async fn a_client_that_answers_nothing_is_asked_and_then_let_go() {
     let (mut client, server) = duplex(1 << 16);
     tokio::spawn(Server::new().serve_connection(server, pending()));
     client.write_all(HELLO).await.unwrap();
-    let mut told = Vec::new();
-    let closed = timeout(Duration::from_secs(600), client.read_to_end(&mut told)).await;
+    let mut received = Vec::new();
+    let closed = timeout(Duration::from_secs(600), client.read_to_end(&mut received)).await;
     closed.expect("the connection ends").unwrap();
-    assert!(types(&told).contains(&PING), "{:?}", types(&told));
+    assert!(types(&received).contains(&PING), "{:?}", types(&received));
 }

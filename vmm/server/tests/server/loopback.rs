@@ -62,7 +62,7 @@ fn kind(status: &Status) -> ErrorKind {
 }
 
 #[tokio::test]
-async fn tcp_connections_beyond_those_that_may_be_are_told_so_and_the_socket_is_as_ever() {
+async fn tcp_connections_beyond_those_that_may_be_are_refused_and_the_socket_is_as_ever() {
     let folder = tempfile::tempdir().unwrap();
     let (socket, file) = (folder.path().join("socket"), folder.path().join("token"));
     let token = Token::read_or_create(&file).unwrap();
@@ -93,8 +93,8 @@ async fn tcp_connections_beyond_those_that_may_be_are_told_so_and_the_socket_is_
         let refused = health(&other).await.unwrap_err();
         assert_eq!(refused.code(), Code::ResourceExhausted, "{refused:?}");
         assert_eq!(kind(&refused), ErrorKind::TooManyConnections);
-        let told = "all 1 connections to the TCP port of this server";
-        assert!(refused.message().contains(told), "{refused:?}");
+        let expected = "all 1 connections to the TCP port of this server";
+        assert!(refused.message().contains(expected), "{refused:?}");
         let unix = Endpoint::try_from(format!("unix:{}", socket.display()));
         let unix = unix.unwrap().connect().await.unwrap();
         call(&unix, OTHERS[0], None).await.unwrap();

@@ -149,15 +149,15 @@ impl Serving {
         reader.arg(&self.address);
         reader.arg(self.folder.path().join("token"));
         let mut child = reader.stdout(Stdio::piped()).spawn().unwrap();
-        let mut told = BufReader::new(child.stdout.take().unwrap()).lines();
-        assert_eq!(told.next().unwrap().unwrap(), "in force");
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert_eq!(lines.next().unwrap().unwrap(), "in force");
         (self.sink)(&[event(0), event(1)], 0);
         (self.sink)(&[event(2)], 7);
         // The events end with the sink.
         self.sink = Box::new(|_, _| ());
-        let told = told.map(|line| line.unwrap() + "\n").collect();
-        assert!(child.wait().unwrap().success(), "{told}");
-        told
+        let printed = lines.map(|line| line.unwrap() + "\n").collect();
+        assert!(child.wait().unwrap().success(), "{printed}");
+        printed
     }
 
     /// Runs `example`, which boots a guest and probes it for some seconds, over the socket.
@@ -171,11 +171,14 @@ impl Serving {
         example.arg(format!("unix:{}", socket.display()));
         example.args(["--seconds", "3", "--kernel"]).arg(kernel);
         let output = example.output().unwrap();
-        let told = String::from_utf8(output.stdout).unwrap();
+        let printed = String::from_utf8(output.stdout).unwrap();
         let wrong = String::from_utf8(output.stderr).unwrap();
-        assert!(output.status.success(), "{told}{wrong}");
+        assert!(output.status.success(), "{printed}{wrong}");
         // On a host that can run Linux, events are printed before that.
-        assert!(told.ends_with(" dropped\nthe guest has ended\n"), "{told}");
+        assert!(
+            printed.ends_with(" dropped\nthe guest has ended\n"),
+            "{printed}"
+        );
     }
 
     fn end(self) {

@@ -191,7 +191,7 @@ async fn positions_that_cannot_be_and_filters_that_cannot_be_read_are_refused() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn events_beyond_what_may_wait_for_all_subscribers_are_dropped_counted_and_told() {
+async fn events_beyond_what_may_wait_for_all_subscribers_are_dropped_counted_and_reported() {
     /// Far more than may wait for all subscribers, and less than may wait for each of them.
     const EVENTS: u64 = 28_000;
     const BATCH: u64 = 50;

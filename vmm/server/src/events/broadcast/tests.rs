@@ -345,7 +345,7 @@ async fn what_a_filter_is_too_slow_for_is_lost_to_its_own_client_alone() {
 }
 
 #[tokio::test]
-async fn a_filter_that_lets_nothing_pass_tells_where_the_stream_is_once_a_while() {
+async fn a_filter_that_lets_nothing_pass_reports_where_the_stream_is_once_a_while() {
     let broadcast = Broadcast::default();
     let mut listener = broadcast.listener();
     let mut none = broadcast.subscribe(dear(), None).expect("one");
@@ -357,7 +357,7 @@ async fn a_filter_that_lets_nothing_pass_tells_where_the_stream_is_once_a_while(
     listener.hear(&others(0), 0);
     let soon = tokio::time::timeout(Duration::from_millis(50), none.next());
     assert!(soon.await.is_err(), "nothing is to be told");
-    none.told = Instant::now().checked_sub(PASSING).expect("a while ago");
+    none.last_returned = Instant::now().checked_sub(PASSING).expect("a while ago");
     listener.hear(&others(10), 0);
     let taken = none.next().await.expect("a position");
     let item = taken.item.expect("an empty batch");

@@ -23,10 +23,10 @@ use tower::{ServiceExt as _, service_fn};
 use super::super::SMALL;
 use super::super::request::{Frames, PATIENCE, WHOLE};
 use super::*;
-use crate::allowed::Limits;
 use crate::limits;
 use crate::listen::connection::{Admission, Connection};
 use crate::permits::{Own, UNREAD};
+use crate::server_limits::Limits;
 use crate::status::tests::detail;
 
 const LIST: &str = "/hvprobe.v1.Machines/ListMachines";

@@ -91,7 +91,7 @@ where
     service.oneshot(request).await.unwrap()
 }
 
-fn told(headers: &http::HeaderMap) -> Status {
+fn exceeded(headers: &http::HeaderMap) -> Status {
     let status = Status::from_header_map(headers).unwrap();
     assert_eq!(status.code(), Code::DeadlineExceeded);
     assert_eq!(detail(&status).kind(), ErrorKind::DeadlineExceeded);
@@ -114,7 +114,7 @@ async fn answer_that_goes_on_ends_with_its_deadline_and_is_let_go_of() {
     assert_eq!(begun.elapsed(), Duration::ZERO);
     assert!(!body.is_end_stream());
     let last = next(&mut body).await.unwrap().into_trailers().unwrap();
-    told(&last);
+    exceeded(&last);
     assert!((1000..1010).contains(&begun.elapsed().as_millis()));
     assert!(more.is_closed() && body.is_end_stream());
     assert!(next(&mut body).await.is_none());
@@ -131,7 +131,7 @@ async fn answer_that_always_has_more_ends_with_its_deadline() {
     let mut body = call("1S", answer).await.into_body();
     more.try_send(Bytes::from_static(b"late")).unwrap();
     tokio::time::advance(Duration::from_secs(1)).await;
-    told(&next(&mut body).await.unwrap().into_trailers().unwrap());
+    exceeded(&next(&mut body).await.unwrap().into_trailers().unwrap());
 }
 
 #[tokio::test(start_paused = true)]

@@ -214,7 +214,7 @@ proptest! {
     #![proptest_config(cases())]
 
     #[test]
-    fn each_event_comes_once_or_is_told_to_be_missing(steps in proptest::collection::vec(any_step(), 0..60)) {
+    fn each_event_comes_once_or_is_reported_missing(steps in proptest::collection::vec(any_step(), 0..60)) {
         let (client, machine) = run(&steps, Wanted::default());
         prop_assert!(client.seen.is_sorted_by(|one, other| one < other), "{:?}", client.seen);
         prop_assert_eq!(
@@ -232,10 +232,10 @@ proptest! {
         prop_assert!(client.seen.is_sorted_by(|one, other| one < other), "{:?}", client.seen);
         prop_assert!(client.seen.iter().all(|seq| seq.is_multiple_of(3)));
         let of_its_own = machine.events.div_ceil(3);
-        let told = client.seen.len() as u64 + client.dropped;
-        prop_assert!(told <= of_its_own + machine.dropped);
+        let accounted = client.seen.len() as u64 + client.dropped;
+        prop_assert!(accounted <= of_its_own + machine.dropped);
         // Of the events that it missed, the client had wanted at most some.
-        prop_assert!(told + client.missed >= of_its_own + machine.dropped);
+        prop_assert!(accounted + client.missed >= of_its_own + machine.dropped);
     }
 }
 
@@ -255,7 +255,7 @@ fn a_break_without_a_gap_loses_and_repeats_nothing() {
 
 /// It makes no difference where the client breaks off among the events before the lost ones.
 #[test]
-fn what_was_lost_is_told_once_wherever_a_client_breaks_off() {
+fn what_was_lost_is_reported_once_wherever_a_client_breaks_off() {
     /// More messages than wait for a client after a flood.
     const MESSAGES: usize = 45;
     let mut most_lost = 0;
@@ -263,8 +263,8 @@ fn what_was_lost_is_told_once_wherever_a_client_breaks_off() {
         let steps = [Step::Flood, Step::Read(read), Step::Break(0)];
         let (client, machine) = run(&steps, Wanted::default());
         let lost = client.dropped + client.missed;
-        let told = client.seen.len() as u64 + lost;
-        assert_eq!(told, machine.events + machine.dropped, "{read}");
+        let accounted = client.seen.len() as u64 + lost;
+        assert_eq!(accounted, machine.events + machine.dropped, "{read}");
         most_lost = most_lost.max(lost - machine.dropped);
     }
     assert!(most_lost > 0, "the flood is too small");

@@ -265,7 +265,7 @@ async fn a_kept_session_that_has_nothing_is_forgotten() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_lives_is_told_that_another_took_over() {
+async fn a_client_that_lives_is_notified_that_another_took_over() {
     let (sessions, _) = new();
     let machine = Fake::new(1);
     let mut first = Client::open(&sessions, wants("first", 0)).await.unwrap();
@@ -378,8 +378,8 @@ async fn sessions_beyond_those_that_may_be_are_refused_with_the_limit() {
     assert_eq!(refused.code(), Code::ResourceExhausted);
     assert_eq!(kind(&refused), ErrorKind::TooManySessions);
     let info = info(&refused);
-    let told = ["limit", "most", "left"].map(|name| info.metadata[name].as_str());
-    assert_eq!(told, ["sessions", "1024", "0"]);
+    let metadata = ["limit", "most", "left"].map(|name| info.metadata[name].as_str());
+    assert_eq!(metadata, ["sessions", "1024", "0"]);
 }
 
 #[tokio::test(start_paused = true)]

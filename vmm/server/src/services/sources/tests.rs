@@ -36,7 +36,7 @@ fn range(text: &str) -> Result<LineRange, Status> {
     read("the lines", text, LineRange::parse)
 }
 
-fn told(failure: Failure) -> (Code, ErrorKind, ErrorDetail, String) {
+fn status_parts(failure: Failure) -> (Code, ErrorKind, ErrorDetail, String) {
     let status = Status::from(failure);
     let detail = crate::status::tests::detail(&status);
     let message = status.message().to_owned();
@@ -85,13 +85,13 @@ fn debug_information_is_found_by_the_build_id() {
 }
 
 #[test]
-fn what_there_is_not_is_told_with_what_there_is() {
+fn what_there_is_not_is_reported_with_what_there_is() {
     let folder = folder(&dwarf::file());
     let sources = open(&image(), folder.path(), None, &Arc::default()).unwrap();
     let error = sources
         .lines(&range("vfs_test@other.c").unwrap())
         .unwrap_err();
-    let (code, kind, detail, message) = told(failed(&error));
+    let (code, kind, detail, message) = status_parts(failed(&error));
     assert_eq!(
         (code, kind),
         (Code::NotFound, ErrorKind::NotInSources),
@@ -99,10 +99,10 @@ fn what_there_is_not_is_told_with_what_there_is() {
     );
     assert!(detail.candidates[0].contains("fs/test.c"), "{detail:?}");
     let none = sources.variables(&point("vfs_test:999").unwrap());
-    let (code, kind, ..) = told(failed(&none.unwrap_err()));
+    let (code, kind, ..) = status_parts(failed(&none.unwrap_err()));
     assert_eq!((code, kind), (Code::NotFound, ErrorKind::NotInSources));
     let none = sources.lines(&range("vfs_test:999+3").unwrap());
-    let (code, kind, detail, _) = told(failed(&none.unwrap_err()));
+    let (code, kind, detail, _) = status_parts(failed(&none.unwrap_err()));
     assert_eq!((code, kind), (Code::NotFound, ErrorKind::NotInSources));
     assert_eq!(detail.candidates, ["line 5"]);
     for bad in [point("vfs_test:x").map(drop), range("vfs_test:").map(drop)] {
@@ -117,7 +117,7 @@ fn a_file_that_is_not_there_or_of_another_kernel_is_named() {
     let empty = tempfile::tempdir().unwrap();
     let path = by_build_id(empty.path());
     let (code, kind, _, message) =
-        told(open(&image(), empty.path(), None, &Arc::default()).unwrap_err());
+        status_parts(open(&image(), empty.path(), None, &Arc::default()).unwrap_err());
     assert_eq!(
         (code, kind),
         (Code::FailedPrecondition, ErrorKind::NoDebugInfo)
@@ -128,7 +128,7 @@ fn a_file_that_is_not_there_or_of_another_kernel_is_named() {
         (b"no file of that kind".to_vec(), "ELF"),
     ] {
         let (code, kind, _, message) =
-            told(open(&image(), folder(&file).path(), None, &Arc::default()).unwrap_err());
+            status_parts(open(&image(), folder(&file).path(), None, &Arc::default()).unwrap_err());
         assert_eq!(
             (code, kind),
             (Code::FailedPrecondition, ErrorKind::NoDebugInfo)

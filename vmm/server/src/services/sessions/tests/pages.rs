@@ -20,14 +20,14 @@ async fn sessions_are_listed_in_the_order_they_were_opened_a_page_at_a_time() {
         for session in &page.sessions {
             assert!(opened_just_now(session, page.anchor), "{page:?}");
         }
-        let told: Vec<_> = page.sessions.into_iter().map(|it| it.id).collect();
-        (told, page.next_page_token)
+        let listed: Vec<_> = page.sessions.into_iter().map(|it| it.id).collect();
+        (listed, page.next_page_token)
     };
     let pages = |owner: &str| {
         let (mut pages, mut token) = (Vec::new(), String::new());
         loop {
-            let (told, next) = page(owner, token);
-            pages.push(told);
+            let (listed, next) = page(owner, token);
+            pages.push(listed);
             if next.is_empty() {
                 return pages;
             }
@@ -43,8 +43,8 @@ async fn sessions_are_listed_in_the_order_they_were_opened_a_page_at_a_time() {
     assert_eq!((whole.sessions.len(), &*whole.next_page_token), (3, ""));
 
     // The last session of a page may be gone when the next page is requested.
-    let (told, token) = page("", String::new());
-    assert_eq!(told, ids[..1]);
+    let (listed, token) = page("", String::new());
+    assert_eq!(listed, ids[..1]);
     clients.remove(0).close().await;
     assert_eq!(page("", token).0, ids[1..2]);
     for page_token in ["x", "-1", " 1"] {

@@ -91,8 +91,10 @@ mod tests {
 
     #[test]
     fn memory_is_what_the_host_has() {
-        let told = std::fs::read_to_string("/proc/meminfo").unwrap();
-        let total = told.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+        let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap();
+        let total = meminfo
+            .lines()
+            .find_map(|line| line.strip_prefix("MemTotal:"));
         let kibibytes = total.unwrap().split_whitespace().next().unwrap();
         let bytes = kibibytes.parse::<u64>().unwrap() << 10;
         assert_eq!(Limits::of_host().memory, bytes);

@@ -26,7 +26,7 @@ const REFUSED: usize = 16;
 
 /// A unix socket and an optional TCP port.
 #[derive(Debug)]
-pub(crate) struct Doors {
+pub(crate) struct Acceptor {
     socket: Listener,
     loopback: Option<Loopback>,
     totals: Arc<Totals>,
@@ -52,7 +52,7 @@ impl Default for Kind {
     }
 }
 
-impl Doors {
+impl Acceptor {
     /// Creates the listener; `totals` has the permits.
     pub(crate) fn new(socket: Listener, loopback: Option<Loopback>, totals: Arc<Totals>) -> Self {
         Self {
@@ -160,13 +160,13 @@ mod tests {
     use super::super::silent::LEAST;
     use super::super::token::tests::token;
     use super::*;
-    use crate::allowed::Limits;
+    use crate::server_limits::Limits;
 
     const PATIENCE: Duration = Duration::from_secs(30);
     const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-    /// Returns doors whose TCP port takes one connection, and the port's address.
-    async fn doors(folder: &Path) -> (Doors, SocketAddr) {
+    /// Returns an acceptor whose TCP port takes one connection, and the port's address.
+    async fn acceptor(folder: &Path) -> (Acceptor, SocketAddr) {
         let socket = Listener::bind(&folder.join("socket")).unwrap();
         let address = "127.0.0.1:0".parse().unwrap();
         let loopback = Loopback::bind(address, token("0123456789abcdef")).await;
@@ -176,8 +176,8 @@ mod tests {
             tcp_connections: 1,
             ..Limits::default()
         });
-        let doors = Doors::new(socket, Some(loopback), Arc::new(totals));
-        (doors, address)
+        let acceptor = Acceptor::new(socket, Some(loopback), Arc::new(totals));
+        (acceptor, address)
     }
 
     /// Sends the preface and waits until the server has read it.
@@ -188,32 +188,34 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn tcp_connections_beyond_the_limit_and_those_told_so_wait_for_one_to_end() {
+    async fn tcp_connections_beyond_the_limit_and_those_refused_wait_for_one_to_end() {
         let folder = tempfile::tempdir().unwrap();
-        let (doors, address) = doors(folder.path()).await;
+        let (acceptor, address) = acceptor(folder.path()).await;
         let (mut clients, mut served) = (Vec::new(), Vec::new());
         for _ in 0..=REFUSED {
             let mut client = TcpStream::connect(address).await.unwrap();
-            let mut one = timeout(PATIENCE, doors.accept()).await.unwrap();
+            let mut one = timeout(PATIENCE, acceptor.accept()).await.unwrap();
             begin(&mut client, &mut one).await;
             clients.push(client);
             served.push(one);
         }
         clients.push(TcpStream::connect(address).await.unwrap());
         let soon = Duration::from_millis(50);
-        assert!(timeout(soon, doors.accept()).await.is_err());
+        assert!(timeout(soon, acceptor.accept()).await.is_err());
         drop(served.pop());
-        timeout(PATIENCE, doors.accept()).await.expect("the next");
+        timeout(PATIENCE, acceptor.accept())
+            .await
+            .expect("the next");
     }
 
     #[tokio::test]
     async fn connections_that_say_nothing_keep_nobody_out() {
         let folder = tempfile::tempdir().unwrap();
-        let (doors, address) = doors(folder.path()).await;
+        let (acceptor, address) = acceptor(folder.path()).await;
         let (mut clients, mut served) = (Vec::new(), Vec::new());
         for _ in 0..3 * REFUSED {
             clients.push(TcpStream::connect(address).await.unwrap());
-            served.push(timeout(PATIENCE, doors.accept()).await.unwrap());
+            served.push(timeout(PATIENCE, acceptor.accept()).await.unwrap());
             // From then on they may lose their permits.
             tokio::time::pause();
             tokio::time::advance(LEAST).await;
@@ -228,7 +230,7 @@ mod tests {
         }
         // A connection with a preface keeps its permit.
         clients.push(TcpStream::connect(address).await.unwrap());
-        let next = timeout(PATIENCE, doors.accept()).await.unwrap();
+        let next = timeout(PATIENCE, acceptor.accept()).await.unwrap();
         assert!(matches!(
             next.connect_info().admission,
             Admission::Refused(_)

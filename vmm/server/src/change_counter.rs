@@ -6,12 +6,12 @@ use tokio::sync::watch;
 
 /// Counts the changes of all machines of a server. Clones share the counter.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct News(Arc<watch::Sender<u64>>);
+pub(crate) struct ChangeCounter(Arc<watch::Sender<u64>>);
 
-impl News {
+impl ChangeCounter {
     /// Counts a change, and calls `mark` with its number before any follower is notified. Later changes have
     /// greater numbers.
-    pub(crate) fn tell(&self, mark: impl FnOnce(u64)) {
+    pub(crate) fn publish(&self, mark: impl FnOnce(u64)) {
         self.0.send_modify(|number| {
             *number = number.saturating_add(1);
             mark(*number);
