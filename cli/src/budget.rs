@@ -83,7 +83,7 @@ mod tests {
         budget: BudgetArgs,
     }
 
-    fn told(words: &[&str]) -> Result<Option<String>, String> {
+    fn rendered(words: &[&str]) -> Result<Option<String>, String> {
         let line = Line::try_parse_from(std::iter::once(&"x").chain(words))
             .map_err(|error| error.to_string())?;
         let budget = line.budget.budget().map_err(|error| error.0)?;
@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn options_become_a_budget_and_are_shown_as_such() {
-        assert_eq!(told(&[]), Ok(None));
+        assert_eq!(rendered(&[]), Ok(None));
         for (words, said) in [
             (
                 &["--max-rate", "100/s"][..],
@@ -104,7 +104,7 @@ mod tests {
                 "max-cpu=5% throttle=disable",
             ),
         ] {
-            assert_eq!(told(words), Ok(Some(said.to_owned())));
+            assert_eq!(rendered(words), Ok(Some(said.to_owned())));
         }
     }
 
@@ -117,14 +117,14 @@ mod tests {
             (["--max-cpu", "0.5%"], "from 1 to 100"),
             (["--throttle", "drop"], "possible values: sample, disable"),
         ] {
-            let error = told(&words).unwrap_err();
+            let error = rendered(&words).unwrap_err();
             assert!(error.contains(said), "{words:?}: {error}");
         }
     }
 
     #[test]
     fn caret_stands_under_what_is_wrong_with_a_limit() {
-        let error = told(&["--max-rate", "5/min"]).unwrap_err();
+        let error = rendered(&["--max-rate", "5/min"]).unwrap_err();
         let lines: Vec<_> = error.lines().collect();
         assert!(lines[0].starts_with("bad --max-rate: "), "{error}");
         assert_eq!(lines[1..], ["  5/min", "   ^"]);

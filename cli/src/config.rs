@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_told_with_their_lines() {
+    fn mistakes_are_reported_with_their_lines() {
         for (text, line, why) in [
             ("[limits]\nmachine = 3\n", 2, "unknown field `machine`"),
             ("[limit]\n", 1, "unknown field `limit`"),
@@ -274,9 +274,12 @@ mod tests {
             ),
             ("[limits]\nstreams = 1\nstreams = 2\n", 3, "duplicate key"),
         ] {
-            let told = limits(text).unwrap_err().to_string();
-            assert!(told.contains(&format!("line {line}")), "{text}: {told}");
-            assert!(told.contains(why), "{text}: {told}");
+            let message = limits(text).unwrap_err().to_string();
+            assert!(
+                message.contains(&format!("line {line}")),
+                "{text}: {message}"
+            );
+            assert!(message.contains(why), "{text}: {message}");
         }
     }
 

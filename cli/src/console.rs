@@ -59,7 +59,7 @@ impl Console {
         let output = client.console(machine.to_owned(), false).await?;
         let raw = Raw::enter().context("cannot make the terminal raw")?;
         if raw.is_some() {
-            crate::output::tell(format_args!("connected to the console, Ctrl-] leaves"));
+            crate::output::notice(format_args!("connected to the console, Ctrl-] leaves"));
         }
         Ok(Self {
             client,
@@ -78,7 +78,7 @@ impl Console {
             piece = self.output.message() => match piece.map_err(Refused::from)? {
                 Some(piece) => {
                     if piece.dropped > 0 {
-                        crate::output::tell(format_args!(
+                        crate::output::notice(format_args!(
                             "{} bytes of the console were lost: this terminal is too slow",
                             piece.dropped
                         ));

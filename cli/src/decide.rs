@@ -22,7 +22,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use crate::args::Decide;
 use crate::client::{self, Client};
 use crate::failure::{DONE, INTERRUPTED, Refused, WrongUsage};
-use crate::never::or_never;
+use crate::optional_future::or_never;
 use crate::output::events::{self, Labels};
 use crate::output::names::Names;
 use crate::output::times::Times;
@@ -140,11 +140,11 @@ impl Desk {
         self.labels.learn(&message.probes);
         match message.what {
             None => {
-                output::tell(format_args!("deciding for {} probes", message.probes.len()));
+                output::notice(format_args!("deciding for {} probes", message.probes.len()));
                 Ok(Next::More)
             }
             Some(decide_response::What::TooLate(_)) => {
-                output::tell(format_args!("too late: the default was done"));
+                output::notice(format_args!("too late: the default was done"));
                 Ok(Next::More)
             }
             Some(decide_response::What::Question(question)) => match self.always.clone() {

@@ -75,7 +75,7 @@ async fn write_report(
     };
     let text = report::text(&host, &smoke, &Names::of_this_machine());
     fs::write(file, text).with_context(describe)?;
-    output::tell(format_args!("the report is in {}", file.display()));
+    output::notice(format_args!("the report is in {}", file.display()));
     Ok(verdict(&host))
 }
 

@@ -144,7 +144,7 @@ mod tests {
     use crate::failure::closed_output;
 
     #[test]
-    fn full_disk_and_a_reader_that_has_gone_are_told() {
+    fn full_disk_and_a_reader_that_has_gone_are_reported() {
         let to = |path: &Path| OutputArgs {
             output: Some(path.to_owned()),
             ..OutputArgs::default()

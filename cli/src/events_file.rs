@@ -113,7 +113,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("events");
         std::fs::write(&file, text).unwrap();
-        let told = match read(&file) {
+        let outcome = match read(&file) {
             Ok((definitions, histograms)) => {
                 let definitions = definitions.into_iter().map(|(text, _)| text);
                 let counted = |it: &FileHistogram| format!("{} of {}", it.text(), it.event());
@@ -125,7 +125,7 @@ mod tests {
             }
             Err(error) => error.0,
         };
-        expected.assert_eq(&told.replace(&folder.path().display().to_string(), "$FOLDER"));
+        expected.assert_eq(&outcome.replace(&folder.path().display().to_string(), "$FOLDER"));
     }
 
     #[test]

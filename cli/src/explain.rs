@@ -38,8 +38,8 @@ pub(crate) fn run(args: Explain) -> anyhow::Result<ExitCode> {
             }
             Err(refused) => {
                 status = ExitCode::from(FAILED);
-                let told = told(&explanation.definition, refused, &sent);
-                output::tell_failure(format_args!("{told}"));
+                let message = why_refused(&explanation.definition, refused, &sent);
+                output::error(format_args!("{message}"));
             }
         }
     }
@@ -48,7 +48,7 @@ pub(crate) fn run(args: Explain) -> anyhow::Result<ExitCode> {
 
 /// Returns why `definition`, which one of the definitions in `sent` produced, is refused, and the mistake's
 /// position if it is known.
-fn told(definition: &str, refused: &tonic::Status, sent: &Sent) -> String {
+fn why_refused(definition: &str, refused: &tonic::Status, sent: &Sent) -> String {
     let is_read = detail(refused).is_some_and(|it| it.kind() != ErrorKind::Definition);
     let refused = Refused::of_probes(refused.clone(), sent);
     // A function that a pattern matches has a definition that the user did not type.
@@ -76,10 +76,10 @@ mod tests {
             ..Default::default()
         });
         let sent = as_sent(&specs, &Origins::default());
-        let told = |definition: &str| told(definition, &refused, &sent);
-        assert_eq!(told("p vfs_read x"), "bad definition: no such variable");
+        let why = |definition: &str| why_refused(definition, &refused, &sent);
+        assert_eq!(why("p vfs_read x"), "bad definition: no such variable");
         assert_eq!(
-            told("p vfs_write x"),
+            why("p vfs_write x"),
             "p vfs_write x: bad definition: no such variable"
         );
     }

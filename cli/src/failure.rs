@@ -117,7 +117,7 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     if closed_output(error) {
         return DONE;
     }
-    crate::output::tell_failure(format_args!("{error:#}"));
+    crate::output::error(format_args!("{error:#}"));
     ExitCode::from(if error.is::<WrongUsage>() {
         WRONG_USAGE
     } else {

@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_written_is_told() {
+    fn a_file_that_cannot_be_written_is_reported() {
         let error = draw("a 1\n", Path::new("/nowhere/x.svg")).unwrap_err();
         assert!(error.to_string().contains("/nowhere/x.svg"), "{error}");
     }

@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn throttled_hits_are_told() {
+    fn throttled_hits_are_reported() {
         let throttled = SubscribeResponse {
             throttled: vec![hvprobe_proto::v1::Throttled {
                 probe: 3,

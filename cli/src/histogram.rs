@@ -22,7 +22,7 @@ use crate::events_file::FileHistogram;
 use crate::failure::{Refused, WrongUsage, mistake};
 use crate::flame;
 use crate::follow::Format;
-use crate::never::or_never;
+use crate::optional_future::or_never;
 use crate::output;
 use crate::output::histogram::{self, Look};
 use crate::output::histogram_key::is_symbol;
@@ -171,7 +171,8 @@ impl Histograms {
             let ids = probes.iter().map(|probe| probe.id).collect();
             let counting = Counting::begin(client, machine, ids, text).await;
             all.push(
-                counting.map_err(|wrong| wrong.told(|error| bad_option("hist", text, &error)))?,
+                counting
+                    .map_err(|wrong| wrong.into_error(|error| bad_option("hist", text, &error)))?,
             );
         }
         for histogram in in_files {
@@ -183,7 +184,7 @@ impl Histograms {
             }
             let counting = Counting::begin(client, machine, ids, histogram.text()).await;
             let counting =
-                counting.map_err(|wrong| wrong.told(|error| histogram.refused(error)))?;
+                counting.map_err(|wrong| wrong.into_error(|error| histogram.refused(error)))?;
             all.push(Counting {
                 event: Some(histogram.event().to_owned()),
                 ..counting
@@ -320,7 +321,7 @@ impl Counting {
                     entries.extend(part.entries);
                     if let Some(totals) = part.totals {
                         if totals.incomplete {
-                            output::tell(format_args!(
+                            output::notice(format_args!(
                                 "hits that had happened are not counted: the host is kept from finishing one"
                             ));
                         }
@@ -358,7 +359,7 @@ pub(crate) enum Uncounted {
 
 impl Uncounted {
     /// Converts into an error; `wrong` converts a mistake in the text.
-    pub(crate) fn told(self, wrong: impl Fn(ParseError) -> WrongUsage) -> anyhow::Error {
+    pub(crate) fn into_error(self, wrong: impl Fn(ParseError) -> WrongUsage) -> anyhow::Error {
         let status = match self {
             Self::Refused(status) => status,
             Self::Gone(error) => return error,

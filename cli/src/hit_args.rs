@@ -322,7 +322,7 @@ mod tests {
             .map_err(|error| error.0)
     }
 
-    fn told(words: &[&str]) -> String {
+    fn rendered(words: &[&str]) -> String {
         let asked = spec(words).unwrap();
         output::asked::actions(asked.actions.as_ref()).join(" ")
     }
@@ -331,7 +331,7 @@ mod tests {
     fn options_become_actions() {
         assert_eq!(spec(&["p vfs_read"]).unwrap().actions, None);
         assert_eq!(
-            told(&[
+            rendered(&[
                 "--capture",
                 "%di",
                 "--capture",
@@ -349,7 +349,7 @@ mod tests {
             "capture=%di capture=-16(%bp):4 set=%ax=0x1 return=-ENOMEM ask=5s,proceed post faults"
         );
         assert_eq!(
-            told(&[
+            rendered(&[
                 "--when",
                 "%di==0x10",
                 "--capture-return",
@@ -359,10 +359,10 @@ mod tests {
             "when=%di==0x10 capture-return=-8(%ax):8"
         );
         assert_eq!(
-            told(&["--stop", "--jump", "0x1000", "p a"]),
+            rendered(&["--stop", "--jump", "0x1000", "p a"]),
             "jump=0x1000 stop"
         );
-        assert_eq!(told(&["--return", "-5", "p a"]), "return=-EIO");
+        assert_eq!(rendered(&["--return", "-5", "p a"]), "return=-EIO");
         let boosted = spec(&["--mechanism", "boosted", "p a"]).unwrap();
         assert_eq!(boosted.mechanism(), Mechanism::Boosted);
     }

@@ -119,7 +119,7 @@ impl Log {
             LogFormat::Json => log.json().init(),
         }
         if let Some(mistake) = mistake {
-            output::tell(format_args!("{VARIABLE} is left aside: {mistake}"));
+            output::notice(format_args!("{VARIABLE} is left aside: {mistake}"));
         }
         log_panics();
         Self { worker, losses }
@@ -127,7 +127,7 @@ impl Log {
 
     /// Writes the remaining lines, unless nothing reads them.
     pub(crate) fn finish(self) {
-        if self.losses.are_told_within(FAREWELL) {
+        if self.losses.are_reported_within(FAREWELL) {
             drop(self.worker);
         } else {
             // The guard's drop would print a complaint on standard output, between results.
@@ -178,7 +178,7 @@ fn line(whole: &[u8]) -> Cow<'_, [u8]> {
         return whole.into();
     }
     let begins = whole.get(..SHOWN).unwrap_or(whole);
-    let told = output::told(
+    let message = output::message_line(
         "WARN",
         format_args!(
             "a line of the log has {} bytes, and begins: {}",
@@ -186,7 +186,7 @@ fn line(whole: &[u8]) -> Cow<'_, [u8]> {
             output::harmless(begins)
         ),
     );
-    told.into_bytes().into()
+    message.into_bytes().into()
 }
 
 /// Writer for log lines.
@@ -209,7 +209,7 @@ impl Write for Lines {
 #[derive(Debug, Default)]
 struct Losses {
     counter: OnceLock<ErrorCounter>,
-    told: Mutex<usize>,
+    reported: Mutex<usize>,
     changed: Condvar,
 }
 
@@ -218,23 +218,23 @@ impl Losses {
         self.counter.get().map_or(0, ErrorCounter::dropped_lines)
     }
 
-    /// Reports losses that are not yet reported, through `tell`.
-    fn tell(&self, tell: impl FnOnce(usize) -> io::Result<()>) -> io::Result<()> {
+    /// Reports losses that are not yet reported, through `print`.
+    fn report(&self, print: impl FnOnce(usize) -> io::Result<()>) -> io::Result<()> {
         let lost = self.count();
-        let told = *self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        if lost > told {
-            tell(lost - told)?;
-            *self.told.lock().unwrap_or_else(PoisonError::into_inner) = lost;
+        let reported = *self.reported.lock().unwrap_or_else(PoisonError::into_inner);
+        if lost > reported {
+            print(lost - reported)?;
+            *self.reported.lock().unwrap_or_else(PoisonError::into_inner) = lost;
             self.changed.notify_all();
         }
         Ok(())
     }
 
-    fn are_told_within(&self, patience: Duration) -> bool {
-        let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+    fn are_reported_within(&self, patience: Duration) -> bool {
+        let reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self
             .changed
-            .wait_timeout_while(told, patience, |told| *told < self.count());
+            .wait_timeout_while(reported, patience, |reported| *reported < self.count());
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 }
@@ -244,9 +244,9 @@ impl Losses {
 struct Stderr(Arc<Losses>);
 
 impl Stderr {
-    fn tell(&self) -> io::Result<()> {
-        self.0.tell(|lost| {
-            let text = output::told(
+    fn report_losses(&self) -> io::Result<()> {
+        self.0.report(|lost| {
+            let text = output::message_line(
                 "WARN",
                 format_args!(
                     "{lost} lines of the log were lost: standard error is read too slowly"
@@ -259,13 +259,13 @@ impl Stderr {
 
 impl Write for Stderr {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.tell()?;
+        self.report_losses()?;
         io::stderr().write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
         // Called when no line waits any more.
-        self.tell()?;
+        self.report_losses()?;
         io::stderr().flush()
     }
 }
@@ -293,14 +293,14 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_too_long_is_told_by_its_beginning() {
+    fn a_line_that_is_too_long_is_cut_to_its_beginning() {
         let whole = [b'x'; LINE];
         assert_eq!(*line(&whole), whole);
         let long = format!("begins\x1b\n{}", "ä".repeat(LINE));
         let cut = String::from_utf8(line(long.as_bytes()).into_owned()).unwrap();
         assert!(cut.len() < LINE && cut.ends_with('\n'), "{cut}");
-        let told = format!("has {} bytes, and begins: begins??ä", long.len());
-        assert!(cut.contains(&told), "{cut}");
+        let beginning = format!("has {} bytes, and begins: begins??ä", long.len());
+        assert!(cut.contains(&beginning), "{cut}");
         assert_eq!(cut.lines().count(), 1);
     }
 

@@ -43,7 +43,7 @@ pub(crate) async fn logs(
         };
         if piece.dropped > 0 {
             let lost = piece.dropped;
-            output::tell(format_args!("{lost} bytes of the console were lost"));
+            output::notice(format_args!("{lost} bytes of the console were lost"));
         }
         let mut out = io::stdout().lock();
         if plain {

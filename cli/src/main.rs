@@ -26,7 +26,7 @@ mod in_process;
 mod label;
 mod log;
 mod logs;
-mod never;
+mod optional_future;
 mod origins;
 mod output;
 mod perf_probe;

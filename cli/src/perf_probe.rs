@@ -108,7 +108,7 @@ impl DebugArgs {
                     error => anyhow::Error::from(error),
                 })?;
             for left_out in &made.left_out {
-                output::tell(format_args!("{text}: left out: {left_out}"));
+                output::notice(format_args!("{text}: left out: {left_out}"));
             }
             for line in &made.lines {
                 info!(definition = line, "made of a probe as perf has it");

@@ -174,7 +174,7 @@ impl ToPlant {
             .map_err(|status| refused(status, &definitions))?
             .into_inner();
         if let Some(skipped) = skipped::text(&registered.skipped) {
-            output::tell(format_args!("{skipped}"));
+            output::notice(format_args!("{skipped}"));
         }
         if registered.ids.is_empty() {
             bail!("no probe was planted");

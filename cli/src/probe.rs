@@ -53,7 +53,7 @@ pub(crate) async fn probe(command: Probe) -> anyhow::Result<ExitCode> {
             let refused = |status| Refused::of_probes(status, &sent);
             let registered = answer.map_err(refused)?.into_inner();
             if let Some(skipped) = skipped::text(&registered.skipped) {
-                output::tell(format_args!("{skipped}"));
+                output::notice(format_args!("{skipped}"));
             }
             info!(
                 probes = registered.ids.len(),

@@ -17,7 +17,7 @@ impl Progress {
     /// Reports that `what` has begun. With `plain`, there is no spinner.
     pub(crate) fn begin(what: String, plain: bool) -> Self {
         if plain || !io::stderr().is_terminal() {
-            output::tell(format_args!("{what}"));
+            output::notice(format_args!("{what}"));
             return Self { spinner: None };
         }
         let spinner = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
@@ -32,18 +32,18 @@ impl Progress {
     }
 
     /// Prints a message during the operation.
-    pub(crate) fn tell(&self, message: &str) {
-        let tell = || output::tell(format_args!("{message}"));
+    pub(crate) fn print(&self, message: &str) {
+        let print = || output::notice(format_args!("{message}"));
         match &self.spinner {
-            Some(spinner) => spinner.suspend(tell),
-            None => tell(),
+            Some(spinner) => spinner.suspend(print),
+            None => print(),
         }
     }
 
     /// Ends the operation and prints the message `how`.
     pub(crate) fn done(self, how: &str) {
         drop(self);
-        output::tell(format_args!("{how}"));
+        output::notice(format_args!("{how}"));
     }
 }
 

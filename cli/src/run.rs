@@ -27,7 +27,7 @@ use crate::follow::{Batch, Format, Printer};
 use crate::histogram::{self, HistogramArgs, Histograms};
 use crate::hit_args::HoldArgs;
 use crate::in_process::InProcess;
-use crate::never::or_never;
+use crate::optional_future::or_never;
 use crate::origins::Origins;
 use crate::output::{skipped, table, waiting};
 use crate::progress::Progress;
@@ -79,7 +79,7 @@ pub(crate) async fn run(mut args: Run, started: Instant) -> anyhow::Result<ExitC
     let outcome = boot_and_follow(client, request, options, printer, interrupt, &mut timings).await;
     let stopped = server.stop().await;
     if args.timings {
-        timings.tell();
+        timings.print();
     }
     let status = outcome?;
     stopped?;
@@ -132,7 +132,7 @@ async fn boot_and_follow(
     };
     timings.mark("machine booted");
     if let Some(skipped) = skipped::text(&booted.skipped) {
-        progress.tell(&skipped);
+        progress.print(&skipped);
     }
     tokio::select! {
         doubt = doctor::doubt(&mut client, &booted) => {
@@ -295,7 +295,7 @@ impl Session {
                         return Ok(Over::Ended(machine.ending.unwrap_or_default()));
                     }
                     if machine.kernel_replaced && !std::mem::replace(&mut self.replaced, true) {
-                        output::tell(format_args!(
+                        output::notice(format_args!(
                             "the guest runs another kernel now: all probes are gone"
                         ));
                     }
@@ -338,11 +338,11 @@ impl Session {
         for probe in &probes {
             if probe.state() == ProbeState::Refused {
                 let (definition, why) = (&probe.definition, &probe.refusal);
-                output::tell(format_args!("`{definition}` cannot be planted: {why}"));
+                output::notice(format_args!("`{definition}` cannot be planted: {why}"));
             }
         }
         for line in waiting::lines(&probes, true) {
-            output::tell(format_args!("{line}"));
+            output::notice(format_args!("{line}"));
         }
         Ok(())
     }
@@ -424,7 +424,7 @@ async fn verdict(ending: &Ending, tail: Option<JoinHandle<Tail>>, options: &Opti
         None if ended_well => return DONE,
         _ => {}
     }
-    output::tell(format_args!(
+    output::notice(format_args!(
         "the guest did not end well: {}",
         table::ending_text(ending)
     ));
@@ -487,7 +487,7 @@ impl Timings {
         Duration::from_nanos(now().saturating_sub(self.started)).as_secs_f64()
     }
 
-    fn tell(&mut self) {
+    fn print(&mut self) {
         self.marks.sort_by_key(|(_, ns)| *ns);
         for (what, ns) in &self.marks {
             let after = Duration::from_nanos(ns.saturating_sub(self.started));

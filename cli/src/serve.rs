@@ -46,15 +46,15 @@ pub(crate) async fn serve(args: Serve) -> anyhow::Result<ExitCode> {
         ));
         server.listen_too(loopback);
     }
-    output::tell(format_args!("listening on {}", listener.path().display()));
+    output::notice(format_args!("listening on {}", listener.path().display()));
     if let Some(also) = also {
-        output::tell(format_args!("{also}"));
+        output::notice(format_args!("{also}"));
     }
     let stop = async move {
         interrupt.asked().await;
         // The message must not delay the shutdown if nothing reads it.
-        let told = tokio::task::spawn_blocking(|| output::tell(format_args!("stopping")));
-        let _in_time = tokio::time::timeout(PATIENCE, told).await;
+        let printing = tokio::task::spawn_blocking(|| output::notice(format_args!("stopping")));
+        let _in_time = tokio::time::timeout(PATIENCE, printing).await;
     };
     server.serve(listener, stop).await?;
     Ok(DONE)

@@ -50,8 +50,8 @@ pub(crate) fn outlive_others() -> io::Result<()> {
         tokio::spawn(async move {
             while sent.recv().await.is_some() {
                 // It does not matter whether the message is read.
-                let _told = tokio::task::spawn_blocking(move || {
-                    output::tell(format_args!("{name} does nothing; SIGTERM ends the server"));
+                let _printed = tokio::task::spawn_blocking(move || {
+                    output::notice(format_args!("{name} does nothing; SIGTERM ends the server"));
                 })
                 .await;
             }

@@ -78,15 +78,15 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_told_in_the_largest_whole_unit() {
-        for (bytes, told) in [
+    fn bytes_are_printed_in_the_largest_whole_unit() {
+        for (bytes, expected) in [
             (0, "0 bytes"),
             (1000, "1000 bytes"),
             (256 << 20, "256 MiB"),
             (1536 << 20, "1536 MiB"),
             (4 << 30, "4 GiB"),
         ] {
-            assert_eq!(text(bytes), told);
+            assert_eq!(text(bytes), expected);
         }
     }
 }

@@ -63,13 +63,13 @@ async fn in_time<T>(
     if let Ok(names) = timeout(soon, &mut names).await {
         return names.ok();
     }
-    output::tell(format_args!(
+    output::notice(format_args!(
         "waiting for the names of the kernel's functions, by which stacks are printed"
     ));
     match timeout(late, names).await {
         Ok(names) => names.ok(),
         Err(_) => {
-            output::tell(format_args!(
+            output::notice(format_args!(
                 "the names of the kernel's functions take too long: what has no name in time is printed as a number"
             ));
             None

@@ -12,7 +12,7 @@ use crate::events_file::FileHistogram;
 use crate::failure::{DONE, INTERRUPTED, Refused, Sent};
 use crate::follow::{Batch, Format, Printer};
 use crate::histogram::{self, Histograms};
-use crate::never::or_never;
+use crate::optional_future::or_never;
 use crate::output::{self, json, summary, table, waiting};
 use crate::plant::{self, Planted};
 use crate::script::{Running, Script};
@@ -89,7 +89,7 @@ async fn trace_probes(
     probes.retain(is_chosen);
     let printed = histogram::printed(&probes, counted, in_files);
     if printed.is_none() {
-        tell_awaited(&probes, is_up);
+        print_awaited(&probes, is_up);
     }
     let mut histograms =
         Histograms::begin(&mut client, machine, &probes, counted, in_files, format).await?;
@@ -112,7 +112,7 @@ async fn trace_probes(
     let mut probes = client.list_probes(machine).await.unwrap_or_default();
     let is_up = waiting::is_up(&probes);
     probes.retain(is_chosen);
-    tell_awaited(&probes, is_up);
+    print_awaited(&probes, is_up);
     tokio::select! {
         () = printer.prepare(&mut client, machine, &probes) => {}
         // Checked again in the loop below.
@@ -177,7 +177,7 @@ async fn follow_script(
     let mut probes = client.list_probes(machine).await?;
     let is_up = waiting::is_up(&probes);
     probes.retain(|probe| ids.contains(&probe.id));
-    tell_awaited(&probes, is_up);
+    print_awaited(&probes, is_up);
     let mut running = Running::begin(&mut client, machine, &probes, script).await?;
     let wanted = running.wanted();
     let mut stream = match wanted.is_empty() {
@@ -220,9 +220,9 @@ async fn follow_script(
 }
 
 /// Reports the conditions that some of `probes` wait for.
-fn tell_awaited(probes: &[Probe], is_up: bool) {
+fn print_awaited(probes: &[Probe], is_up: bool) {
     for line in waiting::lines(probes, is_up) {
-        output::tell(format_args!("{line}"));
+        output::notice(format_args!("{line}"));
     }
 }
 
@@ -254,7 +254,7 @@ async fn count(
 /// Reports how `machine` ended; returns the exit status of the command.
 fn ended(machine: &str, ending: Option<Ending>) -> ExitCode {
     let how = table::ending_text(&ending.unwrap_or_default());
-    output::tell(format_args!("{machine} ended: {how}"));
+    output::notice(format_args!("{machine} ended: {how}"));
     DONE
 }
 

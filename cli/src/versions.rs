@@ -114,7 +114,10 @@ mod tests {
         assert!(numbers("0.9.0") < numbers("0.10.0"));
         assert_eq!(numbers("0.9.0-rc1"), numbers("0.9.0"));
         assert_eq!(numbers("of mine"), None);
-        let told = explain("/hvprobe.v1.Host/X", Some("of mine"));
-        assert_eq!(told, "the server, of version of mine, does not know Host.X");
+        let explanation = explain("/hvprobe.v1.Host/X", Some("of mine"));
+        assert_eq!(
+            explanation,
+            "the server, of version of mine, does not know Host.X"
+        );
     }
 }

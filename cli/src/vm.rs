@@ -46,10 +46,10 @@ pub(crate) async fn vm(command: Vm) -> anyhow::Result<ExitCode> {
                 output::print(&machine.name)?;
             }
             if let Some(skipped) = skipped::text(&machine.skipped) {
-                output::tell(format_args!("{skipped}"));
+                output::notice(format_args!("{skipped}"));
             }
             if let Some(doubt) = doctor::doubt(&mut client, &machine).await {
-                output::tell(format_args!("warning: {doubt}"));
+                output::notice(format_args!("warning: {doubt}"));
             }
             Ok(DONE)
         }
@@ -95,7 +95,7 @@ pub(crate) async fn vm(command: Vm) -> anyhow::Result<ExitCode> {
                 () = interrupt.asked() => return Ok(ExitCode::from(INTERRUPTED)),
             };
             let machine = ended.map_err(Refused::from)?.into_inner();
-            told(&machine)?;
+            report_state(&machine)?;
             let status = machine.ending.and_then(|ending| ending.guest_status);
             let status = status.map(|status| u8::try_from(status).unwrap_or(FAILED));
             Ok(status.map_or(DONE, ExitCode::from))
@@ -112,12 +112,12 @@ pub(crate) async fn vm(command: Vm) -> anyhow::Result<ExitCode> {
                 ..Default::default()
             };
             let answer = client.machines.pause(request).await;
-            told(&answer.map_err(Refused::from)?.into_inner())
+            report_state(&answer.map_err(Refused::from)?.into_inner())
         }
         Vm::Resume(on) => {
             let (mut client, machine) = find(&on).await?;
             let answer = client.machines.resume(ResumeRequest { machine }).await;
-            told(&answer.map_err(Refused::from)?.into_inner())
+            report_state(&answer.map_err(Refused::from)?.into_inner())
         }
         Vm::Nmi { on, cpu } => {
             let (mut client, machine) = find(&on).await?;
@@ -126,15 +126,15 @@ pub(crate) async fn vm(command: Vm) -> anyhow::Result<ExitCode> {
             let answer = client.machines.inject_nmi(request).await;
             answer.map_err(Refused::from)?;
             match cpu {
-                Some(cpu) => output::tell(format_args!("{name}: NMI sent to CPU {cpu}")),
-                None => output::tell(format_args!("{name}: NMI sent to all CPUs")),
+                Some(cpu) => output::notice(format_args!("{name}: NMI sent to CPU {cpu}")),
+                None => output::notice(format_args!("{name}: NMI sent to all CPUs")),
             }
             Ok(DONE)
         }
         Vm::Stop(on) => {
             let (mut client, machine) = find(&on).await?;
             let answer = client.machines.stop(StopRequest { machine }).await;
-            told(&answer.map_err(Refused::from)?.into_inner())
+            report_state(&answer.map_err(Refused::from)?.into_inner())
         }
         Vm::Logs { on, follow } => {
             let (client, machine) = find(&on).await?;
@@ -165,15 +165,15 @@ async fn find(on: &NamedMachine) -> anyhow::Result<(Client, String)> {
 }
 
 /// Reports the state of `machine`.
-fn told(machine: &Machine) -> anyhow::Result<ExitCode> {
+fn report_state(machine: &Machine) -> anyhow::Result<ExitCode> {
     let state = table::machine_state(machine.state());
     match &machine.ending {
-        Some(ending) => output::tell(format_args!(
+        Some(ending) => output::notice(format_args!(
             "{} {state}: {}",
             machine.name,
             table::ending_text(ending)
         )),
-        None => output::tell(format_args!("{} {state}", machine.name)),
+        None => output::notice(format_args!("{} {state}", machine.name)),
     }
     Ok(DONE)
 }

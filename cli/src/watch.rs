@@ -25,14 +25,14 @@ pub(crate) async fn watch(
     let watched = client.machines.watch_machines(request).await;
     let mut watched = watched.map_err(Refused::from)?.into_inner();
     loop {
-        let told = tokio::select! {
-            told = watched.message() => told.map_err(Refused::from)?,
+        let message = tokio::select! {
+            message = watched.message() => message.map_err(Refused::from)?,
             () = interrupt.asked() => return Ok(ExitCode::from(INTERRUPTED)),
         };
-        let Some(told) = told else {
+        let Some(message) = message else {
             return Ok(DONE);
         };
-        match told.what {
+        match message.what {
             Some(What::Machine(machine)) if json => json::print(&json::Machine::from(&machine))?,
             Some(What::Machine(machine)) => output::print(&table::machine(&machine))?,
             Some(What::Gone(gone)) if json => json::print(&json::MachineGone::from(&gone))?,

@@ -41,9 +41,9 @@ impl Server {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut told = BufReader::new(child.stderr.take().unwrap()).lines();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let mut place = || {
-            let line = told.next().unwrap().unwrap();
+            let line = lines.next().unwrap().unwrap();
             let place = line.strip_prefix("hvprobe: listening on ").expect(&line);
             place.split_whitespace().next().unwrap().to_owned()
         };

@@ -81,13 +81,13 @@ fn serve(lab: &OsStr, rig: &OsStr, port: u16) -> Result<(Machine, String), Strin
         .stdout(Stdio::piped());
     let mut machine = Machine(child.spawn().unwrap());
     let output = BufReader::new(machine.0.stdout.take().unwrap());
-    let (told, tokens) = mpsc::channel();
+    let (sender, tokens) = mpsc::channel();
     std::thread::spawn(move || {
         for line in output.lines().map_while(Result::ok) {
             eprintln!("server: {line}");
             if let Some(token) = line.trim().strip_prefix("token ") {
                 // The receiver is gone if the test is over.
-                let _ = told.send(token.to_owned());
+                let _ = sender.send(token.to_owned());
             }
         }
     });
@@ -119,7 +119,7 @@ fn check(client: &mut Command, expected: &str) -> Result<(), String> {
 }
 
 /// Values from the environment about what the clients need.
-struct Told {
+struct Environment {
     python: OsString,
     modules: OsString,
     lab: OsString,
@@ -127,11 +127,11 @@ struct Told {
 }
 
 /// Runs all clients, one after another, against a server in a machine of its own.
-fn attempt(told: &Told) -> Result<(), String> {
+fn attempt(environment: &Environment) -> Result<(), String> {
     let [kernel, initrd] = ["KERNEL", "INITRD"]
         .map(|name| env::var_os(format!("HVPROBE_TEST_{name}")).expect("the lab tells it"));
     let port = port();
-    let (machine, token) = serve(&told.lab, &told.rig, port)?;
+    let (machine, token) = serve(&environment.lab, &environment.rig, port)?;
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("token");
     let mut options = std::fs::OpenOptions::new();
@@ -139,13 +139,13 @@ fn attempt(told: &Told) -> Result<(), String> {
     std::io::Write::write_all(&mut written.unwrap(), token.as_bytes()).unwrap();
     let target = format!("127.0.0.1:{port}");
 
-    let mut python = client(&told.python);
+    let mut python = client(&environment.python);
     python.arg(script("client.py")).arg(&target).arg(&file);
     check(python.arg(&kernel).arg(&initrd), HITS)?;
     let protos = concat!(env!("CARGO_MANIFEST_DIR"), "/../proto");
     for from in [protos, "reflection"] {
         let mut node = client("node".as_ref());
-        node.env("NODE_PATH", &told.modules)
+        node.env("NODE_PATH", &environment.modules)
             .arg(script("client.js"));
         node.arg(&target).arg(from).arg(&file);
         check(node.arg(&kernel).arg(&initrd), HITS)?;
@@ -156,29 +156,36 @@ fn attempt(told: &Told) -> Result<(), String> {
 
 #[test]
 fn clients_of_other_languages_read_and_decide_hits_of_a_guest() {
-    let told = |name: &str| {
-        let told = env::var_os(name);
-        if told.is_none() {
+    let variable = |name: &str| {
+        let value = env::var_os(name);
+        if value.is_none() {
             eprintln!("skipped: needs {name} (cargo lab test)");
         }
-        told
+        value
     };
-    let (Some(python), Some(modules)) = (told("HVPROBE_TEST_PYTHON"), told("HVPROBE_TEST_NODE"))
+    let (Some(python), Some(modules)) = (
+        variable("HVPROBE_TEST_PYTHON"),
+        variable("HVPROBE_TEST_NODE"),
+    ) else {
+        return;
+    };
+    let (Some(lab), Some(rig)) = (variable("HVPROBE_TEST_LAB"), variable("HVPROBE_TEST_RIG"))
     else {
         return;
     };
-    let (Some(lab), Some(rig)) = (told("HVPROBE_TEST_LAB"), told("HVPROBE_TEST_RIG")) else {
-        return;
-    };
-    let told = Told {
+    let environment = Environment {
         python,
         modules,
         lab,
         rig,
     };
-    let tries = if told.rig == "direct" { 1 } else { TRIES };
+    let tries = if environment.rig == "direct" {
+        1
+    } else {
+        TRIES
+    };
     for number in 1..=tries {
-        match attempt(&told) {
+        match attempt(&environment) {
             Ok(()) => return,
             Err(error) if number < tries => eprintln!("try {number}: {error}"),
             Err(error) => panic!("{error}"),

@@ -124,14 +124,14 @@ async fn lost(options: &[&str], calls: u32) -> u64 {
         stderr,
         ..
     } = server;
-    let (found, told) = mpsc::channel();
+    let (found, notice) = mpsc::channel();
     let reader = std::thread::spawn(move || {
         let lost = |line: &String| line.contains("lines of the log were lost");
         let mut lines = stderr.lines().map_while(Result::ok);
         found.send(lines.find(lost)).unwrap();
         lines.count()
     });
-    let line = told.recv_timeout(LONG).expect("it is told");
+    let line = notice.recv_timeout(LONG).expect("it is told");
     let line = line.expect("it is told before the server ends");
     let count = line.strip_prefix("hvprobe: ").unwrap();
     let count = count.split(' ').next().unwrap().parse().unwrap();
@@ -173,9 +173,9 @@ fn log_is_plain_where_no_terminal_shows_it() {
     let (before, first) = (server.before.clone(), server.first.clone());
     let (rest, status) = server.end();
     assert_eq!(status, Some(0));
-    let told = [before, first, rest].concat();
-    assert!(told.contains("TRACE"), "{told}");
-    assert!(!told.contains('\u{1b}'), "{told}");
+    let log = [before, first, rest].concat();
+    assert!(log.contains("TRACE"), "{log}");
+    assert!(!log.contains('\u{1b}'), "{log}");
 }
 
 #[test]

@@ -23,10 +23,10 @@ fn a_server_says_so_and_goes_on_at_signals_that_mean_nothing_to_it() {
         .stderr(Stdio::piped())
         .spawn()
         .expect("timeout is there");
-    let told = BufReader::new(server.stderr.take().expect("a pipe"));
-    let mut told = told.lines().map(|line| line.expect("text"));
+    let stderr = BufReader::new(server.stderr.take().expect("a pipe"));
+    let mut lines = stderr.lines().map(|line| line.expect("text"));
     let mut wait = |what: &str| {
-        let line = told.find(|line| line.contains(what));
+        let line = lines.find(|line| line.contains(what));
         line.unwrap_or_else(|| panic!("it never said {what}"))
     };
     wait("listening on ");

@@ -62,7 +62,7 @@ fn refused(words: &[&str], expected: &Expect) {
 }
 
 #[test]
-fn lines_are_told_with_the_places_that_take_a_probe() {
+fn lines_are_printed_with_the_places_that_take_a_probe() {
     printed(
         &["lines", "vfs_test"],
         &expect![[r#"
@@ -111,7 +111,7 @@ fn lines_are_told_with_the_places_that_take_a_probe() {
 }
 
 #[test]
-fn variables_are_told_as_definitions_fetch_them() {
+fn variables_are_printed_as_definitions_fetch_them() {
     printed(
         &["vars", "vfs_test"],
         &expect![[r#"
@@ -199,14 +199,14 @@ fn probes_as_perf_has_them_are_read_where_definitions_are() {
     // No place in a synthetic kernel can be probed, but the errors show the definitions.
     let (out, err, status) = said(&["explain", "vfs_test:1 count"]);
     assert_eq!((out.as_str(), status), ("", Some(1)), "{err}");
-    let told: Vec<_> = err
+    let definitions: Vec<_> = err
         .lines()
         .filter_map(|line| line.strip_prefix("hvprobe: ")?.split_once(": 0x"))
         .map(|(definition, _)| definition)
         .collect();
     let places = ["vfs_test_L1 vfs_test+0x4", "vfs_test_L1_1 vfs_test+0x38"];
     let wanted = places.map(|place| format!("p:probe/{place} count=+8(%sp):s32"));
-    assert_eq!(told, wanted, "{err}");
+    assert_eq!(definitions, wanted, "{err}");
     refused(
         &["explain", "vfs_test:5 count gone"],
         &expect![[r#"

@@ -43,14 +43,14 @@ fn run_ends_where_linux_guests_cannot_run() {
         .arg(kernel)
         .output()
         .unwrap();
-    let told = String::from_utf8(run.stderr).unwrap();
-    assert_eq!(run.status.code(), Some(1), "{told}");
-    let last = told.lines().last().expect("it says why");
+    let stderr = String::from_utf8(run.stderr).unwrap();
+    assert_eq!(run.status.code(), Some(1), "{stderr}");
+    let last = stderr.lines().last().expect("it says why");
     assert!(
         last.starts_with("hvprobe: this host cannot run Linux guests (")
             && last.contains("; `hvprobe doctor` tells more")
             && last.contains("`cargo lab run -- hvprobe run ...`"),
-        "{told}"
+        "{stderr}"
     );
 }
 
@@ -73,9 +73,12 @@ fn initrd_without_end_is_refused() {
             .arg(initrd)
             .output()
             .unwrap();
-        let told = String::from_utf8(run.stderr).unwrap();
-        assert_eq!(run.status.code(), Some(1), "{told}");
+        let stderr = String::from_utf8(run.stderr).unwrap();
+        assert_eq!(run.status.code(), Some(1), "{stderr}");
         // A host without KVM reports that first.
-        assert!(told.contains(why) || told.contains("/dev/kvm"), "{told}");
+        assert!(
+            stderr.contains(why) || stderr.contains("/dev/kvm"),
+            "{stderr}"
+        );
     }
 }

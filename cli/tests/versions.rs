@@ -50,12 +50,12 @@ async fn check(version: Option<&'static str>, expected: Expect) {
     let server = Server::builder()
         .add_service(HostServer::new(Other(version)))
         .serve_with_incoming(listener);
-    let told = tokio::select! {
-        told = list(&socket) => told,
+    let printed = tokio::select! {
+        printed = list(&socket) => printed,
         ended = server => panic!("the server has ended: {ended:?}"),
     };
-    let told = told.replace(env!("CARGO_PKG_VERSION"), "$OURS");
-    expected.assert_eq(&told);
+    let printed = printed.replace(env!("CARGO_PKG_VERSION"), "$OURS");
+    expected.assert_eq(&printed);
 }
 
 #[tokio::test]

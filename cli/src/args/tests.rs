@@ -14,15 +14,19 @@ fn command_line_is_consistent() {
 }
 
 #[test]
-fn a_command_without_dashes_is_told_where_to_write_it() {
+fn a_command_without_dashes_gets_a_hint_where_to_write_it() {
     for (words, hint) in [
         (&["run", "-p", "p vfs_read", "ls"][..], true),
         (&["run", "-p", "p vfs_read", "ls", "/"], true),
         (&["run", "--no-such"], false),
         (&["doctor", "ls"], false),
     ] {
-        let told = with_way_out(parse(words).unwrap_err()).to_string();
-        assert_eq!(told.contains("behind `--`, as in `-- ls`"), hint, "{told}");
+        let message = with_way_out(parse(words).unwrap_err()).to_string();
+        assert_eq!(
+            message.contains("behind `--`, as in `-- ls`"),
+            hint,
+            "{message}"
+        );
     }
 }
 
@@ -39,8 +43,11 @@ fn of_a_long_word_the_beginning_is_repeated() {
         &["run", "--memory", &long],
     ] {
         let error = shortened(parse(words).unwrap_err());
-        let told = with_way_out(error).to_string();
-        assert!(told.len() < 1000 && told.contains("xxx…"), "{told}");
+        let message = with_way_out(error).to_string();
+        assert!(
+            message.len() < 1000 && message.contains("xxx…"),
+            "{message}"
+        );
     }
 }
 

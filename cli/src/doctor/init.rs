@@ -189,9 +189,12 @@ mod tests {
         let mut printed = Vec::new();
         for batch in 1..=3 {
             assert!(stdout.read_until(b'\n', &mut printed).unwrap() > 2);
-            let told = batches(&printed);
-            assert_eq!(told.len(), batch, "{printed:?}");
-            assert!(told.iter().all(|ns| *ns >= u64::from(CALLS)), "{told:?}");
+            let durations = batches(&printed);
+            assert_eq!(durations.len(), batch, "{printed:?}");
+            assert!(
+                durations.iter().all(|ns| *ns >= u64::from(CALLS)),
+                "{durations:?}"
+            );
             if batch < 3 {
                 stdin.write_all(b"\n").unwrap();
             }

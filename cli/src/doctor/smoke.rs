@@ -215,7 +215,7 @@ impl<'a> Guest<'a> {
         };
         match timeout(limit, wait).await {
             Ok(Err(_)) => anyhow::bail!("the guest ended: {}", self.ending().await?),
-            Ok(told) => told,
+            Ok(result) => result,
             Err(_) => anyhow::bail!("nothing came from the guest for {} s", limit.as_secs()),
         }
     }
@@ -402,7 +402,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn last_lines_of_a_guest_are_told_without_its_command_line() {
+    fn last_lines_of_a_guest_are_shown_without_its_command_line() {
         let printed = b"[    0.0] Command line: console=ttyS0 secret=1\r\n\r\none\r\ntwo\x1b[0m";
         assert_eq!(last_lines(printed), ["one", "two?[0m"]);
         let many = b"x\n".repeat(100);

@@ -24,7 +24,7 @@ struct Schema {
 
 /// Values of one hit.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Told<'a> {
+pub(crate) enum HitValues<'a> {
     /// Values with their names.
     Values(Vec<(&'a str, Value<'a>)>),
     /// All arguments of a function, and at its return the result, if the function has one.
@@ -65,15 +65,19 @@ impl Arguments {
         if !self.0.has_symbols {
             return;
         }
-        let told = self.told(event, &captures.split(event).items);
-        for (_, value) in told.into_iter().flat_map(Told::values) {
+        let values = self.values_of(event, &captures.split(event).items);
+        for (_, value) in values.into_iter().flat_map(HitValues::values) {
             value.symbols(visit);
         }
     }
 
     /// Returns the values of `event`, an event of this probe with the captured `items`. Returns `None` if there
     /// are none, as in events other than hits and returns.
-    pub(crate) fn told<'a>(&'a self, event: &v1::Event, items: &[Item<'_>]) -> Option<Told<'a>> {
+    pub(crate) fn values_of<'a>(
+        &'a self,
+        event: &v1::Event,
+        items: &[Item<'_>],
+    ) -> Option<HitValues<'a>> {
         let Schema {
             arguments, call, ..
         } = &*self.0;
@@ -87,7 +91,7 @@ impl Arguments {
         let named = |each: &'a v1::Argument| (each.name.as_str(), value(each, event, items));
         let mut values: Vec<_> = arguments.iter().map(named).collect();
         if !call {
-            return Some(Told::Values(values));
+            return Some(HitValues::Values(values));
         }
         let returns = event.kind() == EventKind::Return;
         let is_result = |last: &v1::Argument| match &last.source {
@@ -98,14 +102,14 @@ impl Arguments {
         };
         let has_result = arguments.last().is_some_and(is_result);
         let result = if has_result { values.pop() } else { None };
-        Some(Told::Call {
+        Some(HitValues::Call {
             arguments: values,
             result,
         })
     }
 }
 
-impl<'a> Told<'a> {
+impl<'a> HitValues<'a> {
     /// Returns all values with their names.
     pub(crate) fn values(self) -> Vec<(&'a str, Value<'a>)> {
         match self {

@@ -250,7 +250,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn bytes_are_told_apart_as_the_probe_asked_for_them() {
+    fn bytes_are_split_as_the_probe_asked_for_them() {
         let captures = Captures::of(&probe());
         assert_eq!(
             split(&captures, &BYTES, 0),

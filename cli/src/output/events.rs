@@ -7,7 +7,7 @@ use hvprobe_proto::v1::{self, EventKind};
 use hvprobe_spec::errno;
 use hvprobe_spec::language::text::hex;
 
-use super::arguments::{Arguments, Told};
+use super::arguments::{Arguments, HitValues};
 use super::captured::{Captured, Captures, Data};
 use super::names::Names;
 use super::value_text;
@@ -95,8 +95,8 @@ fn what(line: &mut String, event: &v1::Event, label: &Label, names: &Names) -> f
         None => event.registers,
     };
     let regs = regs.unwrap_or_default();
-    match label.arguments.told(event, &captured.items) {
-        Some(Told::Call { arguments, result }) => {
+    match label.arguments.values_of(event, &captured.items) {
+        Some(HitValues::Call { arguments, result }) => {
             call(line, event, label);
             line.push('(');
             values(line, ", ", &arguments, names)?;
@@ -107,7 +107,7 @@ fn what(line: &mut String, event: &v1::Event, label: &Label, names: &Names) -> f
             took(line, event)?;
             asked_for(line, &regs, label)?;
         }
-        Some(Told::Values(arguments)) => {
+        Some(HitValues::Values(arguments)) => {
             place(line, event, label)?;
             line.push(' ');
             values(line, " ", &arguments, names)?;
@@ -531,8 +531,8 @@ pub(crate) mod tests {
 
     #[test]
     fn durations_suit_their_size() {
-        let told = [0, 999, 1_000_000, 61_234_567_890].map(duration);
-        assert_eq!(told, ["0.000us", "0.999us", "1.000ms", "61.234s"]);
+        let printed = [0, 999, 1_000_000, 61_234_567_890].map(duration);
+        assert_eq!(printed, ["0.000us", "0.999us", "1.000ms", "61.234s"]);
     }
 
     #[test]

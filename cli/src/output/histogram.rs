@@ -109,12 +109,12 @@ fn line(schema: &HistogramSchema, entry: &HistogramEntry, names: &Names) -> Stri
         .collect();
     let mut line = format!("{{ {} }} hitcount: {:>10}", keys.join(", "), entry.hits);
     for (field, sum) in schema.values.iter().zip(&entry.values) {
-        let told = match field.form() {
+        let number = match field.form() {
             HistogramForm::Hex => format!("{:x}", sum.sum),
-            _ => signed(field, told(field, sum)),
+            _ => signed(field, number_of(field, sum)),
         };
         let name = harmless(field.name.as_bytes());
-        line.push_str(&format!("  {name}{}: {told:>10}", suffix(field)));
+        line.push_str(&format!("  {name}{}: {number:>10}", suffix(field)));
         if sum.count < entry.hits {
             line.push_str(&format!(" (unread: {})", entry.hits - sum.count));
         }
@@ -132,7 +132,7 @@ fn suffix(field: &HistogramField) -> &'static str {
     }
 }
 
-fn told(field: &HistogramField, sum: &HistogramSum) -> u64 {
+fn number_of(field: &HistogramField, sum: &HistogramSum) -> u64 {
     match field.form() {
         HistogramForm::Average => sum.average,
         HistogramForm::Least => sum.least,
@@ -221,7 +221,7 @@ fn json(
         let values = schema.values.iter().zip(&entry.values);
         let values = values.map(|(field, sum)| {
             let name = format!("{}{}", harmless(field.name.as_bytes()), suffix(field));
-            let number = told(field, sum);
+            let number = number_of(field, sum);
             let number = match field.signed {
                 true => Json::Signed(number.cast_signed()),
                 false => Json::Unsigned(number),

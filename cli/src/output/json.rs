@@ -115,7 +115,7 @@ struct Call {
 }
 
 /// Returns the time, or `None` for zero, which means that it is unknown.
-fn told(ns: u64) -> Option<u64> {
+fn known_time(ns: u64) -> Option<u64> {
     (ns > 0).then_some(ns)
 }
 
@@ -123,9 +123,9 @@ impl From<v1::Call> for Call {
     fn from(call: v1::Call) -> Self {
         Self {
             id: call.id,
-            entry_ns: told(call.entry_ns),
+            entry_ns: known_time(call.entry_ns),
             entry_tsc: Hex(call.entry_tsc),
-            duration_ns: told(call.duration_ns),
+            duration_ns: known_time(call.duration_ns),
             value: Hex(call.value),
             error: errno::returned(call.value),
             entry: Registers(call.entry.unwrap_or_default()),
@@ -185,7 +185,7 @@ impl Line {
         names: &Names,
     ) -> Self {
         let captured = label.captures.split(&event);
-        let args = label.arguments.told(&event, &captured.items);
+        let args = label.arguments.values_of(&event, &captured.items);
         let args = args.map(|args| Json::object(&args.values(), names));
         let stack = captured.stack_trace();
         let captured = captured.others().map(Captured::from).collect();
@@ -199,8 +199,8 @@ impl Line {
             symbol,
             offset,
             vcpu: event.vcpu,
-            host_ns: told(event.host_ns),
-            realtime_ns: told(event.host_ns).and_then(|ns| realtime(ns, anchor)),
+            host_ns: known_time(event.host_ns),
+            realtime_ns: known_time(event.host_ns).and_then(|ns| realtime(ns, anchor)),
             guest_tsc: Hex(event.guest_tsc),
             pid: task.map(|task| task.pid),
             tgid: task.map(|task| task.tgid),
@@ -296,7 +296,7 @@ impl From<&v1::Machine> for Machine {
             labels: labels
                 .map(|(name, value)| (harmless(name.as_bytes()), harmless(value.as_bytes())))
                 .collect(),
-            created_ns: told(machine.create_ns).and_then(|ns| realtime(ns, anchor)),
+            created_ns: known_time(machine.create_ns).and_then(|ns| realtime(ns, anchor)),
             ended_ns: machine.end_ns.and_then(|ns| realtime(ns, anchor)),
             state: super::table::machine_state(machine.state()),
             catch_mode: super::table::catch_mode(machine.catch_mode()),

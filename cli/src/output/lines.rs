@@ -18,7 +18,7 @@ const MOST: usize = 16_384;
 pub(crate) struct Lines {
     kernel: Option<SourceLines>,
     modules: Vec<SourceLines>,
-    told: Mutex<HashMap<u64, Option<SourceLine>>>,
+    cache: Mutex<HashMap<u64, Option<SourceLine>>>,
 }
 
 impl Lines {
@@ -27,7 +27,7 @@ impl Lines {
         Self {
             kernel: kernel.map(SourceLines::new),
             modules: modules.into_iter().map(SourceLines::new).collect(),
-            told: Mutex::default(),
+            cache: Mutex::default(),
         }
     }
 
@@ -40,8 +40,8 @@ impl Lines {
         offset: u64,
         build_id: Option<&[u8]>,
     ) -> Option<SourceLine> {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(line) = told.get(&address) {
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(line) = cache.get(&address) {
             return line.clone();
         }
         let (lines, name) = match symbol.split_once(':') {
@@ -60,10 +60,10 @@ impl Lines {
             file: harmless(it.file.as_bytes()),
             ..it
         });
-        if told.len() >= MOST {
-            told.clear();
+        if cache.len() >= MOST {
+            cache.clear();
         }
-        told.insert(address, line.clone());
+        cache.insert(address, line.clone());
         line
     }
 }

@@ -49,7 +49,7 @@ pub(crate) fn speak_json(json: bool) {
 }
 
 /// Formats a message for standard error, with its line feed.
-pub(crate) fn told(level: &str, message: fmt::Arguments<'_>) -> String {
+pub(crate) fn message_line(level: &str, message: fmt::Arguments<'_>) -> String {
     if !JSON.load(Ordering::Relaxed) {
         return format!("hvprobe: {message}\n");
     }
@@ -66,18 +66,18 @@ pub(crate) fn told(level: &str, message: fmt::Arguments<'_>) -> String {
 }
 
 /// Prints a message on standard error.
-pub(crate) fn tell(message: fmt::Arguments<'_>) {
-    tell_at("INFO", message);
+pub(crate) fn notice(message: fmt::Arguments<'_>) {
+    notice_at("INFO", message);
 }
 
 /// Prints an error message on standard error.
-pub(crate) fn tell_failure(message: fmt::Arguments<'_>) {
-    tell_at("ERROR", message);
+pub(crate) fn error(message: fmt::Arguments<'_>) {
+    notice_at("ERROR", message);
 }
 
-fn tell_at(level: &str, message: fmt::Arguments<'_>) {
+fn notice_at(level: &str, message: fmt::Arguments<'_>) {
     // A closed standard error cannot be reported anywhere.
-    let _closed = io::stderr().write_all(told(level, message).as_bytes());
+    let _closed = io::stderr().write_all(message_line(level, message).as_bytes());
 }
 
 /// Prints text on standard error unchanged.
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_counted_by_is_told_by_its_bytes() {
+    fn keys_of_counts_are_printed_by_their_bytes() {
         assert_eq!(escaped(b"ls"), "ls");
         assert_eq!(escaped(b"\x1b[2Jx\n"), "\\033[2Jx\\012");
         assert_eq!(escaped(b"a\xffb\xc3"), "a\\377b\\303");

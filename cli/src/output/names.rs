@@ -172,8 +172,8 @@ mod tests {
         let functions = [(0x20, 8, "b\x1b"), (0x10, 0x10, "a"), (0x20, 8, "alias")];
         names.know(functions.map(|(start, size, name)| (start, size, name.to_owned())));
         assert_eq!(names.missing([0xf, 0x10, 0x1f, 0x27, 0x28]), [0xf, 0x28]);
-        let told = [0xf, 0x1f, 0x27, 0x28].map(|address| names.of(address));
-        assert_eq!(told, ["0xf", "a+0xf", "b?+0x7", "0x28"]);
+        let texts = [0xf, 0x1f, 0x27, 0x28].map(|address| names.of(address));
+        assert_eq!(texts, ["0xf", "a+0xf", "b?+0x7", "0x28"]);
     }
 
     #[test]

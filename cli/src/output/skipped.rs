@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_skipped_place_is_told_with_its_reason() {
+    fn every_skipped_place_is_printed_with_its_reason() {
         let one = |symbol: &str| SkippedProbe {
             entry: 0,
             symbol: symbol.to_owned(),

@@ -69,7 +69,7 @@ impl StackTrace {
             let symbol = names.symbol(*address);
             let name = symbol.map_or(Json::Null, |(name, _)| Json::Text(name.to_owned()));
             let offset = symbol.map_or(Json::Null, |(_, offset)| Json::Unsigned(offset));
-            let mut told = vec![
+            let mut fields = vec![
                 ("addr".to_owned(), Json::Text(format!("{address:#x}"))),
                 ("symbol".to_owned(), name),
                 ("offset".to_owned(), offset),
@@ -79,9 +79,9 @@ impl StackTrace {
                     Some(line) => (Json::Text(line.file), Json::Unsigned(line.line)),
                     None => (Json::Null, Json::Null),
                 };
-                told.extend([("file".to_owned(), file), ("line".to_owned(), number)]);
+                fields.extend([("file".to_owned(), file), ("line".to_owned(), number)]);
             }
-            Json::Object(told)
+            Json::Object(fields)
         };
         Json::List(self.addresses.iter().enumerate().map(frame).collect())
     }
@@ -202,13 +202,13 @@ mod tests {
             addresses: vec![READ + 0x50, READ + 0x38, READ + 4, EXT4 + 1],
             goes_on: false,
         };
-        let told = "\n => vfs_test+0x50 (fs/test.c:15)\n => vfs_test+0x38 (fs/test.c:14)\
+        let expected = "\n => vfs_test+0x50 (fs/test.c:15)\n => vfs_test+0x38 (fs/test.c:14)\
                     \n => vfs_test+0x4 (fs/test.c:10)\n => elsewhere+0x1";
-        assert_eq!(stack.text(&names), told);
+        assert_eq!(stack.text(&names), expected);
         // The second time the lines come from the cache.
-        assert_eq!(stack.text(&names), told);
+        assert_eq!(stack.text(&names), expected);
         let builds = [Some(b"build".to_vec()), Some(b"other".to_vec()), None];
-        for ((number, id), told) in (0..).zip(builds).zip([" (fs/test.c:10)", "", ""]) {
+        for ((number, id), place) in (0..).zip(builds).zip([" (fs/test.c:10)", "", ""]) {
             let address = NOWHERE + 0x100 * number;
             let symbol = Some(("test_drv:vfs_test", address - 4));
             names.insert_of_build(address, symbol, id);
@@ -217,7 +217,7 @@ mod tests {
                 goes_on: false,
             };
             let text = stack.text(&names);
-            let frame = format!("=> vfs_test+0x4 [test_drv]{told}");
+            let frame = format!("=> vfs_test+0x4 [test_drv]{place}");
             assert!(text.ends_with(&frame), "{text}");
         }
         let json = serde_json::to_string(&stack.json(&names)).unwrap();

@@ -105,8 +105,8 @@ pub(crate) fn probes(probes: &[v1::Probe]) -> String {
         ("FAULTS", true),
         ("ORPHANS", true),
     ];
-    let is_told = |cell: Cell| probes.iter().any(|probe| cell(probe).is_some());
-    let optional = OPTIONAL.iter().filter(|(_, _, cell)| is_told(*cell));
+    let is_filled = |cell: Cell| probes.iter().any(|probe| cell(probe).is_some());
+    let optional = OPTIONAL.iter().filter(|(_, _, cell)| is_filled(*cell));
     let optional: Vec<_> = optional.collect();
     columns.extend(optional.iter().map(|(column, _, _)| *column));
     table(

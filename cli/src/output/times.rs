@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_told_from_where_they_are_asked_for() {
+    fn times_are_printed_from_where_they_are_asked_for() {
         let monotonic = texts(TimeFormat::Monotonic, None);
         assert_eq!(monotonic[0], "   12.345678");
         assert_eq!(monotonic[1], "           ?");

@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_told_by_name_where_the_type_has_room_for_them() {
+    fn errors_are_printed_by_name_where_the_type_has_room_for_them() {
         let names = Names::default();
         for (value, expected) in [
             (Value::Signed(-2), "-ENOENT"),

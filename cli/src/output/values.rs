@@ -227,12 +227,12 @@ fn enumerated(ty: &v1::Type, number: u128, width: u32) -> Value<'_> {
     }
     let mut names = Vec::new();
     if ty.enumerators.iter().any(|each| each.mask.is_some()) {
-        let (whole, mut told) = (rest, 0);
+        let (whole, mut covered) = (rest, 0);
         for each in &ty.enumerators {
             let mask = each.mask.unwrap_or(u64::MAX);
-            if whole & mask == each.value.cast_unsigned() && mask & told == 0 {
+            if whole & mask == each.value.cast_unsigned() && mask & covered == 0 {
                 names.push(each.name.as_str());
-                told |= mask;
+                covered |= mask;
                 rest &= !mask;
             }
         }

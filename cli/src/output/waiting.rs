@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_waited_for_is_told_once() {
+    fn what_is_waited_for_is_reported_once() {
         let probe = |definition: &str, state: ProbeState| Probe {
             definition: definition.to_owned(),
             state: state.into(),

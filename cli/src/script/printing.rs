@@ -8,7 +8,7 @@ use hvprobe_spec::definition::{Kind, Target};
 use hvprobe_spec::script::{Builtin, Format, Piece, Planted, Said};
 use time::{OffsetDateTime, UtcOffset};
 
-use crate::output::arguments::Told;
+use crate::output::arguments::HitValues;
 use crate::output::events::Label;
 use crate::output::harmless;
 use crate::output::names::Names;
@@ -75,8 +75,8 @@ impl Hit<'_> {
     /// Returns the value of the argument `name`.
     fn argument(&self, name: &str) -> Printed {
         let captured = self.label.captures.split(self.event);
-        let told = self.label.arguments.told(self.event, &captured.items);
-        let mut values = told.into_iter().flat_map(Told::values);
+        let values = self.label.arguments.values_of(self.event, &captured.items);
+        let mut values = values.into_iter().flat_map(HitValues::values);
         let found = values.find(|(known, _)| *known == name);
         found.map_or_else(
             || Printed::of(&Value::Unknown),
@@ -335,15 +335,15 @@ mod tests {
     }
 
     #[test]
-    fn probes_are_told_as_they_are_written() {
-        for (point, told) in [
+    fn probes_are_printed_as_they_are_written() {
+        for (point, expected) in [
             ("kprobe:vfs_read", "kprobe:vfs_read"),
             ("k:m:vfs_read+0x10", "kprobe:m:vfs_read+16"),
             ("kr:vfs_*", "kretprobe:vfs_read"),
         ] {
             assert_eq!(
                 printed(&format!("{point} {{ printf(\"%s\", probe); }}")),
-                told
+                expected
             );
         }
     }

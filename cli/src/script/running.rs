@@ -125,8 +125,8 @@ impl Running {
         }
         let text = &counted.histogram.text;
         let counting = Counting::begin(client, &self.machine, ids, text).await;
-        let told = |error| self.script.wrong_in(&counted.histogram, error);
-        let counting = counting.map_err(|wrong| wrong.told(told))?;
+        let located = |error| self.script.wrong_in(&counted.histogram, error);
+        let counting = counting.map_err(|wrong| wrong.into_error(located))?;
         Ok(Some((at, counting)))
     }
 
@@ -387,12 +387,12 @@ impl Running {
         if last {
             let name = &map.name;
             if dropped > 0 {
-                output::tell(format_args!(
+                output::notice(format_args!(
                     "@{name} is full: {dropped} hits are not in it"
                 ));
             }
             if unread > 0 {
-                output::tell(format_args!(
+                output::notice(format_args!(
                     "of {unread} hits the value for @{name} could not be read"
                 ));
             }

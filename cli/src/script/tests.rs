@@ -12,7 +12,7 @@ fn check(programs: &[&str], files: &[&str], expected: Expect) {
         programs: programs.iter().map(|&text| text.to_owned()).collect(),
         scripts: (0..files.len()).map(path).collect(),
     };
-    let told = match args.read() {
+    let outcome = match args.read() {
         Ok(None) => "nothing".to_owned(),
         Ok(Some(script)) => {
             let specs = script.specs(&HitArgs::default(), &HoldArgs::default());
@@ -21,7 +21,7 @@ fn check(programs: &[&str], files: &[&str], expected: Expect) {
         }
         Err(error) => error.0,
     };
-    expected.assert_eq(&told.replace(&folder.path().display().to_string(), "$FOLDER"));
+    expected.assert_eq(&outcome.replace(&folder.path().display().to_string(), "$FOLDER"));
 }
 
 #[test]

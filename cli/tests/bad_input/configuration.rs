@@ -9,19 +9,19 @@ fn a_server_keeps_to_the_limits_of_its_file() {
     let kernel = place.file("kernel", b"no matter");
     let (server, _) = place.serve_with(&["--config", &file]);
     let boot = place.run(&["vm", "boot", "--kernel", &kernel]);
-    let told = String::from_utf8(boot.stderr).unwrap();
-    assert_eq!(boot.status.code(), Some(1), "{told}");
-    assert!(told.contains("there are 0 machines already"), "{told}");
+    let stderr = String::from_utf8(boot.stderr).unwrap();
+    assert_eq!(boot.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("there are 0 machines already"), "{stderr}");
     assert_eq!(server.terminate(), Some(0));
 }
 
 #[test]
-fn what_is_printed_is_read_again_and_a_mistake_is_told() {
+fn what_is_printed_is_read_again_and_a_mistake_is_reported() {
     let place = Place::new();
     let print = |file: &str| {
         let output = place.run(&["serve", "--config", file, "--print-config"]);
-        let told = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(0), "{told}");
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(0), "{stderr}");
         String::from_utf8(output.stdout).unwrap()
     };
     let few = place.file(
@@ -37,7 +37,7 @@ fn what_is_printed_is_read_again_and_a_mistake_is_told() {
 
     let bad = place.file("bad.toml", b"[limits]\nmachine = 7\n");
     let output = place.run(&["serve", "--config", &bad]);
-    let told = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(2), "{told}");
-    assert!(told.contains("unknown field `machine`"), "{told}");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("unknown field `machine`"), "{stderr}");
 }

@@ -19,7 +19,7 @@ fn filters_that_cannot_be_read_are_shown_where_they_are_wrong() {
 }
 
 #[test]
-fn files_that_cannot_be_written_are_told_before_anything_is_done() {
+fn files_that_cannot_be_written_are_reported_before_anything_is_done() {
     let place = Place::new();
     for command in ["run", "trace"] {
         place.check(

@@ -23,13 +23,13 @@ fn only_who_has_the_token_is_served() {
     let place = Place::new();
     let file = place.path("token").into_os_string().into_string().unwrap();
     let listen = ["--listen", "127.0.0.1:0", "--token-file", &file];
-    let (server, told) = place.serve_with(&listen);
+    let (server, lines) = place.serve_with(&listen);
     assert_eq!(fs::metadata(&file).unwrap().mode() & 0o7777, 0o600);
-    let words: Vec<_> = told[1].split_whitespace().collect();
+    let words: Vec<_> = lines[1].split_whitespace().collect();
     let url = words[3];
     assert!(
         url.starts_with("http://127.0.0.1:") && !url.ends_with(":0"),
-        "{told:?}"
+        "{lines:?}"
     );
     assert_eq!(
         words[4..].join(" "),
@@ -56,10 +56,10 @@ fn only_who_has_the_token_is_served() {
 
     // The next server accepts the same token.
     let again = ["--listen", "[::1]:0", "--token-file", &file];
-    let (server, told) = place.serve_with(&again);
+    let (server, lines) = place.serve_with(&again);
     assert_eq!(fs::read(&file).unwrap(), read);
-    let url = told[1].split_whitespace().nth(3).unwrap();
-    assert!(url.starts_with("http://[::1]:"), "{told:?}");
+    let url = lines[1].split_whitespace().nth(3).unwrap();
+    assert!(url.starts_with("http://[::1]:"), "{lines:?}");
     assert!(
         list(&["--connect", url, "--token-file", &file])
             .status
@@ -121,9 +121,9 @@ fn port_that_others_could_reach_is_not_listened_on() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let output = place.run(&["serve", "--listen", &address, "--token-file", &file]);
-    let told = String::from_utf8(output.stderr).unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(
-        told.replace(&address, "ADDRESS"),
+        stderr.replace(&address, "ADDRESS"),
         "hvprobe: cannot listen on ADDRESS: Address already in use (os error 98)\n"
     );
     assert_eq!(output.status.code(), Some(1));
@@ -287,10 +287,10 @@ fn servers_are_named_by_what_can_be_connected_to() {
     let url = format!("http://{}", free.local_addr().unwrap());
     drop(free);
     let output = place.run(&["doctor", "--connect", &url, "--token-file", &file]);
-    let told = String::from_utf8(output.stderr).unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
     let address = &url["http://".len()..];
     assert_eq!(
-        told,
+        stderr,
         format!(
             "hvprobe: no server listens on {url}; start one with `hvprobe serve --listen {address} \
              --token-file {file}`\n"

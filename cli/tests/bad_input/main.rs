@@ -298,7 +298,7 @@ fn reader_that_goes_away_is_no_error() {
 }
 
 #[test]
-fn host_without_kvm_is_told_so() {
+fn host_without_kvm_is_reported() {
     let place = Place::new();
     let hidden = |args: &str| {
         let program = env!("CARGO_BIN_EXE_hvprobe");

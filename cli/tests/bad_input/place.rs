@@ -72,14 +72,14 @@ impl Place {
             .spawn()
             .unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap());
-        let mut told = Vec::new();
+        let mut lines = Vec::new();
         for _ in 0..if more.contains(&"--listen") { 2 } else { 1 } {
             let mut line = String::new();
             stderr.read_line(&mut line).unwrap();
             assert!(line.starts_with("hvprobe: listening on "), "{line}");
-            told.push(line);
+            lines.push(line);
         }
-        (Server { child }, told)
+        (Server { child }, lines)
     }
 }
 

@@ -27,13 +27,13 @@ pub(crate) fn int() -> v1::Type {
 }
 
 /// Returns the values of `event` as text.
-fn told(probe: &v1::Probe, event: &v1::Event) -> Option<Vec<String>> {
+fn texts(probe: &v1::Probe, event: &v1::Event) -> Option<Vec<String>> {
     let captures = Captures::of(probe);
     let arguments = Arguments::of(probe);
     let captured = captures.split(event);
-    let told = arguments.told(event, &captured.items)?.values();
+    let values = arguments.values_of(event, &captured.items)?.values();
     let text = |(name, value)| format!("{name}={}", value_text::text(&value, &Names::default()));
-    Some(told.into_iter().map(text).collect())
+    Some(values.into_iter().map(text).collect())
 }
 
 fn with(arguments: Vec<v1::Argument>) -> v1::Probe {
@@ -83,16 +83,16 @@ fn values_are_found_in_registers() {
         ..Default::default()
     };
     assert_eq!(
-        told(&probe, &event).unwrap().join(" "),
+        texts(&probe, &event).unwrap().join(" "),
         "now=-100 then=? pair={low=5, high=6} missing=? half=? half2=? none=? many=-100"
     );
     event.call = Some(Box::new(v1::Call {
         entry: registers(7),
         ..Default::default()
     }));
-    assert_eq!(told(&probe, &event).unwrap()[1], "then=7");
+    assert_eq!(texts(&probe, &event).unwrap()[1], "then=7");
     event.registers = None;
-    assert_eq!(told(&probe, &event).unwrap()[0], "now=?");
+    assert_eq!(texts(&probe, &event).unwrap()[0], "now=?");
 }
 
 #[test]
@@ -123,8 +123,8 @@ fn a_result_in_two_registers_is_that_of_the_call() {
         }),
         ..Default::default()
     };
-    let result = |event: &v1::Event| match Arguments::of(&probe).told(event, &[]) {
-        Some(Told::Call { arguments, result }) => {
+    let result = |event: &v1::Event| match Arguments::of(&probe).values_of(event, &[]) {
+        Some(HitValues::Call { arguments, result }) => {
             let text = |(_, value)| value_text::text(&value, &Names::default());
             (arguments.len(), result.map(text))
         }
@@ -176,20 +176,20 @@ fn values_are_found_in_what_was_captured() {
         ..Default::default()
     };
     assert_eq!(
-        told(&probe, &event).unwrap().join(" "),
+        texts(&probe, &event).unwrap().join(" "),
         r#"chars="\x03!" part=16 text="ab"... beyond=? far=? flags=A|B"#
     );
     event.unreadable = 0b11;
-    let faults = told(&probe, &event).unwrap().join(" ");
+    let faults = texts(&probe, &event).unwrap().join(" ");
     assert_eq!(
         faults,
         "chars=(fault) part=(fault) text=(fault) beyond=? far=? flags=(fault)"
     );
     event.captured.truncate(11);
     event.unreadable = 0;
-    assert_eq!(told(&probe, &event).unwrap()[2], "text=?");
+    assert_eq!(texts(&probe, &event).unwrap()[2], "text=?");
     event.captured.clear();
-    assert_eq!(told(&probe, &event).unwrap()[0], "chars=?");
+    assert_eq!(texts(&probe, &event).unwrap()[0], "chars=?");
 }
 
 #[test]
@@ -237,14 +237,14 @@ fn values_are_found_in_what_every_event_has() {
         ..Default::default()
     };
     assert_eq!(
-        told(&probe, &event).unwrap().join(" "),
+        texts(&probe, &event).unwrap().join(" "),
         r#"comm="a\x1bb" ip=0x10 flags=0x246 ret=-2 newer=? constant="text" nowhere=? nothing=?"#
     );
     event.task = None;
     event.call = None;
-    let told = told(&probe, &event).unwrap();
+    let texts = texts(&probe, &event).unwrap();
     assert_eq!(
-        (told[0].as_str(), told[3].as_str()),
+        (texts[0].as_str(), texts[3].as_str()),
         ("comm=(fault)", "ret=?")
     );
 }
@@ -266,14 +266,14 @@ fn hits_and_returns_have_values_and_nothing_else_has() {
         (EventKind::Post, false),
         (EventKind::Fault, false),
     ] {
-        assert_eq!(told(&probe, &event(kind)).is_some(), has, "{kind:?}");
+        assert_eq!(texts(&probe, &event(kind)).is_some(), has, "{kind:?}");
     }
     probe.arguments.clear();
     let hit = event(EventKind::Hit);
-    assert_eq!(told(&probe, &hit), None);
+    assert_eq!(texts(&probe, &hit), None);
     // A function without arguments.
     probe.call = true;
-    assert_eq!(told(&probe, &hit), Some(Vec::new()));
+    assert_eq!(texts(&probe, &hit), Some(Vec::new()));
 }
 
 #[test]
@@ -289,6 +289,6 @@ fn no_name_steers_a_terminal() {
     );
     let source = argument::Source::Constant(vec![0]);
     let probe = with(vec![argument("n\x1b", source, array(ty, 1))]);
-    let told = told(&probe, &v1::Event::default()).unwrap();
-    assert_eq!(told, ["n?={{m?=A?}}"]);
+    let texts = texts(&probe, &v1::Event::default()).unwrap();
+    assert_eq!(texts, ["n?={{m?=A?}}"]);
 }

@@ -81,7 +81,7 @@ fn a_probe_without_exits_says_what_it_takes() {
 }
 
 #[test]
-fn arguments_are_told_with_their_places() {
+fn arguments_are_printed_with_their_places() {
     let mut explained = explained("r vfs_read if x > 1 && comm == \"a\"");
     explained.exit = Some("it reads memory when the function returns".to_owned());
     explained.provided.clear();

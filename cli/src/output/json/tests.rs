@@ -32,7 +32,7 @@ fn hit_has_all_registers_in_hexadecimal() {
 }
 
 #[test]
-fn return_has_its_call_and_captures_are_told_one_by_one() {
+fn return_has_its_call_and_captures_are_printed_one_by_one() {
     let label = Label {
         name: "r_vfs_read_0".into(),
         symbol: Some(("vfs_read".into(), 0)),
@@ -92,9 +92,9 @@ fn values_have_their_types() {
     };
     let line = Line::event("vm0", event, label, None, &Names::default());
     let line = serde_json::to_string(&line).unwrap();
-    let (_, told) = line.split_once("\"captured\"").unwrap();
+    let (_, rest) = line.split_once("\"captured\"").unwrap();
     expect![[r#":[],"stack":null,"stack_complete":null,"args":{"z":"0xffff888003123400","name":"/etc","gone":null,"$retval":-2}}"#]]
-        .assert_eq(told);
+        .assert_eq(rest);
 }
 
 #[test]

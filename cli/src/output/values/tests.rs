@@ -57,7 +57,7 @@ fn named<'a>(names: &[&'a str], rest: u64) -> Value<'a> {
     Value::Named { names, rest }
 }
 
-fn told(bytes: &[u8]) -> Value<'static> {
+fn text_value(bytes: &[u8]) -> Value<'static> {
     Value::Text {
         bytes: bytes.to_vec(),
         truncated: false,
@@ -78,7 +78,7 @@ fn numbers_are_what_their_kind_says() {
         (TypeKind::Pointer, 8, Value::Pointer(0xffff_ff9c)),
         (TypeKind::Symbol, 8, Value::Symbol(0xffff_ff9c)),
         (TypeKind::Unspecified, 2, Value::Bytes(vec![0x9c, 0xff])),
-        (TypeKind::String, 0, told(&[0x9c, 0xff, 0xff, 0xff])),
+        (TypeKind::String, 0, text_value(&[0x9c, 0xff, 0xff, 0xff])),
     ] {
         let ty = plain("", size, kind);
         assert_eq!(Value::read(&ty, None, &bytes), value, "{kind:?}");
@@ -106,7 +106,7 @@ fn part_of_a_number_has_a_sign_of_its_own() {
 }
 
 #[test]
-fn enumerations_are_told_by_name() {
+fn enumerations_are_printed_by_name() {
     let counting = enumeration(
         4,
         false,
@@ -147,8 +147,8 @@ fn arrays_and_structures_are_taken_apart() {
         Value::Array(vec![Value::Signed(1), Value::Signed(-1), Value::Signed(3)])
     );
     let name = array(plain("char", 1, TypeKind::Char), 4);
-    assert_eq!(Value::read(&name, None, b"ab\0c"), told(b"ab"));
-    assert_eq!(Value::read(&name, None, b"abcde"), told(b"abcd"));
+    assert_eq!(Value::read(&name, None, b"ab\0c"), text_value(b"ab"));
+    assert_eq!(Value::read(&name, None, b"abcde"), text_value(b"abcd"));
 
     let int = || plain("int", 4, TypeKind::Signed);
     let unsigned = || plain("unsigned int", 4, TypeKind::Unsigned);
