@@ -143,7 +143,7 @@ impl<'a> Kind<'a> {
 
     fn empty(&self) {
         let head = self.arena.word(self.ring.head).load(Ordering::SeqCst);
-        self.arena.tell(&self.ring, head);
+        self.arena.publish_tail(&self.ring, head);
     }
 
     /// Returns the time of one batch.

@@ -114,8 +114,8 @@ impl Program {
     pub fn wait_out(&self, text: &str) -> String {
         let line = self.out.iter().find(|line| line.contains(text));
         line.unwrap_or_else(|| {
-            let told: Vec<_> = self.err.iter().collect();
-            panic!("`{}` never printed {text:?}: {told:#?}", self.words)
+            let stderr: Vec<_> = self.err.iter().collect();
+            panic!("`{}` never printed {text:?}: {stderr:#?}", self.words)
         })
     }
 

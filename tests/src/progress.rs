@@ -19,16 +19,16 @@ impl Progress {
     }
 
     /// Prints `how_far`, if the last message is at least [`EVERY`] ago.
-    pub fn tell(&mut self, how_far: fmt::Arguments<'_>) {
+    pub fn print(&mut self, how_far: fmt::Arguments<'_>) {
         if self.0.elapsed() >= EVERY {
             self.0 = Instant::now();
-            tell(how_far);
+            print(how_far);
         }
     }
 }
 
 /// Prints `how_far` at once, directly to standard error, because the test's harness captures what `eprintln!`
 /// prints until the test is over. A failed write is ignored.
-pub fn tell(how_far: fmt::Arguments<'_>) {
+pub fn print(how_far: fmt::Arguments<'_>) {
     drop(writeln!(stderr(), "{how_far}"));
 }

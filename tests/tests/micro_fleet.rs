@@ -203,8 +203,8 @@ async fn machines_are_seen_to_come_change_end_and_go() {
         .await;
     let mut watched = watched.unwrap().into_inner();
     let mut next = async || {
-        let told = timeout(PATIENCE, watched.message()).await;
-        told.expect("a message").unwrap().unwrap().what.unwrap()
+        let message = timeout(PATIENCE, watched.message()).await;
+        message.expect("a message").unwrap().unwrap().what.unwrap()
     };
     match next().await {
         What::Machine(machine) => assert_eq!(machine.name, "first"),
@@ -216,8 +216,8 @@ async fn machines_are_seen_to_come_change_end_and_go() {
     let all = events.subscribe(SubscribeRequest::default()).await;
     let mut all = all.unwrap().into_inner();
     let mut event = async || {
-        let told = timeout(PATIENCE, all.message()).await;
-        told.expect("a message").unwrap().unwrap()
+        let message = timeout(PATIENCE, all.message()).await;
+        message.expect("a message").unwrap().unwrap()
     };
     assert_eq!(event().await.machine, "first");
     let second = running.boot(&mut machines, "second").await;
@@ -368,20 +368,20 @@ async fn lists_and_watches_have_pages_and_the_fields_that_are_asked_for() {
         ..Default::default()
     };
     let mut watched = machines.watch_machines(watch).await.unwrap().into_inner();
-    let mut told = BTreeMap::new();
+    let mut listed = BTreeMap::new();
     for _ in 0..100 {
         let next = timeout(PATIENCE, watched.message()).await;
         match next.expect("a message").unwrap().unwrap().what {
-            Some(What::Machine(machine)) => told.insert(machine.name.clone(), machine),
+            Some(What::Machine(machine)) => listed.insert(machine.name.clone(), machine),
             Some(What::AllTold(_)) => break,
-            other => panic!("{other:?} after {told:?}"),
+            other => panic!("{other:?} after {listed:?}"),
         };
     }
     let expected = uids.into_iter().map(|(name, uid)| {
         let machine = Machine { uid, ..named(name) };
         (machine.name.clone(), machine)
     });
-    assert_eq!(told, expected.collect());
+    assert_eq!(listed, expected.collect());
     running.stop().await;
 }
 
@@ -440,7 +440,7 @@ async fn calls_that_crowd_one_machine_keep_nobody_from_another() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn probes_beyond_those_of_a_machine_are_refused_and_what_is_left_is_told() {
+async fn probes_beyond_those_of_a_machine_are_refused_and_what_is_left_is_reported() {
     let limits = Limits {
         each: Bounds {
             probes: 3,
@@ -472,8 +472,8 @@ async fn probes_beyond_those_of_a_machine_are_refused_and_what_is_left_is_told()
     assert_eq!(error.code(), Code::ResourceExhausted, "{error:?}");
     assert_eq!(kind(&error), ErrorKind::TooManyProbes);
     let info = error.get_details_error_info().unwrap();
-    let told = ["limit", "most", "left"].map(|name| info.metadata[name].as_str());
-    assert_eq!(told, ["probes_per_machine", "3", "1"]);
+    let metadata = ["limit", "most", "left"].map(|name| info.metadata[name].as_str());
+    assert_eq!(metadata, ["probes_per_machine", "3", "1"]);
     assert_eq!(register(&["p:c main"]).await.unwrap(), 1);
     assert_eq!(
         register(&["p:d main"]).await.unwrap_err().code(),

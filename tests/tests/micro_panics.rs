@@ -96,10 +96,10 @@ fn ending_of(frail: Frail) -> Option<EndReason> {
     }
     machine.resume().expect("it runs");
     let begun = Instant::now();
-    let (told, ended) = std::sync::mpsc::channel();
+    let (sender, ended) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         // After the limit, the receiver is gone.
-        let _ = told.send(machine.wait());
+        let _ = sender.send(machine.wait());
     });
     let ending = ended.recv_timeout(LIMIT).expect("the machine ends");
     assert!(begun.elapsed() < LIMIT);

@@ -81,7 +81,7 @@ fn flags_after(hold: Hold, stood: Duration) -> Option<u8> {
 }
 
 #[test]
-fn a_guest_that_stood_still_for_long_is_told() {
+fn a_guest_that_stood_still_for_long_is_notified() {
     for hold in [
         Hold::Stop,
         Hold::Ask {

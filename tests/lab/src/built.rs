@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_source_has_not_is_told() {
+    fn what_the_source_has_not_is_reported() {
         let wanted = "# A kernel.\nCONFIG_A=y\nCONFIG_B=8\nCONFIG_C=y\n# CONFIG_D is not set\n# CONFIG_E is not set\n";
         let config = "CONFIG_A=y\nCONFIG_B=64\n# CONFIG_C is not set\nCONFIG_D=y\nCONFIG_EXTRA=y\n";
         let expected = ["CONFIG_B=8", "CONFIG_C=y", "# CONFIG_D is not set"];

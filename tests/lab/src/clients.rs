@@ -58,7 +58,7 @@ const LANGUAGES: [Language; 2] = [
 
 /// Returns the environment variables that give tests the paths of the clients.
 pub(crate) fn environment(cache: &Cache) -> Result<Vec<(String, OsString)>> {
-    let told = |language: Language| {
+    let variable = |language: Language| {
         let found = language.ready(cache).with_context(|| {
             format!(
                 "cannot have gRPC of {} (--without-clients skips its tests)",
@@ -67,7 +67,7 @@ pub(crate) fn environment(cache: &Cache) -> Result<Vec<(String, OsString)>> {
         })?;
         Ok((language.variable.to_owned(), found.into()))
     };
-    LANGUAGES.into_iter().map(told).collect()
+    LANGUAGES.into_iter().map(variable).collect()
 }
 
 impl Language {
@@ -130,14 +130,15 @@ fn run(command: &mut Command) -> Result<()> {
     if output.status.success() {
         return Ok(());
     }
-    let told = String::from_utf8_lossy(&output.stderr);
-    bail!("{}: {}", output.status, reason(&told))
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    bail!("{}: {}", output.status, reason(&stderr))
 }
 
 /// Returns the line that gives the reason of a failure: pip prints it last; npm prints lines about its log
 /// after it.
-fn reason(told: &str) -> &str {
-    told.lines()
+fn reason(output: &str) -> &str {
+    output
+        .lines()
         .filter(|line| !line.trim().is_empty())
         .rfind(|line| !line.starts_with("npm error") || line.contains(" reason: "))
         .unwrap_or("no reason was given")

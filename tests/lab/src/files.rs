@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn file_has_its_own_name_in_the_working_folder_unless_told_otherwise() {
+    fn file_has_its_own_name_in_the_working_folder_unless_another_is_given() {
         let folder = tempfile::tempdir().unwrap();
         let image = file(folder.path(), "vmlinuz");
         for (place, expected) in [

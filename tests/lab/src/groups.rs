@@ -22,7 +22,7 @@ const NIGHTLY: [&str; 39] = [
     "api::misuse::nonsense_about_a_machine_leaves_its_guest_as_it_was",
     "api::unread::hundreds_of_streams_that_nobody_reads_keep_no_other_client_waiting",
     "churn::calls_of_four_vcpus_come_home_whatever_comes_and_goes",
-    "cli::report_of_the_doctor_tells_all_of_the_host_but_which_one_it_is",
+    "cli::report_of_the_doctor_describes_all_of_the_host_but_which_one_it_is",
     "cli::what_a_trace_plants_goes_with_it_when_it_ends_dies_or_does_not_run_for_long",
     "cli_vm::a_trace_writes_into_a_file_with_dates_and_has_an_owner_meanwhile",
     "clock::a_nap_takes_as_long_as_the_guest_says_on_four_cpus",
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_kernel_makes_otherwise_is_told_by_its_name() {
+    fn what_no_kernel_makes_otherwise_is_recognized_by_its_name() {
         for name in ["rig-0a1b", "returns::a", "clients::b"] {
             assert!(asks_the_kernel(name), "{name}");
         }

@@ -23,7 +23,7 @@ const LONGEST_LINE: usize = 4096;
 const MOST_KEPT: usize = 1 << 20;
 
 /// Returns whether `line` says that a test skipped its work, or a part of it.
-pub(crate) fn tells_of_skipping(line: &str) -> bool {
+pub(crate) fn is_skip_notice(line: &str) -> bool {
     line.starts_with("skipped:") || line.starts_with("skipped in part:")
 }
 
@@ -183,7 +183,7 @@ impl Parser {
     fn read_line(&mut self, line: &str) {
         let before = self.place;
         self.account(line);
-        let skip = tells_of_skipping(line);
+        let skip = is_skip_notice(line);
         let passed = line.starts_with("test ") && line.ends_with(" ... ok");
         if skip || (before == Place::Elsewhere && self.place == before && !passed) {
             self.keep(line);

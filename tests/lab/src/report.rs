@@ -201,7 +201,7 @@ impl Listener for Report {
         if status == 0 && is_tests {
             taken
                 .lines
-                .retain(|line| libtest::tells_of_skipping(line) && !self.quiet);
+                .retain(|line| libtest::is_skip_notice(line) && !self.quiet);
         }
         said.push_str(&self.shown(&taken.lines));
         // A single call, because others may print at the same time.

@@ -84,9 +84,9 @@ mod tests {
         let seeds = Seeds::new(Some(7), false);
         assert_eq!(seeds.of_round(1).to_string(), "again with: --seed 7");
         assert_eq!(seeds.of_round(3).to_string(), "again with: --seed 9");
-        let told = seeds.of_round(3).variables();
-        let (name, value) = &told[0];
-        assert_eq!(told.len(), 3);
+        let variables = seeds.of_round(3).variables();
+        let (name, value) = &variables[0];
+        assert_eq!(variables.len(), 3);
         assert_eq!(*name, "PROPTEST_RNG_SEED");
         assert_eq!(value, "9");
         assert_eq!(Seeds::new(None, false).variables().len(), 2);
@@ -94,8 +94,8 @@ mod tests {
 
     #[test]
     fn a_long_run_has_many_cases() {
-        let told = Seeds::new(None, true).variables();
-        let cases = told.iter().find(|(name, _)| *name == "PROPTEST_CASES");
+        let variables = Seeds::new(None, true).variables();
+        let cases = variables.iter().find(|(name, _)| *name == "PROPTEST_CASES");
         assert_eq!(cases.unwrap().1, "50000");
     }
 }

@@ -416,7 +416,7 @@ fn own_rig(ready: &Ready, built: &[Executable], rig: Kind) -> Result<Vec<(String
         // No port leads into it.
         Kind::Bochs => return Ok(Vec::new()),
     };
-    let told: [(&str, OsString); 4] = [
+    let variables: [(&str, OsString); 4] = [
         // The lab that was built with the tests. That build may replace the lab that is running.
         (
             "HVPROBE_TEST_LAB",
@@ -426,7 +426,9 @@ fn own_rig(ready: &Ready, built: &[Executable], rig: Kind) -> Result<Vec<(String
         ("HVPROBE_TEST_KERNEL", kernel.into()),
         ("HVPROBE_TEST_INITRD", initrd.into()),
     ];
-    Ok(told.map(|(name, value)| (name.to_owned(), value)).into())
+    Ok(variables
+        .map(|(name, value)| (name.to_owned(), value))
+        .into())
 }
 
 /// Makes the job of the end-to-end tests, without those that ran on this machine already if it is the rig, and

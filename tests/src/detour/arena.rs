@@ -278,12 +278,12 @@ impl Arena {
             doorbell_port,
         };
         // The contents that an earlier ring left here count as read.
-        self.tell(&ring, self.word(ring.head).load(Ordering::SeqCst));
+        self.publish_tail(&ring, self.word(ring.head).load(Ordering::SeqCst));
         ring
     }
 
     /// Publishes to the writers of `ring` that it was read up to `tail`.
-    pub fn tell(&self, ring: &Ring, tail: u64) {
+    pub fn publish_tail(&self, ring: &Ring, tail: u64) {
         let [limit, bell] = [ring.capacity, ring.watermark].map(|cells| tail + u64::from(cells));
         self.word(ring.limit).store(limit, Ordering::Release);
         self.word(ring.bell).store(bell, Ordering::Release);

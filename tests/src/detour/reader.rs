@@ -44,7 +44,7 @@ impl<'a> Reader<'a> {
         }
         self.arena.word(first).store(0, Ordering::Relaxed);
         self.tail += u64::from(header.cells);
-        self.arena.tell(&self.ring, self.tail);
+        self.arena.publish_tail(&self.ring, self.tail);
         Ok(Some((header, bytes)))
     }
 

@@ -385,7 +385,7 @@ impl Quiet {
         let machine = Arc::clone(machine);
         thread::spawn(move || {
             if watched.recv_timeout(LONG) == Err(RecvTimeoutError::Timeout) {
-                tell_standings(&machine);
+                print_standings(&machine);
                 machine.stop();
             }
         });
@@ -393,7 +393,7 @@ impl Quiet {
     }
 }
 
-fn tell_standings(machine: &Machine) {
+fn print_standings(machine: &Machine) {
     eprintln!("waited in vain for the guest; {:?}", machine.status());
     match machine.standings() {
         Ok(all) => all.iter().for_each(|cpu| {

@@ -156,7 +156,7 @@ fn recursion_beyond_the_instances_is_counted_as_missed() {
 }
 
 #[test]
-fn the_cpu_at_entry_is_told_though_the_call_returns_on_another() {
+fn the_cpu_at_entry_is_recorded_though_the_call_returns_on_another() {
     let arena = Arena::new().unwrap();
     arena.enter();
     let ring = quiet(&arena, 64);

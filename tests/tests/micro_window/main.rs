@@ -217,7 +217,7 @@ fn a_post_handler_shows_what_the_instruction_left() {
 }
 
 #[test]
-fn a_return_probe_is_refused_where_tasks_cannot_be_told_apart() {
+fn a_return_probe_is_refused_where_tasks_cannot_be_distinguished() {
     if catch_mode("return probes").is_none() {
         return;
     }

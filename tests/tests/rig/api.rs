@@ -126,18 +126,21 @@ async fn mistakes_change_nothing_and_say_what_was_wrong() {
     let batch = ["p vfs_write", "p vfs_raed"];
     let error = client.register(&machine, &batch).await.unwrap_err();
     assert_eq!(error.code(), Code::NotFound);
-    let told = detail(&error);
-    assert_eq!(told.kind(), ErrorKind::UnknownSymbol);
-    assert_eq!(told.index, Some(1));
-    assert!(told.candidates.contains(&"vfs_read".into()), "{told:?}");
+    let details = detail(&error);
+    assert_eq!(details.kind(), ErrorKind::UnknownSymbol);
+    assert_eq!(details.index, Some(1));
+    assert!(
+        details.candidates.contains(&"vfs_read".into()),
+        "{details:?}"
+    );
 
     let error = client
         .register(&machine, &["p vfs_read", "p vfs_read+"])
         .await
         .unwrap_err();
-    let told = detail(&error);
-    assert_eq!(told.kind(), ErrorKind::Definition);
-    assert_eq!((told.index, told.column), (Some(1), Some(11)));
+    let details = detail(&error);
+    assert_eq!(details.kind(), ErrorKind::Definition);
+    assert_eq!((details.index, details.column), (Some(1), Some(11)));
 
     for (definition, remedy) in [
         ("p jiffies_64", Remedy::WrongRequest),
@@ -145,10 +148,14 @@ async fn mistakes_change_nothing_and_say_what_was_wrong() {
         ("p asm_exc_int3", Remedy::Never),
     ] {
         let error = client.register(&machine, &[definition]).await.unwrap_err();
-        let told = detail(&error);
-        assert_eq!(told.kind(), ErrorKind::Refused, "{definition}: {error:?}");
-        assert_eq!(told.index, Some(0), "{definition}");
-        assert_eq!(told.remedy(), remedy, "{definition}: {error:?}");
+        let details = detail(&error);
+        assert_eq!(
+            details.kind(),
+            ErrorKind::Refused,
+            "{definition}: {error:?}"
+        );
+        assert_eq!(details.index, Some(0), "{definition}");
+        assert_eq!(details.remedy(), remedy, "{definition}: {error:?}");
     }
     let request = UnregisterRequest {
         machine: machine.clone(),
@@ -199,9 +206,12 @@ async fn mistakes_change_nothing_and_say_what_was_wrong() {
     let of_module = describe(&["int", "no_such_module:int"]);
     let error = client.symbols.describe_types(of_module).await.unwrap_err();
     assert_eq!(error.code(), Code::FailedPrecondition);
-    let told = detail(&error);
-    assert_eq!((told.kind(), told.index), (ErrorKind::Refused, Some(1)));
-    assert_eq!(told.remedy(), Remedy::NotNow);
+    let details = detail(&error);
+    assert_eq!(
+        (details.kind(), details.index),
+        (ErrorKind::Refused, Some(1))
+    );
+    assert_eq!(details.remedy(), Remedy::NotNow);
     // This server was not given debug information of that kernel.
     let lines = ListLinesRequest {
         machine: machine.clone(),
@@ -340,7 +350,7 @@ async fn machine_and_probes_outlive_the_client_but_not_the_server() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn stopped_machine_still_tells_what_its_probes_counted() {
+async fn stopped_machine_still_reports_what_its_probes_counted() {
     if rig("api: stop").is_none() {
         return;
     }
@@ -359,7 +369,7 @@ async fn stopped_machine_still_tells_what_its_probes_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_that_are_repeated_are_done_once_and_machines_tell_which_they_are() {
+async fn requests_that_are_repeated_are_done_once_and_machines_report_which_they_are() {
     if rig("api: repeated requests").is_none() {
         return;
     }

@@ -104,7 +104,7 @@ fn every_call_comes_home(cpus: u32) {
                 panic!("a change failed: {}", chain(&error));
             }
         }
-        progress.tell(format_args!("{changes} changes, {hits} hits"));
+        progress.print(format_args!("{changes} changes, {hits} hits"));
     }
     if let Err(error) = machine.unregister(&here) {
         panic!("the last change failed: {}", chain(&error));

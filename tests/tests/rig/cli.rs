@@ -72,8 +72,8 @@ fn hexadecimal(text: &str) -> Option<u64> {
 }
 
 /// Returns place, hits, missed and events of the probe `name` in the table at the end of a trace.
-fn row<'a>(told: &'a [String], name: &str) -> (&'a str, u64, u64, u64) {
-    let row = told.iter().find_map(|line| {
+fn row<'a>(lines: &'a [String], name: &str) -> (&'a str, u64, u64, u64) {
+    let row = lines.iter().find_map(|line| {
         let mut cells = line.split_whitespace();
         if cells.next()? != name {
             return None;
@@ -82,10 +82,10 @@ fn row<'a>(told: &'a [String], name: &str) -> (&'a str, u64, u64, u64) {
         let mut number = || cells.next()?.parse().ok();
         Some((place, number()?, number()?, number()?))
     });
-    row.unwrap_or_else(|| panic!("no row of {name}: {told:#?}"))
+    row.unwrap_or_else(|| panic!("no row of {name}: {lines:#?}"))
 }
 
-fn told(finished: &Finished, text: &str) -> bool {
+fn stderr_has(finished: &Finished, text: &str) -> bool {
     finished.err.iter().any(|line| line.contains(text))
 }
 
@@ -125,8 +125,8 @@ fn run_prints_every_hit_in_columns_and_closes_with_a_table() {
         "50",
     ]);
     assert_eq!(run.status, Some(0), "{run:#?}");
-    assert!(told(&run, "hvprobe: booting kernel (1 CPU, 256 MiB)"));
-    assert!(told(&run, ", 2 of 2 probes planted"), "{run:#?}");
+    assert!(stderr_has(&run, "hvprobe: booting kernel (1 CPU, 256 MiB)"));
+    assert!(stderr_has(&run, ", 2 of 2 probes planted"), "{run:#?}");
 
     let (header, hits) = run.out.split_at(2);
     assert!(header.iter().all(|line| line.starts_with('#')), "{run:#?}");
@@ -211,7 +211,7 @@ fn run_passes_the_status_of_the_guests_command_on() {
     assert_eq!(lines[0]["type"], "ended");
     assert_eq!(lines[0]["reason"], "shutdown");
     assert_eq!(lines[0]["guest_status"], 42);
-    assert!(!told(&run, "did not end well"), "{run:#?}");
+    assert!(!stderr_has(&run, "did not end well"), "{run:#?}");
 }
 
 #[test]
@@ -222,12 +222,12 @@ fn run_says_that_the_guest_panicked_and_fails() {
     let run = hvprobe(&["run", "--", "sh", "-c", "echo c >/proc/sysrq-trigger"]);
     assert_eq!(run.status, Some(1), "{run:#?}");
     assert!(
-        told(&run, "hvprobe: the guest did not end well"),
+        stderr_has(&run, "hvprobe: the guest did not end well"),
         "{run:#?}"
     );
     let why = "its kernel panicked: sysrq triggered crash";
-    assert!(told(&run, why), "{run:#?}");
-    assert!(told(&run, "its console ended with:"), "{run:#?}");
+    assert!(stderr_has(&run, why), "{run:#?}");
+    assert!(stderr_has(&run, "its console ended with:"), "{run:#?}");
     assert_eq!(run.out, [""; 0]);
 }
 
@@ -319,7 +319,10 @@ fn server_keeps_machines_and_probes_for_clients_that_come_and_go() {
     }
     let nowhere = hvprobe(&[&["vm", "nmi", "--cpu", "1"], &at[..]].concat());
     assert_eq!(nowhere.status, Some(1));
-    assert!(told(&nowhere, "there is no virtual CPU 1"), "{nowhere:#?}");
+    assert!(
+        stderr_has(&nowhere, "there is no virtual CPU 1"),
+        "{nowhere:#?}"
+    );
 
     let stopped = hvprobe(&[&["vm", "stop"], &at[..]].concat());
     assert_eq!(stopped.status, Some(0), "{stopped:#?}");
@@ -333,11 +336,11 @@ fn server_keeps_machines_and_probes_for_clients_that_come_and_go() {
     let served = server.finish();
     assert_eq!(served.status, Some(0), "{served:#?}");
     // A busy emulated machine may prevent the server from determining the time of a hit, which it logs once.
-    let untold = "there are hits whose time cannot be told";
+    let unknown_time = "there are hits whose time cannot be told";
     let said: Vec<_> = served
         .err
         .iter()
-        .filter(|it| !it.contains(untold))
+        .filter(|it| !it.contains(unknown_time))
         .collect();
     assert_eq!(said, ["hvprobe: stopping"]);
     assert!(!Path::new(&path).exists());
@@ -366,7 +369,7 @@ fn refuses_debug_information_of_other_kernels(at: &[&str], folder: &Path) {
             let file = ["vfs_test:1", "--debug-info", file.to_str().unwrap()];
             let refused = hvprobe(&[command, &file, at].concat());
             assert_eq!(refused.status, Some(1), "{refused:#?}");
-            assert!(told(&refused, &said), "{said}: {refused:#?}");
+            assert!(stderr_has(&refused, &said), "{said}: {refused:#?}");
         }
     }
 }
@@ -459,7 +462,7 @@ fn what_a_trace_plants_goes_with_it_when_it_ends_dies_or_does_not_run_for_long()
     let frozen = frozen.finish();
     assert_eq!(frozen.status, Some(1), "{frozen:#?}");
     let why = "this program did not run for too long";
-    assert!(told(&frozen, why), "{frozen:#?}");
+    assert!(stderr_has(&frozen, why), "{frozen:#?}");
     traced.end();
 }
 
@@ -475,7 +478,7 @@ fn host_name() -> Option<String> {
 }
 
 #[test]
-fn report_of_the_doctor_tells_all_of_the_host_but_which_one_it_is() {
+fn report_of_the_doctor_describes_all_of_the_host_but_which_one_it_is() {
     const WAYS: [&str; 6] = [
         "kprobe, optimized",
         "kprobe, emulated",
@@ -494,7 +497,7 @@ fn report_of_the_doctor_tells_all_of_the_host_but_which_one_it_is() {
     let kernel = kernel.to_str().unwrap();
     let run = hvprobe(&["doctor", "--report", file, "--kernel", kernel]);
     assert_eq!(run.status, Some(0), "{run:#?}");
-    assert!(told(&run, "the report is in"), "{run:#?}");
+    assert!(stderr_has(&run, "the report is in"), "{run:#?}");
     let report = fs::read_to_string(file).unwrap();
     eprintln!("{report}");
     for part in [

@@ -119,13 +119,13 @@ impl Counter {
 /// the function to the end of the sleep in it. Except for a few instructions that is the duration of the
 /// function, and it includes the time taken by a probe at the function's entry.
 #[derive(Clone, Copy, Debug)]
-struct Told {
+struct GuestTimes {
     clock: Duration,
     pit: Duration,
     slept: Duration,
 }
 
-impl Told {
+impl GuestTimes {
     /// Returns the duration on which both clocks agree. If they disagree, `clock` is wrong. It is derived from
     /// the processor's counter, which on a host with an unstable counter sometimes stops for milliseconds; then
     /// the clock catches up, so that a nap ends early.
@@ -136,8 +136,8 @@ impl Told {
 }
 
 /// Returns the durations that the guest printed, by thread: a call that does not sleep and a nap in turn.
-fn naps(printed: &str) -> BTreeMap<i32, Vec<Told>> {
-    let mut naps: BTreeMap<i32, Vec<Told>> = BTreeMap::new();
+fn naps(printed: &str) -> BTreeMap<i32, Vec<GuestTimes>> {
+    let mut naps: BTreeMap<i32, Vec<GuestTimes>> = BTreeMap::new();
     for line in printed.lines() {
         if let Some(nap) = line.trim().strip_prefix("nap: ") {
             let number = |word: &str| word.parse::<u64>().expect("a number");
@@ -147,11 +147,11 @@ fn naps(printed: &str) -> BTreeMap<i32, Vec<Told>> {
             };
             assert_eq!((calls.len(), calls.remainder().len()), (2, 0), "{line}");
             let thread = i32::try_from(*thread).expect("a thread");
-            let told = calls.map(|call| {
+            let times = calls.map(|call| {
                 let [clock, pit, slept] = [call[0], call[1], call[2]].map(Duration::from_nanos);
-                Told { clock, pit, slept }
+                GuestTimes { clock, pit, slept }
             });
-            naps.entry(thread).or_default().extend(told);
+            naps.entry(thread).or_default().extend(times);
         }
     }
     naps
@@ -163,11 +163,11 @@ fn check(
     name: &str,
     ids: &[ProbeId],
     events: &[Event],
-    naps: &BTreeMap<i32, Vec<Told>>,
+    naps: &BTreeMap<i32, Vec<GuestTimes>>,
     since: Counter,
 ) -> usize {
     let mut close = 0;
-    for (thread, told) in naps {
+    for (thread, measured) in naps {
         let of_thread = |id| {
             let by = |event: &&Event| {
                 event.probe == id && event.task.is_some_and(|task| task.pid == *thread)
@@ -176,17 +176,17 @@ fn check(
         };
         let [before, entry, back] = [0, 1, 2].map(|n| of_thread(ids[n]));
         for events in [&before, &entry, &back] {
-            assert_eq!(events.len(), told.len(), "{name}");
+            assert_eq!(events.len(), measured.len(), "{name}");
         }
-        let agreed: Vec<_> = told.iter().map(|told| told.agreed()).collect();
-        for (n, told) in told.iter().enumerate() {
+        let agreed: Vec<_> = measured.iter().map(|one| one.agreed()).collect();
+        for (n, times) in measured.iter().enumerate() {
             let (before, entry, back) = (before[n], entry[n], back[n]);
             let call = call(back).expect("a return");
             let took = Duration::from_nanos(back.host_ns.saturating_sub(call.entry_ns));
             let is_nap = n % 2 == 1;
             if is_nap && agreed[n].is_some() && entry.host_ns > 0 {
-                let off = told.slept.abs_diff(took);
-                close += usize::from(off <= told.slept.mul_f64(0.05) + OFF);
+                let off = times.slept.abs_diff(took);
+                close += usize::from(off <= times.slept.mul_f64(0.05) + OFF);
             }
             // Next to a call during which the guest's clock was wrong, a record may have no time, or be ordered
             // among the records of the neighbouring call, which another virtual CPU made.
@@ -195,7 +195,7 @@ fn check(
                 continue;
             };
             let what =
-                format!("{name}, {thread}'s nap {n} of {told:?}: {before:?} {entry:?} {back:?}");
+                format!("{name}, {thread}'s nap {n} of {times:?}: {before:?} {entry:?} {back:?}");
             assert!(call.entry_ns > 0 && back.host_ns > 0, "no time: {what}");
             assert!(took <= longest.mul_f64(1.05) + OFF, "{took:?}: {what}");
             if is_nap {
@@ -252,11 +252,11 @@ fn durations(cpus: u32) {
         assert_eq!(naps.len(), THREADS, "{printed}");
         let close = check(&name, &ids, &events, &naps, since);
         let all = THREADS * count;
-        let told = format!("{name}: {close} of {all} durations as the guest has them");
-        eprintln!("{told}");
+        let summary = format!("{name}: {close} of {all} durations as the guest has them");
+        eprintln!("{summary}");
         // Not all: threads may be preempted between two probes, and on a host without spare processors the
         // clocks disagree.
-        assert!(close * 2 > all, "{told}");
+        assert!(close * 2 > all, "{summary}");
         machine.unregister(&ids).expect("they are registered");
     }
     running.machine.console_input(b"\n");

@@ -141,7 +141,7 @@ fn judge(all: &[Asked<'_>], shown: bool) {
         .iter()
         .map(|asked| format!("{} {}", asked.file, asked.text))
         .collect();
-    let told = verdicts::ask(&lines);
+    let guest = verdicts::ask(&lines);
     let mut table = format!(
         "{:<12}{:>10}{:>13}{:>16}{:>15}{:>17}{:>15}\n",
         "",
@@ -155,11 +155,11 @@ fn judge(all: &[Asked<'_>], shown: bool) {
     let (mut differences, mut unnamed) = (String::new(), Vec::new());
     for (kind, name, exceptions) in Kind::ALL {
         let (mut tally, mut absent) = (Tally::new(exceptions), Vec::new());
-        for (asked, kernel) in all.iter().zip(&told.answers) {
+        for (asked, kernel) in all.iter().zip(&guest.answers) {
             if Kind::of(asked.file) != kind {
                 continue;
             }
-            if *kernel == Kernel::HasNoFile || kind == Kind::Histogram && !told.has_histograms {
+            if *kernel == Kernel::HasNoFile || kind == Kind::Histogram && !guest.has_histograms {
                 absent.push(asked.file);
                 continue;
             }
@@ -167,7 +167,7 @@ fn judge(all: &[Asked<'_>], shown: bool) {
                 text: asked.text,
                 kernel: kernel.clone(),
                 ours: kind.judge(asked.text),
-                version: told.version,
+                version: guest.version,
                 has_words: false,
             });
         }
@@ -190,12 +190,12 @@ fn judge(all: &[Asked<'_>], shown: bool) {
         differences.push_str(&tally.differences(shown));
         unnamed.extend(tally.unnamed);
     }
-    if !told.has_histograms {
+    if !guest.has_histograms {
         eprintln!("skipped in part: the guest's kernel has no histograms");
     }
     eprint!(
         "{differences}{}\n{table}",
-        judged_by_its_tests(all, &told.answers)
+        judged_by_its_tests(all, &guest.answers)
     );
     assert!(unnamed.is_empty(), "{}", unnamed.join("\n"));
     assert!(all.len() > 50, "only {} lines", all.len());

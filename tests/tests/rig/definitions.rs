@@ -31,14 +31,14 @@ fn definitions_are_taken_and_refused_as_by_the_guests_kernel() {
         .iter()
         .map(|text| format!("kprobe_events {text}"))
         .collect();
-    let told = verdicts::ask(&lines);
+    let guest = verdicts::ask(&lines);
     let mut tally = Tally::new(EXCEPTIONS);
-    for (text, kernel) in definitions.iter().zip(told.answers) {
+    for (text, kernel) in definitions.iter().zip(guest.answers) {
         tally.add(&Case {
             text,
             kernel,
             ours: definition::parse(text).map(drop),
-            version: told.version,
+            version: guest.version,
             has_words: true,
         });
     }

@@ -84,10 +84,10 @@ fn lines_of_a_file_do_what_they_do_in_a_guest() {
         .output()
         .expect("hvprobe is there");
     let printed = String::from_utf8_lossy(&output.stdout).replace('\r', "");
-    let told = String::from_utf8_lossy(&output.stderr);
+    let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(
         output.status.success() && printed.contains("end of histograms"),
-        "{told}\n{printed}"
+        "{stderr}\n{printed}"
     );
 
     let found = histograms(&printed);
@@ -114,13 +114,13 @@ fn lines_of_a_file_do_what_they_do_in_a_guest() {
         }
     }
 
-    let events: Vec<_> = told
+    let events: Vec<_> = stderr
         .lines()
         .filter(|line| line.contains("opens: "))
         .collect();
-    assert!(!events.is_empty(), "{told}");
+    assert!(!events.is_empty(), "{stderr}");
     for event in &events {
-        assert!(event.contains("name=\"/proc/v"), "{event}\n{told}");
+        assert!(event.contains("name=\"/proc/v"), "{event}\n{stderr}");
     }
 }
 
@@ -142,12 +142,12 @@ fn traces_count_what_their_files_say_and_print_the_rest() {
     let _server = Server::start(&socket);
     let boot = ["vm", "boot", "--name", "web"];
     let command = ["--", "workload", "stdin-hold", "1"];
-    let booted = told(&socket, &[&boot[..], &quickly(), &command].concat());
+    let booted = client_output(&socket, &[&boot[..], &quickly(), &command].concat());
     assert_eq!(booted.trim(), "web");
     let trace = [
         "trace", "--vm", "web", "--json", "--hits", "5", "--events", &file,
     ];
-    let printed = told(&socket, &trace);
+    let printed = client_output(&socket, &trace);
     let lines: Vec<Value> = printed
         .lines()
         .map(|line| serde_json::from_str(line).expect("JSON"))
@@ -166,7 +166,7 @@ fn traces_count_what_their_files_say_and_print_the_rest() {
     assert!(entries[0]["hits"].as_u64() >= Some(5), "{printed}");
     // The probes that belong to the trace have been removed.
     assert_eq!(
-        told(&socket, &["probe", "list", "--vm", "web", "--json"]),
+        client_output(&socket, &["probe", "list", "--vm", "web", "--json"]),
         ""
     );
 }
@@ -198,7 +198,7 @@ impl Drop for Server {
 }
 
 /// Runs `hvprobe` as a client of the server at `socket` and returns its output.
-fn told(socket: &str, words: &[&str]) -> String {
+fn client_output(socket: &str, words: &[&str]) -> String {
     let output = Command::new("hvprobe")
         .args(words)
         .env("HVPROBE_SOCKET", socket)

@@ -34,8 +34,8 @@ fn lines(words: &[&str]) -> Vec<Value> {
         .stdin(Stdio::null())
         .output()
         .expect("hvprobe is there");
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{words:?}: {told}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{words:?}: {stderr}");
     let printed = String::from_utf8_lossy(&output.stdout);
     let lines = printed.lines();
     lines
@@ -107,16 +107,19 @@ fn what_is_refused_is_pointed_at_and_the_rest_explained() {
         .stdin(Stdio::null())
         .output()
         .expect("hvprobe is there");
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{told}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
     let printed = String::from_utf8_lossy(&output.stdout);
     assert!(
         printed.starts_with("p vfs_read\n  event        kprobes/p_vfs_read_0\n"),
         "{printed}"
     );
-    let lines: Vec<_> = told.lines().collect();
-    assert!(lines[0].starts_with("hvprobe: bad definition: "), "{told}");
-    assert_eq!(lines[1], "  p vfs_read nothing", "{told}");
-    assert_eq!(lines[2].trim(), "^", "{told}");
-    assert!(lines[3].starts_with("hvprobe: p exc_int3: "), "{told}");
+    let lines: Vec<_> = stderr.lines().collect();
+    assert!(
+        lines[0].starts_with("hvprobe: bad definition: "),
+        "{stderr}"
+    );
+    assert_eq!(lines[1], "  p vfs_read nothing", "{stderr}");
+    assert_eq!(lines[2].trim(), "^", "{stderr}");
+    assert!(lines[3].starts_with("hvprobe: p exc_int3: "), "{stderr}");
 }

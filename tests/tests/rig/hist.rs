@@ -102,10 +102,10 @@ fn entries_are_those_of_the_guests_own_histograms() {
         .output()
         .expect("hvprobe is there");
     let printed = String::from_utf8_lossy(&output.stdout).replace('\r', "");
-    let told = String::from_utf8_lossy(&output.stderr);
+    let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(
         output.status.success() && printed.contains("end of histograms"),
-        "{told}\n{printed}"
+        "{stderr}\n{printed}"
     );
     let (theirs, ours) = (histograms(&printed, false), histograms(&printed, true));
     assert_eq!(ours.len(), wanted.len(), "{printed}");
@@ -154,13 +154,17 @@ fn count_calls(running: &mut Running, wait_for_room: bool) -> (u64, u64, u64) {
     let expected = [many, many, few, few].map(u64::cast_signed);
     assert!(made.ends_with(&expected), "{made:?}");
     assert!(machine.flush_events());
-    let told = read(&counted[0]);
-    assert_eq!((told.dropped, told.rows.len()), (0, 2), "{told:?}");
+    let snapshot = read(&counted[0]);
+    assert_eq!(
+        (snapshot.dropped, snapshot.rows.len()),
+        (0, 2),
+        "{snapshot:?}"
+    );
     for (id, calls) in [(optimized, many), (emulated, few)] {
         let key = KeyValue::Number(id.0.into());
-        let row = told.rows.iter().find(|row| row.keys[0] == key);
+        let row = snapshot.rows.iter().find(|row| row.keys[0] == key);
         let row = row.expect("an entry of each");
-        assert!(2 * calls - row.hits <= told.lost, "{told:?}");
+        assert!(2 * calls - row.hits <= snapshot.lost, "{snapshot:?}");
         assert_eq!(info(&machine, id).counts.hits, 2 * calls);
         assert_eq!(row.keys[1], KeyValue::Text(b"workload".as_slice().into()));
         assert_eq!(row.sums[0].count, row.hits);
@@ -168,14 +172,14 @@ fn count_calls(running: &mut Running, wait_for_room: bool) -> (u64, u64, u64) {
     }
     for other in &counted[1..] {
         let other = read(other);
-        assert_eq!((other.hits, other.lost), (told.hits, told.lost));
+        assert_eq!((other.hits, other.lost), (snapshot.hits, snapshot.lost));
     }
     counted[0].clear();
     assert_eq!(read(&counted[0]).hits, 0);
     machine
         .unregister(&[optimized, emulated])
         .expect("registered");
-    (told.hits, told.lost, 2 * (many + few))
+    (snapshot.hits, snapshot.lost, 2 * (many + few))
 }
 
 #[test]
@@ -249,9 +253,12 @@ fn sums_are_those_of_the_calls_of_four_virtual_cpus() {
     let calls = u64::from(CPUS) * rounds * CALLS;
     assert_eq!(info(&machine, id).counts.hits, calls);
     let (by_process, by_cpu) = (read(&by_process), read(&by_cpu));
-    for told in [&by_process, &by_cpu] {
-        assert_eq!((told.hits, told.lost, told.dropped), (calls, 0, 0));
-        assert_eq!(told.rows.iter().map(|row| row.hits).sum::<u64>(), calls);
+    for snapshot in [&by_process, &by_cpu] {
+        assert_eq!(
+            (snapshot.hits, snapshot.lost, snapshot.dropped),
+            (calls, 0, 0)
+        );
+        assert_eq!(snapshot.rows.iter().map(|row| row.hits).sum::<u64>(), calls);
     }
     assert_eq!(by_process.rows.len(), processes);
     assert!(

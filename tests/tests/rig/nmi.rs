@@ -83,7 +83,7 @@ impl Storm {
             sleep(Duration::from_micros(self.random.below(4000)));
             if number % 500 == 0 {
                 let seen = hits(&machine);
-                progress.tell(format_args!("{number} NMIs, {seen} hits"));
+                progress.print(format_args!("{number} NMIs, {seen} hits"));
                 running.wait_while_running(|machine| hits(machine) > seen);
             }
         }

@@ -117,14 +117,14 @@ fn follow_calls(forced: Option<Mechanism>, expected: usize) {
         let all = (counts.hits, counts.missed, counts.orphans);
         assert_eq!(all, (CALLS as u64, 0, 0), "{}", probe.name);
     }
-    let (mut callers, mut untold) = (Vec::new(), 0);
+    let (mut callers, mut untimed) = (Vec::new(), 0);
     for event in &events {
         match event.kind {
             EventKind::Return(call) => {
                 // Occasionally a time is unknown; see below.
-                let is_told = call.entry_ns > 0 && event.host_ns > 0;
-                assert!(!is_told || call.entry_ns <= event.host_ns, "{event:?}");
-                untold += usize::from(!is_told);
+                let is_timed = call.entry_ns > 0 && event.host_ns > 0;
+                assert!(!is_timed || call.entry_ns <= event.host_ns, "{event:?}");
+                untimed += usize::from(!is_timed);
                 // If the entry takes an exit, the host determines its time, and its counter value is unknown.
                 let is_known = call.entry_tsc != 0;
                 assert_eq!(is_known, expected == 0, "{event:?}");
@@ -137,7 +137,11 @@ fn follow_calls(forced: Option<Mechanism>, expected: usize) {
             other => panic!("{other:?}"),
         }
     }
-    assert!(untold * 100 < events.len(), "{untold} of {}", events.len());
+    assert!(
+        untimed * 100 < events.len(),
+        "{untimed} of {}",
+        events.len()
+    );
     // Both return probes report the same caller, whichever of them runs first.
     callers.sort_unstable();
     callers.dedup();
@@ -145,12 +149,12 @@ fn follow_calls(forced: Option<Mechanism>, expected: usize) {
 }
 
 #[test]
-fn a_breakpoint_and_a_jump_tell_the_same() {
+fn a_breakpoint_and_a_jump_report_the_same() {
     const CALLS: u64 = 300;
     if rig("the same events with and without exits").is_none() {
         return;
     }
-    let mut told = Vec::new();
+    let mut runs = Vec::new();
     for optimize in [false, true] {
         let mut config = optimizing_guest(1, &["workload", "calls", "getpgid", "300"]);
         config.optimize = optimize;
@@ -203,10 +207,10 @@ fn a_breakpoint_and_a_jump_tell_the_same() {
                 entry,
             )
         };
-        told.push(events.iter().map(event).collect::<Vec<_>>());
+        runs.push(events.iter().map(event).collect::<Vec<_>>());
     }
-    let jumps = told.pop().expect("two runs");
-    assert_eq!(told.pop().expect("two runs"), jumps);
+    let jumps = runs.pop().expect("two runs");
+    assert_eq!(runs.pop().expect("two runs"), jumps);
 }
 
 fn exits(machine: &Machine) -> u64 {
@@ -299,13 +303,13 @@ fn tasks_that_are_preempted_in_detours_hold_nothing_up() {
         assert_eq!(mechanism(&probe), Mechanism::Optimized, "{}", probe.name);
     }
     let mut stream = machine.subscribe(Vec::new(), 1 << 16);
-    let told = spawn(move || {
-        let mut told = (0, 0);
+    let counting = spawn(move || {
+        let mut counts = (0, 0);
         while let Some(delivery) = stream.blocking_next() {
-            told.0 += delivery.events.len() as u64;
-            told.1 += delivery.dropped;
+            counts.0 += delivery.events.len() as u64;
+            counts.1 += delivery.dropped;
         }
-        told
+        counts
     });
     // Each listing reads all finished records, even those after unfinished ones.
     let listed = |machine: &Machine| machine.probes().iter().map(|it| it.counts.hits).min();
@@ -322,7 +326,7 @@ fn tasks_that_are_preempted_in_detours_hold_nothing_up() {
     assert_clean(&ending, &printed, 0);
     let calls: i64 = values(&printed, "calls").into_iter().sum();
     let calls = u64::try_from(calls).expect("a number of calls");
-    let (events, dropped) = told.join().expect("no panic");
+    let (events, dropped) = counting.join().expect("no panic");
     eprintln!("{calls} calls, {events} events, {dropped} dropped");
     for probe in machine.probes() {
         let counts = probe.counts;

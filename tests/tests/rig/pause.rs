@@ -58,7 +58,7 @@ fn pause(mut config: MachineConfig, length: Duration) {
     let since = Instant::now();
     while let Some(left) = length.checked_sub(since.elapsed()) {
         thread::sleep(left.min(progress::EVERY));
-        progress::tell(format_args!("paused for {:?}", since.elapsed()));
+        progress::print(format_args!("paused for {:?}", since.elapsed()));
     }
     machine.resume().expect("it stands");
     running.wait_for("over");

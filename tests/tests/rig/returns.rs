@@ -81,7 +81,7 @@ fn run(cpus: u32, command: &[&str], specs: &[ProbeSpec]) -> (Running, Vec<Event>
 }
 
 #[test]
-fn a_return_tells_the_value_and_how_long_the_call_took() {
+fn a_return_reports_the_value_and_how_long_the_call_took() {
     if rig("durations").is_none() {
         return;
     }

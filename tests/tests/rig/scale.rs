@@ -64,7 +64,7 @@ fn pattern_counts_every_call_of_each_function_that_matches() {
 }
 
 #[test]
-fn refused_functions_are_told_and_the_rest_is_planted_on_request() {
+fn refused_functions_are_reported_and_the_rest_is_planted_on_request() {
     if rig("patterns with refused functions").is_none() {
         return;
     }
@@ -186,20 +186,20 @@ fn sampled_and_counted_hits_together_are_all_calls() {
     eprintln!("{counts:?} in {windows} windows");
     assert_eq!(counts.hits + counts.throttled + counts.missed, CALLS);
     assert!(counts.throttled > 0 && counts.hits <= u64::from(RATE) * windows);
-    let (mut events, mut told) = (0, 0);
+    let (mut events, mut throttled) = (0, 0);
     assert!(machine.flush_events());
     // Throttled hits are reported a while later.
-    while events + told < counts.hits + counts.throttled {
+    while events + throttled < counts.hits + counts.throttled {
         let delivery = stream.blocking_next().expect("the guest goes on");
         assert_eq!(delivery.dropped, 0);
         events += delivery.events.len() as u64;
-        told += delivery
+        throttled += delivery
             .throttled
             .iter()
             .map(|notice| notice.throttled.count)
             .sum::<u64>();
     }
-    assert_eq!((events, told), (counts.hits, counts.throttled));
+    assert_eq!((events, throttled), (counts.hits, counts.throttled));
     assert_clean(&ending, &printed, 0);
 }
 

@@ -95,12 +95,12 @@ fn maps_are_those_of_the_guests_own_histograms() {
     let file = file.path().display().to_string();
     let output = run(&["-e", one_liner, "--script", &file], &script);
     let printed = String::from_utf8_lossy(&output.stdout).replace('\r', "");
-    let told = String::from_utf8_lossy(&output.stderr);
+    let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(
         output.status.success() && printed.contains("end of histograms"),
-        "{told}\n{printed}"
+        "{stderr}\n{printed}"
     );
-    assert!(told.contains("Attaching 4 probes..."), "{told}");
+    assert!(stderr.contains("Attaching 4 probes..."), "{stderr}");
     assert!(printed.contains("that was 100%\n"), "{printed}");
 
     let asked = map(&printed, "@asked[");
@@ -126,16 +126,16 @@ fn maps_are_those_of_the_guests_own_histograms() {
     let took = rows(&printed, "@us:");
     let timed: u64 = took.iter().map(|(_, hits)| hits).sum();
     // An uncertain duration is not counted; the number of such hits is printed.
-    let untimed = told.lines().find_map(|line| {
+    let untimed = stderr.lines().find_map(|line| {
         let hits = line.strip_suffix(" hits the value for @us could not be read")?;
         hits.rsplit(' ').next()?.parse::<u64>().ok()
     });
     let untimed = untimed.unwrap_or(0);
-    assert!(untimed < timed, "{told}");
+    assert!(untimed < timed, "{stderr}");
     assert_eq!(
         timed + untimed,
         returned.values().sum::<u64>(),
-        "{told}\n{printed}"
+        "{stderr}\n{printed}"
     );
     assert!(!printed.contains("@start"), "{printed}");
     let longest = printed.lines().find_map(|line| line.strip_prefix("@ms: "));
@@ -194,11 +194,11 @@ fn hits_are_printed_and_a_script_ends_itself() {
         "while :; do cat /proc/version >/dev/null; done",
     );
     let printed = String::from_utf8_lossy(&output.stdout).replace('\r', "");
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{told}\n{printed}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}\n{printed}");
     assert!(printed.contains("begin\n"), "{printed}");
     let line = printed.lines().find(|line| line.starts_with("cat 0 "));
-    let line = line.unwrap_or_else(|| panic!("{told}\n{printed}"));
+    let line = line.unwrap_or_else(|| panic!("{stderr}\n{printed}"));
     assert!(line.starts_with("cat 0 </proc/version> <"), "{line}");
     assert!(line.contains("> do_sys_openat2 0x"), "{line}");
     assert!(printed.contains("@[kprobe:vfs_read]: "), "{printed}");
@@ -224,13 +224,13 @@ fn what_the_guest_has_not_is_shown_in_the_script() {
         ),
     ] {
         let output = run(&["-e", program], "true");
-        let told = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{told}");
-        let mut lines = told.lines().skip_while(|line| line.trim() != program);
-        lines.next().unwrap_or_else(|| panic!("{told}"));
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
+        let mut lines = stderr.lines().skip_while(|line| line.trim() != program);
+        lines.next().unwrap_or_else(|| panic!("{stderr}"));
         let at = lines.next().and_then(|line| line.find('^'));
         let expected = program.find(caret).expect("it is there") + "  ".len();
-        assert_eq!(at, Some(expected), "{told}");
+        assert_eq!(at, Some(expected), "{stderr}");
     }
 }
 
@@ -244,7 +244,7 @@ fn traces_carry_out_scripts_for_as_long_as_they_run() {
     let _server = Server::start(&socket);
     let boot = ["vm", "boot", "--name", "web"];
     let command = ["--", "workload", "stdin-hold", "1"];
-    let booted = told(&socket, &[&boot[..], &quickly(), &command].concat());
+    let booted = client_output(&socket, &[&boot[..], &quickly(), &command].concat());
     assert_eq!(booted.trim(), "web");
     // At this return, the call inside has already been counted.
     let counted = "kprobe:do_getpgid { @calls[comm, pid] = count(); }";
@@ -252,18 +252,18 @@ fn traces_carry_out_scripts_for_as_long_as_they_run() {
     let printing = "kretprobe:__x64_sys_getpgid /comm == \"workload\"/ { printf(\"<%s\", comm); } \
          kretprobe:__x64_sys_getpgid /comm == \"workload\"/ { printf(\" again>\\n\"); exit(); }";
     let first = ["trace", "--vm", "web", "-e", counted, "-e", printing];
-    let printed = told(&socket, &first);
+    let printed = client_output(&socket, &first);
     assert!(
         printed.starts_with("<workload again>\n\n@calls[workload, "),
         "{printed}"
     );
     let every = "interval:s:1 { print(@calls); clear(@calls); exit(); }";
     let second = ["trace", "--vm", "web", "-e", counted, "-e", every];
-    let printed = told(&socket, &second);
+    let printed = client_output(&socket, &second);
     assert!(printed.starts_with("@calls[workload, "), "{printed}");
     // The trace's probes are gone with it.
     assert_eq!(
-        told(&socket, &["probe", "list", "--vm", "web", "--json"]),
+        client_output(&socket, &["probe", "list", "--vm", "web", "--json"]),
         ""
     );
 }
@@ -295,7 +295,7 @@ impl Drop for Server {
 }
 
 /// Returns the output of `hvprobe` as a client of the server at `socket`.
-fn told(socket: &str, words: &[&str]) -> String {
+fn client_output(socket: &str, words: &[&str]) -> String {
     let output = Command::new("hvprobe")
         .args(words)
         .env("HVPROBE_SOCKET", socket)

@@ -180,7 +180,7 @@ fn what_probes_take_is_there_again_when_they_have_gone() {
                 );
             }
         }
-        progress.tell(format_args!(
+        progress.print(format_args!(
             "{round} rounds, {probes} probes, {hits} hits: {:?}",
             held.usage
         ));

@@ -309,8 +309,8 @@ fn printed(options: &[&str]) -> String {
         .stdin(Stdio::null())
         .output()
         .expect("hvprobe is there");
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{told}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 

@@ -224,8 +224,8 @@ fn every_call_is_accounted_for(cpus: u32, stretches: u32, optimize: bool) {
     let here = |functions: &[&'static str]| names::known(functions).into_iter().map(names::own);
     let busy: Vec<_> = here(&BUSY).chain(here(hot)).collect();
     // The workload names its calls as in Linux 6.1.
-    let told = names::known(&COUNTED);
-    let counted: Vec<_> = told.iter().map(|function| names::own(function)).collect();
+    let known = names::known(&COUNTED);
+    let counted: Vec<_> = known.iter().map(|function| names::own(function)).collect();
     let functions = [&counted[..], &busy].concat();
     let original: Vec<Vec<u8>> = functions.iter().map(|name| running.text(name)).collect();
     // A probe and a return probe on each counted function stay registered.
@@ -274,7 +274,7 @@ fn every_call_is_accounted_for(cpus: u32, stretches: u32, optimize: bool) {
         }
         machine.console_input(b"stop\n");
         let now = calls(&running.wait_for(&format!("stretch {stretch} is over")));
-        for (pair, function) in staying.chunks(2).zip(&told) {
+        for (pair, function) in staying.chunks(2).zip(&known) {
             let made = now[function] - before[function];
             for &id in pair {
                 let probe = info(&machine, id);
@@ -290,7 +290,7 @@ fn every_call_is_accounted_for(cpus: u32, stretches: u32, optimize: bool) {
             }
         }
         before = now;
-        progress.tell(format_args!(
+        progress.print(format_args!(
             "{stretch} stretches, {} changes",
             crowd.changes
         ));

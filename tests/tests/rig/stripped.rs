@@ -163,7 +163,7 @@ fn copies_to_user_memory_that_fault_find_their_fixups() {
 }
 
 #[test]
-fn what_cannot_be_told_is_refused_with_the_reason() {
+fn what_cannot_be_known_is_refused_with_the_reason() {
     if !stripped("refusals") {
         return;
     }

@@ -50,13 +50,13 @@ fn freeze(thread: i32) {
 fn changed(thread: i32) -> i32 {
     let mut status = 0;
     // SAFETY: the kernel may write a status to `status`.
-    let told = unsafe { libc::waitpid(thread, &raw mut status, libc::__WALL) };
-    assert_eq!(told, thread, "{}", io::Error::last_os_error());
+    let waited = unsafe { libc::waitpid(thread, &raw mut status, libc::__WALL) };
+    assert_eq!(waited, thread, "{}", io::Error::last_os_error());
     status
 }
 
 #[test]
-fn a_server_that_is_told_to_stop_does_not_wait_for_ever_for_a_machine_that_hangs() {
+fn a_server_that_is_asked_to_stop_does_not_wait_for_ever_for_a_machine_that_hangs() {
     if rig("a machine that hangs").is_none() {
         return;
     }
@@ -74,7 +74,7 @@ fn a_server_that_is_told_to_stop_does_not_wait_for_ever_for_a_machine_that_hangs
     freeze(stuck);
     boot("well");
     boot("ends");
-    for (words, told) in [
+    for (words, expected) in [
         (["vm", "list"].as_slice(), "stuck"),
         (&["vm", "show", "stuck"], "\"stuck\""),
         (&["vm", "show", "well"], "\"well\""),
@@ -87,7 +87,10 @@ fn a_server_that_is_told_to_stop_does_not_wait_for_ever_for_a_machine_that_hangs
             "{words:?}: {:?}",
             since.elapsed()
         );
-        assert!(printed.concat().contains(told), "{words:?}: {printed:?}");
+        assert!(
+            printed.concat().contains(expected),
+            "{words:?}: {printed:?}"
+        );
     }
     let since = Instant::now();
     server.signal(Signal::TERM);

@@ -161,10 +161,10 @@ fn values_are_those_of_the_guests_own_events() {
         .output()
         .expect("hvprobe is there");
     let printed = String::from_utf8_lossy(&output.stdout).replace('\r', "");
-    let told = String::from_utf8_lossy(&output.stderr);
+    let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(
         output.status.success() && printed.contains("end of trace"),
-        "{told}\n{printed}"
+        "{stderr}\n{printed}"
     );
     if printed.contains(NONE) {
         eprintln!("skipped: the guest's kernel has no events of system calls");
@@ -182,7 +182,7 @@ fn values_are_those_of_the_guests_own_events() {
             Some((task, opened(line, ':').unwrap_or_else(|| panic!("{line}"))))
         });
         let theirs: Vec<_> = theirs.collect();
-        let ours = told.lines().filter_map(|line| {
+        let ours = stderr.lines().filter_map(|line| {
             let list = line.split_once(" shown: ")?.1;
             Some((
                 task(line)?,
@@ -191,7 +191,7 @@ fn values_are_those_of_the_guests_own_events() {
         });
         let traced = |task: &str| theirs.iter().any(|(other, _)| other == task);
         let ours: Vec<_> = ours.filter(|(task, _)| traced(task)).collect();
-        assert_eq!(ours, theirs, "{told}\n{printed}");
+        assert_eq!(ours, theirs, "{stderr}\n{printed}");
         assert!(ours.len() > 3, "{printed}");
     }
     for (event, call) in calls.into_iter().skip(usize::from(!shown.is_empty())) {
@@ -201,19 +201,19 @@ fn values_are_those_of_the_guests_own_events() {
         });
         // The kernel does not trace what the shell does before and after.
         let theirs: Vec<_> = theirs.filter(|(task, _)| is_traced(task)).collect();
-        let ours = told.lines().filter_map(|line| {
+        let ours = stderr.lines().filter_map(|line| {
             let numbers = numbers(line.split_once(&format!(" {event}("))?.1, '=');
             Some((task(line)?, numbers))
         });
         let traced = |task: &str| theirs.iter().any(|(other, _)| other == task);
         let ours: Vec<_> = ours.filter(|(task, _)| traced(task)).collect();
-        assert_eq!(ours, theirs, "{call}\n{told}\n{printed}");
+        assert_eq!(ours, theirs, "{call}\n{stderr}\n{printed}");
         assert!(ours.len() > 3, "{call}\n{printed}");
     }
     for shown in [
         "(dfd=-100, filename=\"/proc/version\", flags=O_RDONLY",
         "prot=PROT_READ|PROT_WRITE, flags=MAP_PRIVATE|MAP_ANONYMOUS, fd=",
     ] {
-        assert!(told.contains(shown), "{shown}\n{told}");
+        assert!(stderr.contains(shown), "{shown}\n{stderr}");
     }
 }

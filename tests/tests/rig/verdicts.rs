@@ -137,7 +137,7 @@ impl fmt::Display for Case<'_> {
 
 /// Answers of a guest's kernel.
 #[derive(Debug)]
-pub(crate) struct Told {
+pub(crate) struct Verdicts {
     /// The kernel's version, major and minor.
     pub(crate) version: (u32, u32),
     /// Whether the kernel has `hist` triggers.
@@ -147,7 +147,7 @@ pub(crate) struct Told {
 }
 
 /// Boots a guest and asks its kernel about `lines`, each `FILE TEXT`.
-pub(crate) fn ask(lines: &[String]) -> Told {
+pub(crate) fn ask(lines: &[String]) -> Verdicts {
     let script = format!(
         "cat > /tmp/lines <<'END'\n{}\nEND\n\
          echo \"release: $(uname -r)\"; echo \"hist: $(grep -c hist:keys /sys/kernel/tracing/README)\"; \
@@ -168,7 +168,7 @@ pub(crate) fn ask(lines: &[String]) -> Told {
     assert_eq!(values(&printed, "lines"), [count], "{printed}");
     let answers = answers(&printed);
     assert_eq!(answers.len(), lines.len(), "{printed}");
-    Told {
+    Verdicts {
         version: version(&printed),
         has_histograms: values(&printed, "hist") != [0],
         answers,

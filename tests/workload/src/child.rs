@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn end_tells_exit_from_killing() {
+    fn end_distinguishes_exit_from_killing() {
         let fine = Child::start(|| Ok(())).unwrap();
         assert_eq!(fine.end().unwrap(), End::Exited(0));
         let failing = Child::start(|| Err(io::ErrorKind::Other.into())).unwrap();

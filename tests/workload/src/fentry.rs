@@ -36,8 +36,8 @@ pub(crate) fn run(function: &str, count: u64) -> Result<(), Box<dyn Error>> {
 
 /// Returns how often the program ran (kernel/bpf/syscall.c, `bpf_prog_show_fdinfo`).
 fn runs(program: &OwnedFd) -> Result<u64, Box<dyn Error>> {
-    let told = files::read(&format!("/proc/self/fdinfo/{}", program.as_raw_fd()))?;
-    let line = told.lines().find_map(|line| line.strip_prefix("run_cnt:"));
+    let info = files::read(&format!("/proc/self/fdinfo/{}", program.as_raw_fd()))?;
+    let line = info.lines().find_map(|line| line.strip_prefix("run_cnt:"));
     Ok(line.ok_or("the kernel counts no runs")?.trim().parse()?)
 }
 

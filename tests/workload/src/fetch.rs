@@ -26,14 +26,14 @@ pub(crate) fn run(file: &str, group: usize, rounds: usize) -> Result<(), Box<dyn
     let mut calls = Calls::new()?;
     let groups = definitions.chunks(group.max(1));
     for (number, lines) in groups.clone().enumerate() {
-        let mut told = String::new();
+        let mut report = String::new();
         for (line, definition) in lines.iter().enumerate() {
             let mut events = OpenOptions::new()
                 .append(true)
                 .open(EVENTS)
                 .map_err(|error| files::named(EVENTS, &error))?;
             if events.write_all(definition.as_bytes()).is_err() {
-                writeln!(told, "R {}", number * group + line)?;
+                writeln!(report, "R {}", number * group + line)?;
             }
         }
         files::write(ENABLE, "1")?;
@@ -44,13 +44,13 @@ pub(crate) fn run(file: &str, group: usize, rounds: usize) -> Result<(), Box<dyn
         for line in traced.split(|byte| *byte == b'\n') {
             let line = line.escape_ascii().to_string();
             if line.contains(&own) {
-                writeln!(told, "K {line}")?;
+                writeln!(report, "K {line}")?;
             }
         }
         files::write(TRACE, "\n")?;
         files::write(EVENTS, "\n")?;
-        writeln!(told, "kernel: {number}")?;
-        console::print(&told)?;
+        writeln!(report, "kernel: {number}")?;
+        console::print(&report)?;
     }
     let mut input = io::stdin().lock();
     for number in 0..rounds * groups.len() {

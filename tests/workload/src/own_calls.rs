@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_told_of_each_thread_alone() {
+    fn durations_are_of_each_thread_alone() {
         let trace = "# tracer: nop\n\
              #           TASK-PID     CPU#  |||||  TIMESTAMP  FUNCTION\n\
              workload-71      [001] .....    12.000100: own: (do_nanosleep+0x0/0x120)\n\
@@ -93,9 +93,9 @@ mod tests {
              workload-71      [000] d....    12.010101: own_return: (hrtimer_nanosleep+0x9b/0x1a0 <- do_nanosleep)\n\
              workload-71      [000] .....    12.020000: own: (do_nanosleep+0x0/0x120)\n\
              workload-71      [000] d....    12.020007: own_return: (hrtimer_nanosleep+0x9b/0x1a0 <- do_nanosleep)\n";
-        let told = durations(trace);
-        assert_eq!(told[&71], [10_001, 7].map(Duration::from_micros));
-        assert_eq!(told[&72], [0, 1_000_200].map(Duration::from_micros));
-        assert_eq!(told.len(), 2);
+        let measured = durations(trace);
+        assert_eq!(measured[&71], [10_001, 7].map(Duration::from_micros));
+        assert_eq!(measured[&72], [0, 1_000_200].map(Duration::from_micros));
+        assert_eq!(measured.len(), 2);
     }
 }

@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_to_its_end_tells_runs_and_coverage() {
+    fn a_run_to_its_end_reports_runs_and_coverage() {
         let log = Log::read(GOOD);
         assert_eq!((log.runs, log.runs_a_second), (Some(524_288), Some(17_476)));
         assert_eq!(log.coverage, Some(311));
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_tells_why_and_where_its_input_is() {
+    fn a_failure_reports_why_and_where_its_input_is() {
         let log = Log::read(BAD);
         assert_eq!((log.runs, log.coverage), (Some(4711), Some(298)));
         assert_eq!(log.summary.as_deref(), Some("deadly signal"));

@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_ends_amid_a_loop_is_told_from_one_that_hangs() {
+    fn a_guest_that_ends_amid_a_loop_is_distinguished_from_one_that_hangs() {
         let dies = format!("echo '{SHELL}'; read line; echo 'Kernel panic'; echo why >&2");
         let mut dead = console(&dies, Duration::from_secs(60)).unwrap();
         let error = dead.tsc_loop("out 100").unwrap_err().to_string();

@@ -22,8 +22,8 @@ pub(crate) fn of_folders(files: &Needs) -> Needs {
 }
 
 /// Returns one line for each circle among `needs`, which are of the crate in `room`.
-pub(crate) fn told(room: &str, needs: &Needs) -> Vec<String> {
-    let mut told = Vec::new();
+pub(crate) fn report(room: &str, needs: &Needs) -> Vec<String> {
+    let mut lines = Vec::new();
     let mut done = BTreeSet::new();
     for start in needs.keys() {
         if done.contains(start) {
@@ -47,13 +47,13 @@ pub(crate) fn told(room: &str, needs: &Needs) -> Vec<String> {
                 })
         });
         let arrows: Vec<_> = arrows.collect();
-        told.push(format!(
+        lines.push(format!(
             "{room}: files or folders in a circle; move what they share into one below them:\n{}",
             arrows.join("\n")
         ));
         done.extend(circle);
     }
-    told
+    lines
 }
 
 /// Returns all that `start` needs, directly or through others; itself only if it is in a circle.
@@ -81,12 +81,12 @@ fn circles_are_found_and_lines_are_not() {
         needs
     };
     assert_eq!(
-        told("room", &needs(&[("a", "b"), ("b", "c"), ("a", "c")])),
+        report("room", &needs(&[("a", "b"), ("b", "c"), ("a", "c")])),
         [""; 0]
     );
-    let found = told("room", &needs(&[("a", "b"), ("b", "c"), ("c", "b")]));
+    let found = report("room", &needs(&[("a", "b"), ("b", "c"), ("c", "b")]));
     assert_eq!(found.len(), 1);
     assert!(found[0].contains("b needs X of c") && !found[0].contains("a needs"));
     let folders = of_folders(&needs(&[("x/a", "y/b"), ("y/c", "x/d")]));
-    assert_eq!(told("room", &folders).len(), 1);
+    assert_eq!(report("room", &folders).len(), 1);
 }

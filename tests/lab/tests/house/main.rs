@@ -51,7 +51,7 @@ fn no_files_need_one_another_in_a_circle() {
     let mut wrong = Vec::new();
     for room in ROOMS {
         let needs = files::needs(&root().join(room).join("src"));
-        wrong.extend(circles::told(room, &needs));
+        wrong.extend(circles::report(room, &needs));
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
@@ -61,7 +61,7 @@ fn no_folders_of_a_crate_need_one_another_in_a_circle() {
     let mut wrong = Vec::new();
     for room in ROOMS {
         let needs = files::needs(&root().join(room).join("src"));
-        wrong.extend(circles::told(room, &circles::of_folders(&needs)));
+        wrong.extend(circles::report(room, &circles::of_folders(&needs)));
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
@@ -73,7 +73,7 @@ fn journeys_name_files_where_they_are() {
 }
 
 #[test]
-fn tasks_of_the_server_are_begun_where_their_panics_are_told() {
+fn tasks_of_the_server_are_begun_where_their_panics_are_reported() {
     let wrong = spawns::wrong();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

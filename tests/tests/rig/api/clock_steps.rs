@@ -78,8 +78,11 @@ impl Reader {
         self.session.renew();
         let position = message.position.as_ref().expect("the machine lives");
         if let Some(expected) = self.seq {
-            let told = message.events.len() as u64 + message.dropped;
-            assert!(position.seq <= expected + told, "{expected}: {message:?}");
+            let accounted = message.events.len() as u64 + message.dropped;
+            assert!(
+                position.seq <= expected + accounted,
+                "{expected}: {message:?}"
+            );
             let seqs = message.events.iter().map(|event| event.seq);
             assert!(seqs.is_sorted_by(|one, next| one < next));
             let mut seqs = message.events.iter().map(|event| event.seq);
@@ -111,8 +114,8 @@ impl Reader {
 
 async fn is_well(client: &mut Client, session: &str) {
     let mut health = HealthClient::new(client.channel.clone());
-    let told = health.check(HealthCheckRequest::default()).await.unwrap();
-    assert_eq!(told.into_inner().status(), ServingStatus::Serving);
+    let response = health.check(HealthCheckRequest::default()).await.unwrap();
+    assert_eq!(response.into_inner().status(), ServingStatus::Serving);
     let list = client
         .sessions
         .list_sessions(ListSessionsRequest::default())

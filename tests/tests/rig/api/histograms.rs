@@ -141,8 +141,8 @@ async fn histograms_count_for_as_long_as_their_streams_live() {
     let error = aggregate(&mut client, keys.clone()).await.err().unwrap();
     assert_eq!(error.code(), Code::ResourceExhausted);
     let info = error.get_details_error_info().unwrap();
-    let told = ["limit", "most", "left"].map(|name| info.metadata[name].as_str());
-    assert_eq!(told, ["histograms_per_machine", "64", "0"]);
+    let metadata = ["limit", "most", "left"].map(|name| info.metadata[name].as_str());
+    assert_eq!(metadata, ["histograms_per_machine", "64", "0"]);
     // A histogram whose stream has ended makes room once the server has noticed that.
     histograms.truncate(2);
     let room = async {

@@ -27,11 +27,12 @@ pub(crate) fn run(rounds: u64, threads: usize) -> Result<(), Box<dyn Error>> {
         let by_exit = round % 2 == 1;
         // Nothing is written to the first pipe. Each thread writes to the second one just before it blocks. A
         // byte in the third one asks one thread to exit.
-        let (never, (mut told, tell), (asked, mut ask)) = (io::pipe()?, io::pipe()?, io::pipe()?);
-        let child = Child::start(|| live(threads, &never.0, &tell, &asked))?;
-        drop((tell, asked));
+        let (never, (mut ready, announce), (asked, mut ask)) =
+            (io::pipe()?, io::pipe()?, io::pipe()?);
+        let child = Child::start(|| live(threads, &never.0, &announce, &asked))?;
+        drop((announce, asked));
         for _ in 0..=threads {
-            told.read_exact(&mut [0])?;
+            ready.read_exact(&mut [0])?;
         }
         wait_asleep(&child, threads + 1)?;
         // One read of ours per task, and one by each task itself.
@@ -62,24 +63,24 @@ pub(crate) fn run(rounds: u64, threads: usize) -> Result<(), Box<dyn Error>> {
 fn live(
     threads: usize,
     never: &PipeReader,
-    tell: &PipeWriter,
+    announce: &PipeWriter,
     asked: &PipeReader,
 ) -> io::Result<()> {
     thread::scope(|scope| {
         for _ in 1..threads {
-            scope.spawn(|| block(tell, never));
+            scope.spawn(|| block(announce, never));
         }
         scope.spawn(|| {
-            if block(tell, asked).is_ok() {
+            if block(announce, asked).is_ok() {
                 sys::exit(STATUS);
             }
         });
-        block(tell, never)
+        block(announce, never)
     })
 }
 
-fn block(mut tell: &PipeWriter, mut pipe: &PipeReader) -> io::Result<()> {
-    tell.write_all(&[1])?;
+fn block(mut announce: &PipeWriter, mut pipe: &PipeReader) -> io::Result<()> {
+    announce.write_all(&[1])?;
     pipe.read_exact(&mut [0])
 }
 

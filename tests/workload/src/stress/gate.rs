@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn failed_worker_is_told_not_waited_for() {
+    fn failed_worker_is_reported_not_waited_for() {
         let gate = Gate::default();
         thread::scope(|scope| {
             let worker = scope.spawn(|| gate.work(|| Err(io::Error::other("no"))));
