@@ -186,7 +186,7 @@ const STOP: &str = "hvprobe/v1/machines.proto: hvprobe.v1.StopRequest";
 
 #[test]
 fn what_is_added_breaks_nothing() {
-    let told = after(|set| {
+    let report = after(|set| {
         message(set, "StopRequest")
             .field
             .push(FieldDescriptorProto {
@@ -208,11 +208,11 @@ fn what_is_added_breaks_nothing() {
         more.name = Some("More".to_owned());
         service.method.push(more);
     });
-    assert_eq!(told, "");
+    assert_eq!(report, "");
 }
 
 #[test]
-fn what_changes_or_goes_is_told() {
+fn what_changes_or_goes_is_reported() {
     let field = |change: fn(&mut FieldDescriptorProto)| {
         after(|set| change(&mut message(set, "StopRequest").field[0]))
     };
@@ -241,7 +241,7 @@ fn what_changes_or_goes_is_told() {
 }
 
 #[test]
-fn changed_values_methods_and_packages_are_told() {
+fn changed_values_methods_and_packages_are_reported() {
     let values = after(|set| {
         let mut enums = set.file.iter_mut().flat_map(|file| &mut file.enum_type);
         let state = enums.find(|values| values.name() == "MachineState");

@@ -90,7 +90,7 @@ mod tests {
     const AT: Gva = Gva(0xffff_ffff_8100_0000);
 
     #[test]
-    fn addresses_are_told_however_they_are_written() {
+    fn addresses_are_found_however_they_are_written() {
         // mov rdi, imm32; sub rsi, imm32; lea rax, [rip+0x10]; mov rcx, [rax+8]; cmp [rip-4], 0;
         // movabs rdx, imm64; mov rax, [rcx*8-0x7e000000]; mov rax, [disp32]; mov edi, imm32; ret
         let code = "48c7c70000a082 4881ee0010a082 488d0510000000 488b4808 803dfcffffff00 \
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn per_cpu_data_is_told_by_its_place_and_size() {
+    fn per_cpu_data_is_found_with_its_place_and_size() {
         // mov rdi, gs:[0x1fb80]; mov eax, gs:[rip+0x100]; movsxd rax, dword gs:[rip+0x100];
         // add rax, gs:[0x10]; mov gs:[0x10], rax; mov rax, gs:[rcx]; mov rax, [0x10]
         let code = "65488b3c2580fb0100 658b0500010000 6548630500010000 6548030425 10000000 \
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_told_behind_bytes_that_are_no_instruction() {
+    fn nothing_is_found_behind_bytes_that_are_no_instruction() {
         // An opcode that does not exist in 64-bit mode; mov rdi, imm32
         let code = bytes("06 48c7c70000a082");
         assert!(constants(&code, AT).is_empty() && per_cpu_loads(&code, AT).is_empty());

@@ -47,7 +47,7 @@ fn record(words: &[u64]) -> Vec<u8> {
 }
 
 #[test]
-fn items_are_told_from_those_that_could_not_be_read() {
+fn items_are_distinguished_from_those_that_could_not_be_read() {
     let layout = layout(&[Read::Bytes(4), Read::Bytes(8), Read::Bytes(12)]).unwrap();
     // Bits, then 1, 1 and 2 words; the second mark lies between those of the last.
     let bytes = record(&[0b010, 0xdead_beef_1122_3344, 7, 0x0102_0304_0506_0708, 0x99]);

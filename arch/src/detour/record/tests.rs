@@ -113,7 +113,7 @@ fn only_the_first_cell_of_a_record_has_a_mark() {
 }
 
 #[test]
-fn a_mark_tells_where_it_belongs() {
+fn a_mark_has_its_position() {
     let header = Header::of_mark(0x0300_0009_ffff_fffe).unwrap();
     assert_eq!((header.source, header.cells), (9, 3));
     for (position, is_there) in [

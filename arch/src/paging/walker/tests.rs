@@ -155,7 +155,7 @@ fn entry_read_again_for_one_page_is_not_believed_for_another_that_had_a_differen
 }
 
 #[test]
-fn gigabytes_are_told_apart_however_many_there_are() {
+fn gigabytes_are_distinguished_however_many_there_are() {
     let gigabyte = |n: u64| Gva((AT.0 & !0x7f_ffff_ffff) | n << 30);
     let mem = mapped(gigabyte(0));
     let count = 2 * UPPERS as u64;
@@ -275,7 +275,7 @@ fn user_addresses_are_walked_for_each_time() {
 }
 
 #[test]
-fn pages_that_are_remembered_at_one_place_are_told_apart() {
+fn pages_that_are_remembered_at_one_place_are_distinguished() {
     let walker = Walker::new(tables());
     let place = |at: Gva| std::ptr::from_ref(walker.place(at.0 & !WITHIN));
     let other = (1..512)

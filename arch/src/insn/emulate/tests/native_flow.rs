@@ -109,7 +109,7 @@ fn counted_branches_agree_with_this_processor() {
 }
 
 #[test]
-fn counted_branches_are_told_apart() {
+fn counted_branches_are_distinguished() {
     // The branch taken goes 0x10 past its end.
     for (hex, rcx, rflags, left, is_taken) in [
         ("e310", 0, 0, 0, true),
