@@ -49,7 +49,7 @@ const BENCHES: [&str; 2] = ["boot", "hits"];
 
 /// Number of runs of the tests on this machine, each with another seed, because each property checks a whole
 /// machine or server in miniature.
-const ROUNDS: &str = "3";
+const ROUNDS: &str = "2";
 
 /// Packages whose properties get many cases in one run with `--long`, which takes hours.
 const LONG: [&str; 11] = [
