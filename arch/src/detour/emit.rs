@@ -1,16 +1,17 @@
 //! Code fragments that detours and return code are made of.
 //!
-//! Registers: RAX and RDX are free everywhere between [`Emitter::save`] and [`Emitter::restore`]. From
+//! Registers: RAX and RDX are free everywhere between [`Emitter::save`] and [`Emitter::restore`], and RCX until
+//! [`Emitter::reserve`] or, in a return probe's part, until an instance is taken. From
 //! [`Emitter::reserve`] to [`Emitter::publish`], RCX holds the new head, and the register that the frame calls
 //! `cell` holds the record's address. Code that reads memory in a loop, and code that copies the stack, also
 //! uses RSI, RDI and R8.
 //!
-//! The saved flags take half of a stack word. The other half holds the number of the CPU whose counter
-//! [`Emitter::time`] read.
+//! The saved flags take half of a stack word. [`Emitter::time`] writes the CPU's number into the other half, and
+//! [`Emitter::values`] stores both together.
 
 use super::cold::{Slowly, Unread};
-use super::record::{CPU, END, Header, IDENTITY, Layout, SOURCE_BITS, TSC, Values};
-use super::{BuildError, CELL, Capture, RECORD_CELLS, Ring, TaskFields};
+use super::record::{END, Header, IDENTITY, Layout, SOURCE_BITS, TSC, Values};
+use super::{BuildError, CELL, Capture, RECORD_CELLS, Ring};
 use crate::Gva;
 use crate::condition::{Comparison, Condition};
 use crate::regs::Gpr;
@@ -257,7 +258,6 @@ impl<'a> Emitter<'a> {
     }
 
     /// Reserves cells and writes the time into the first one. If the ring is full, does what `full` says.
-    /// [`Emitter::header`] writes the number of the CPU.
     pub(super) fn reserve(
         &mut self,
         cells: Cells,
@@ -311,25 +311,12 @@ impl<'a> Emitter<'a> {
         Ok(label)
     }
 
-    /// Writes the CPU's number and the task.
-    pub(super) fn header(&mut self, layout: &Layout, capture: &Capture) -> Result<(), BuildError> {
-        let cell = self.frame.cell;
-        if capture.cpu.is_some() {
-            self.saved_cpu()?;
-            self.a.mov(dword_ptr(cell + CPU), eax)?;
-        }
-        if let (Some(fields), Some(at)) = (&capture.task, layout.task()) {
-            self.task(fields, at)?;
-        }
-        Ok(())
-    }
-
     /// Loads the time stamp counter into `into`. Best done just before a locked exchange: the exchange waits for
     /// the pushes while the counter is read. After the exchange, the two would happen one after the other.
     ///
     /// If the CPU's number is at `cpu`, also saves that. A preempted thread may continue on another CPU, whose
-    /// counter may differ; so the number is read before the counter and after it, until it stays the same. Uses
-    /// RCX.
+    /// counter may differ; so the number is read before the counter and after it, until both are the same. (A
+    /// thread that migrates twice within these instructions, and comes back, is not noticed.) Uses RCX.
     pub(super) fn time(&mut self, into: AsmRegister64, cpu: Option<u32>) -> Result<(), BuildError> {
         let mut again = self.a.create_label();
         if let Some(cpu) = cpu {
@@ -348,13 +335,11 @@ impl<'a> Emitter<'a> {
         Ok(())
     }
 
-    /// Loads the number of the CPU that [`Emitter::time`] saved into EAX.
-    pub(super) fn saved_cpu(&mut self) -> Result<(), BuildError> {
-        self.a.mov(eax, dword_ptr(rsp + SAVED_CPU))?;
-        Ok(())
-    }
-
-    fn task(&mut self, fields: &TaskFields, at: usize) -> Result<(), BuildError> {
+    /// Writes the task, if it is captured.
+    pub(super) fn task(&mut self, layout: &Layout, capture: &Capture) -> Result<(), BuildError> {
+        let (Some(fields), Some(at)) = (capture.task, layout.task()) else {
+            return Ok(());
+        };
         let cell = self.frame.cell;
         let a = &mut self.a;
         with_per_cpu(a, Code::Mov_r64_rm64, Register::RAX, fields.current)?;
@@ -376,15 +361,16 @@ impl<'a> Emitter<'a> {
     }
 
     /// Stores flags, registers and stack words, as they are at the probepoint, in the structure that `base`
-    /// points at.
+    /// points at, and with the flags the CPU's number, if it was saved.
     pub(super) fn values(
         &mut self,
         base: AsmRegister64,
         values: &Values,
         stack: &[u16],
     ) -> Result<(), BuildError> {
-        self.a.mov(eax, dword_ptr(rsp))?;
-        self.a.mov(dword_ptr(base + values.flags()), eax)?;
+        // The locked exchange in between has written out both halves, so one load gets them.
+        self.a.mov(rax, qword_ptr(rsp))?;
+        self.a.mov(qword_ptr(base + values.flags()), rax)?;
         for (register, offset) in values.registers() {
             let from = match (register, self.frame.offset_of(register)) {
                 (register, None) if register != Gpr::Rsp => name(register),

@@ -39,7 +39,6 @@ pub(super) const TASK: usize = 32;
 pub(super) const ENTRY_TSC: u8 = 40;
 /// Number of the word of the flags, whose upper half is the CPU.
 const VALUES: usize = 6;
-pub(super) const ENTRY_CPU: usize = 8 * VALUES + 4;
 /// End of the flags and of all registers, in bytes.
 const VALUES_END: usize = 8 * (VALUES + 1 + 16);
 /// Maximum number of bytes, after its first word, of an instance without stack words.

@@ -24,7 +24,7 @@
 //!   of a record u24 source, u8 cells
 //!
 //!   words       u64 TSC                       | of a return, after those:
-//!               u32 CPU, u32 flags            |     u64 call id
+//!               u32 flags, u32 CPU            |     u64 call id
 //!               u32 pid, u32 tgid             |     u64 the real return address
 //!               u8[16] comm                   |     u64 TSC at entry
 //!               u64 each selected register,   |     u32 flags and u32 CPU at entry
@@ -54,8 +54,7 @@ pub(super) const END: u8 = 0;
 pub(super) const IDENTITY: usize = 4;
 /// Offsets of the words that every record begins with, and of the task.
 pub(super) const TSC: u8 = 8;
-pub(super) const CPU: usize = 16;
-const FLAGS: usize = 20;
+const FLAGS: usize = 16;
 const TASK: usize = 24;
 /// Number of words that every record begins with, and of the task.
 const FIXED_WORDS: usize = 2;
@@ -161,7 +160,7 @@ impl Values {
         Self::at(spread, spread.offset(flags), flags + 1, registers, stack)
     }
 
-    /// Returns the offset of the flags. Their upper half is always zero and may hold something else.
+    /// Returns the offset of the flags. Their upper half is always zero, so it holds the CPU's number.
     pub(super) fn flags(&self) -> usize {
         self.flags
     }
@@ -554,10 +553,9 @@ impl Layout {
             })
         });
         let (regs, stack) = self.values.read(bytes)?;
-        let cpu = u32::from_le_bytes(array(bytes, CPU)?);
         Ok(Record {
             source: header.source,
-            cpu: self.has_cpu.then_some(cpu),
+            cpu: self.values.cpu(bytes, self.has_cpu)?,
             tsc: word(bytes, usize::from(TSC))?,
             task: task.transpose()?,
             regs,

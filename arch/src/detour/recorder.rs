@@ -377,7 +377,7 @@ impl Emitter<'_> {
                     self.count_stack(fields)?;
                 }
                 self.reserve(cells, Full { lost, next, waits }, capture)?;
-                self.header(&layout, capture)?;
+                self.task(&layout, capture)?;
                 self.values(r11, layout.values(), &capture.stack)?;
                 if let (Some(rooms), Some(fetching)) = (layout.rooms(), &capture.fetching) {
                     self.fetch(rooms, fetching)?;

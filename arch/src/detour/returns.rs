@@ -28,7 +28,7 @@
 use super::emit::{
     CALL, CALL_REL32, Cells, Emitter, Frame, Full, ORIGIN, absolute, load, reachable, with_per_cpu,
 };
-use super::instance::{CALLER, ENTRY_CPU, ENTRY_TSC, GENERATION, NEXT, NIL, RETURN, SLOT, TASK};
+use super::instance::{CALLER, ENTRY_TSC, GENERATION, NEXT, NIL, RETURN, SLOT, TASK};
 use super::{BuildError, Capture, EntryCapture, InstanceLayout, Instances, Layout, Part, Ring};
 use crate::Gva;
 use crate::regs::Gpr;
@@ -168,10 +168,6 @@ impl Emitter<'_> {
             with_per_cpu(a, Code::Mov_r64_rm64, Register::RAX, current)?;
             a.mov(qword_ptr(r11 + TASK), rax)?;
         }
-        if capture.cpu.is_some() {
-            self.saved_cpu()?;
-            self.a.mov(dword_ptr(r11 + ENTRY_CPU), eax)?;
-        }
         self.values(r11, layout.values(), &capture.stack)?;
         let a = &mut self.a;
         a.lea(rax, slot)?;
@@ -252,7 +248,7 @@ impl Emitter<'_> {
             more: None,
         };
         self.reserve(cells, full, capture)?;
-        self.header(&layout, capture)?;
+        self.task(&layout, capture)?;
         self.values(rdi, layout.values(), &[])?;
         if let Some(call) = layout.call() {
             self.index(instances)?;

@@ -86,11 +86,11 @@ fn a_detour_of_the_kernel_is_addressed_with_32_bits() {
         80040006 lea eax,[rsp+28h]
         8004000a and eax,0FFFh
         8004000f cmp eax,0FF0h
-        80040014 ja 0FFFFFFFF800400E6h
+        80040014 ja 0FFFFFFFF800400DFh
         8004001a mov rdx,[rsp+10h]
         8004001f mov rax,100000000h
         80040029 cmp rdx,rax
-        8004002c jbe 0FFFFFFFF800400F4h
+        8004002c jbe 0FFFFFFFF800400EDh
         80040032 mov ecx,gs:[10000h]
         8004003a rdtsc
         8004003c shl rdx,20h
@@ -101,55 +101,53 @@ fn a_detour_of_the_kernel_is_addressed_with_32_bits() {
         80040052 mov rax,[0FFFFFFFF80100000h]
         8004005a lea rcx,[rax+1]
         8004005e cmp rcx,[0FFFFFFFF80100040h]
-        80040066 ja 0FFFFFFFF800400FFh
+        80040066 ja 0FFFFFFFF800400F8h
         8004006c lock cmpxchg [0FFFFFFFF80100000h],rcx
         80040076 jne short 0FFFFFFFF8004005Ah
         80040078 and eax,3FFh
         8004007d shl eax,6
         80040080 mov [rax-7FEFEFF8h],r11
         80040087 lea r11,[rax-7FEFF000h]
-        8004008e mov eax,[rsp+4]
-        80040092 mov [r11+10h],eax
-        80040096 mov eax,[rsp]
-        80040099 mov [r11+14h],eax
-        8004009d mov rax,[rsp+18h]
-        800400a2 mov [r11+18h],rax
-        800400a6 mov [r11+20h],rdi
-        800400aa mov rax,[rsp+30h]
-        800400af mov [r11+28h],rax
-        800400b3 mov [r11],ecx
-        800400b6 mov dword ptr [r11+4],1000009h
-        800400be sub rcx,[0FFFFFFFF80100048h]
-        800400c6 cmp rcx,1
-        800400ca jb short 0FFFFFFFF8004010Ah
-        800400cc pop rax
-        800400cd xchg al,ah
-        800400cf and al,8
-        800400d1 add al,78h
-        800400d3 sahf
-        800400d4 pop r11
-        800400d6 pop rdx
-        800400d7 pop rcx
-        800400d8 pop rax
-        800400d9 push rbp
-        800400da mov rdi,[0FFFFFFFF81234578h]
-        800400e1 jmp 0FFFFFFFF81234568h
-        800400e6 pop rax
-        800400e7 xchg al,ah
-        800400e9 and al,8
-        800400eb add al,78h
-        800400ed sahf
-        800400ee pop r11
-        800400f0 pop rdx
-        800400f1 pop rcx
-        800400f2 pop rax
-        800400f3 int3
-        800400f4 lock inc qword ptr [0FFFFFFFF80100088h]
-        800400fd jmp short 0FFFFFFFF800400CCh
-        800400ff lock inc qword ptr [0FFFFFFFF80100080h]
-        80040108 jmp short 0FFFFFFFF800400CCh
-        8004010a out 5Eh,al
-        8004010c jmp short 0FFFFFFFF800400CCh
+        8004008e mov rax,[rsp]
+        80040092 mov [r11+10h],rax
+        80040096 mov rax,[rsp+18h]
+        8004009b mov [r11+18h],rax
+        8004009f mov [r11+20h],rdi
+        800400a3 mov rax,[rsp+30h]
+        800400a8 mov [r11+28h],rax
+        800400ac mov [r11],ecx
+        800400af mov dword ptr [r11+4],1000009h
+        800400b7 sub rcx,[0FFFFFFFF80100048h]
+        800400bf cmp rcx,1
+        800400c3 jb short 0FFFFFFFF80040103h
+        800400c5 pop rax
+        800400c6 xchg al,ah
+        800400c8 and al,8
+        800400ca add al,78h
+        800400cc sahf
+        800400cd pop r11
+        800400cf pop rdx
+        800400d0 pop rcx
+        800400d1 pop rax
+        800400d2 push rbp
+        800400d3 mov rdi,[0FFFFFFFF81234578h]
+        800400da jmp 0FFFFFFFF81234568h
+        800400df pop rax
+        800400e0 xchg al,ah
+        800400e2 and al,8
+        800400e4 add al,78h
+        800400e6 sahf
+        800400e7 pop r11
+        800400e9 pop rdx
+        800400ea pop rcx
+        800400eb pop rax
+        800400ec int3
+        800400ed lock inc qword ptr [0FFFFFFFF80100088h]
+        800400f6 jmp short 0FFFFFFFF800400C5h
+        800400f8 lock inc qword ptr [0FFFFFFFF80100080h]
+        80040101 jmp short 0FFFFFFFF800400C5h
+        80040103 out 5Eh,al
+        80040105 jmp short 0FFFFFFFF800400C5h
     "#]]
     .assert_eq(&text(detour.code(), DETOUR));
     let escape = detour.escape().unwrap();
@@ -160,18 +158,18 @@ fn a_detour_of_the_kernel_is_addressed_with_32_bits() {
         (0, Some(0)),
         (1, Some(8)),
         (6, Some(40)),
-        (0x96, Some(40)),
-        (0xcc, Some(40)),
-        (0xd4, Some(32)),
-        (0xd8, Some(8)),
-        (0xd9, None),
-        (0xe1, None),
-        (0xe6, Some(40)),
-        (0xf2, Some(8)),
-        (0xf3, Some(0)),
-        (0xf4, Some(40)),
-        (0x10c, Some(40)),
-        (0x10e, None),
+        (0x8f, Some(40)),
+        (0xc5, Some(40)),
+        (0xcd, Some(32)),
+        (0xd1, Some(8)),
+        (0xd2, None),
+        (0xda, None),
+        (0xdf, Some(40)),
+        (0xeb, Some(8)),
+        (0xec, Some(0)),
+        (0xed, Some(40)),
+        (0x105, Some(40)),
+        (0x107, None),
     ];
     for (offset, depth) in depths {
         let found = detour.interrupted(DETOUR.wrapping_add(offset));
@@ -212,60 +210,60 @@ fn a_hit_that_waits_asks_for_room_before_it_is_lost() {
         80040010 mov rax,[0FFFFFFFF80100000h]
         80040018 lea rcx,[rax+3]
         8004001c cmp rcx,[0FFFFFFFF80100040h]
-        80040024 ja 0FFFFFFFF800400F3h
+        80040024 ja 0FFFFFFFF800400F4h
         8004002a lock cmpxchg [0FFFFFFFF80100000h],rcx
         80040034 jne short 0FFFFFFFF80040018h
         80040036 and eax,3FFh
         8004003b shl eax,6
         8004003e mov [rax-7FEFEFF8h],r11
         80040045 lea r11,[rax-7FEFF000h]
-        8004004c mov eax,[rsp]
-        8004004f mov [r11+14h],eax
-        80040053 mov rax,[rsp+20h]
-        80040058 mov [r11+18h],rax
-        8004005c mov rax,[rsp+18h]
-        80040061 mov [r11+20h],rax
-        80040065 mov rax,[rsp+10h]
-        8004006a mov [r11+28h],rax
-        8004006e mov [r11+30h],rbx
-        80040072 lea rax,[rsp+28h]
-        80040077 mov [r11+38h],rax
-        8004007b mov [r11+48h],rbp
-        8004007f mov [r11+50h],rsi
-        80040083 mov [r11+58h],rdi
-        80040087 mov [r11+60h],r8
-        8004008b mov [r11+68h],r9
-        8004008f mov [r11+70h],r10
-        80040093 mov rax,[rsp+8]
-        80040098 mov [r11+78h],rax
-        8004009c mov [r11+88h],r12
-        800400a3 mov [r11+90h],r13
-        800400aa mov [r11+98h],r14
-        800400b1 mov [r11+0A0h],r15
-        800400b8 mov [r11],ecx
-        800400bb mov dword ptr [r11+4],3000009h
-        800400c3 sub rcx,[0FFFFFFFF80100048h]
-        800400cb cmp rcx,3
-        800400cf jb short 0FFFFFFFF800400FFh
-        800400d1 pop rax
-        800400d2 xchg al,ah
-        800400d4 and al,8
-        800400d6 add al,78h
-        800400d8 sahf
-        800400d9 pop r11
-        800400db pop rdx
-        800400dc pop rcx
-        800400dd pop rax
-        800400de nop [rax+rax]
-        800400e3 jmp 0FFFFFFFF81234565h
-        800400e8 lock inc qword ptr [0FFFFFFFF80100080h]
-        800400f1 jmp short 0FFFFFFFF800400D1h
-        800400f3 out 93h,al
-        800400f5 test al,al
-        800400f7 jne 0FFFFFFFF80040010h
-        800400fd jmp short 0FFFFFFFF800400E8h
-        800400ff out 5Eh,al
-        80040101 jmp short 0FFFFFFFF800400D1h
+        8004004c mov rax,[rsp]
+        80040050 mov [r11+10h],rax
+        80040054 mov rax,[rsp+20h]
+        80040059 mov [r11+18h],rax
+        8004005d mov rax,[rsp+18h]
+        80040062 mov [r11+20h],rax
+        80040066 mov rax,[rsp+10h]
+        8004006b mov [r11+28h],rax
+        8004006f mov [r11+30h],rbx
+        80040073 lea rax,[rsp+28h]
+        80040078 mov [r11+38h],rax
+        8004007c mov [r11+48h],rbp
+        80040080 mov [r11+50h],rsi
+        80040084 mov [r11+58h],rdi
+        80040088 mov [r11+60h],r8
+        8004008c mov [r11+68h],r9
+        80040090 mov [r11+70h],r10
+        80040094 mov rax,[rsp+8]
+        80040099 mov [r11+78h],rax
+        8004009d mov [r11+88h],r12
+        800400a4 mov [r11+90h],r13
+        800400ab mov [r11+98h],r14
+        800400b2 mov [r11+0A0h],r15
+        800400b9 mov [r11],ecx
+        800400bc mov dword ptr [r11+4],3000009h
+        800400c4 sub rcx,[0FFFFFFFF80100048h]
+        800400cc cmp rcx,3
+        800400d0 jb short 0FFFFFFFF80040100h
+        800400d2 pop rax
+        800400d3 xchg al,ah
+        800400d5 and al,8
+        800400d7 add al,78h
+        800400d9 sahf
+        800400da pop r11
+        800400dc pop rdx
+        800400dd pop rcx
+        800400de pop rax
+        800400df nop [rax+rax]
+        800400e4 jmp 0FFFFFFFF81234565h
+        800400e9 lock inc qword ptr [0FFFFFFFF80100080h]
+        800400f2 jmp short 0FFFFFFFF800400D2h
+        800400f4 out 93h,al
+        800400f6 test al,al
+        800400f8 jne 0FFFFFFFF80040010h
+        800400fe jmp short 0FFFFFFFF800400E9h
+        80040100 out 5Eh,al
+        80040102 jmp short 0FFFFFFFF800400D2h
     "#]]
     .assert_eq(&text(recorder.place(DETOUR).unwrap().code(), DETOUR));
 }
@@ -321,68 +319,68 @@ fn return_code_of_the_kernel_finds_its_instance_by_the_stub() {
         8004006b mov rax,[0FFFFFFFF80100000h]
         80040073 lea rcx,[rax+2]
         80040077 cmp rcx,[0FFFFFFFF80100040h]
-        8004007f ja 0FFFFFFFF80040157h
+        8004007f ja 0FFFFFFFF80040159h
         80040085 lock cmpxchg [0FFFFFFFF80100000h],rcx
         8004008f jne short 0FFFFFFFF80040073h
         80040091 and eax,3FFh
         80040096 shl eax,6
         80040099 mov [rax-7FEFEFF8h],rdi
         800400a0 lea rdi,[rax-7FEFF000h]
-        800400a7 mov eax,[rsp]
-        800400aa mov [rdi+14h],eax
-        800400ad mov rax,[rsp+28h]
-        800400b2 mov [rdi+18h],rax
-        800400b6 mov eax,esi
-        800400b8 sub eax,80200000h
-        800400bd shl rax,22h
-        800400c1 mov rdx,8000050000000000h
-        800400cb add rax,rdx
-        800400ce mov rdx,[rsi+8]
-        800400d2 shl rdx,18h
-        800400d6 shr rdx,18h
-        800400da add rax,rdx
-        800400dd mov [rdi+20h],rax
-        800400e1 mov rax,[rsi]
-        800400e4 mov [rdi+28h],rax
-        800400e8 mov rax,[rsi+28h]
-        800400ec mov [rdi+30h],rax
-        800400f0 mov rax,[rsi+30h]
-        800400f4 mov [rdi+38h],rax
-        800400f8 mov rax,[rsi+38h]
-        800400fc mov [rdi+48h],rax
-        80040100 mov [rdi],ecx
-        80040102 mov dword ptr [rdi+4],2000009h
-        80040109 sub rcx,[0FFFFFFFF80100048h]
-        80040111 cmp rcx,2
-        80040115 jb short 0FFFFFFFF80040162h
-        80040117 mov eax,esi
-        80040119 sub eax,80200000h
-        8004011e mov ecx,eax
-        80040120 shr ecx,6
-        80040123 mov rax,[0FFFFFFFF801000C0h]
-        8004012b mov [rsi],eax
-        8004012d mov rdx,rax
-        80040130 shr rdx,20h
-        80040134 inc edx
-        80040136 shl rdx,20h
-        8004013a or rdx,rcx
-        8004013d lock cmpxchg [0FFFFFFFF801000C0h],rdx
-        80040147 jne short 0FFFFFFFF8004012Bh
-        80040149 pop rax
-        8004014a xchg al,ah
-        8004014c and al,8
-        8004014e add al,78h
-        80040150 sahf
-        80040151 pop rdi
-        80040152 pop rsi
-        80040153 pop rdx
-        80040154 pop rcx
-        80040155 pop rax
-        80040156 ret
-        80040157 lock inc qword ptr [0FFFFFFFF80100080h]
-        80040160 jmp short 0FFFFFFFF80040117h
-        80040162 out 5Eh,al
-        80040164 jmp short 0FFFFFFFF80040117h"#]]
+        800400a7 mov rax,[rsp]
+        800400ab mov [rdi+10h],rax
+        800400af mov rax,[rsp+28h]
+        800400b4 mov [rdi+18h],rax
+        800400b8 mov eax,esi
+        800400ba sub eax,80200000h
+        800400bf shl rax,22h
+        800400c3 mov rdx,8000050000000000h
+        800400cd add rax,rdx
+        800400d0 mov rdx,[rsi+8]
+        800400d4 shl rdx,18h
+        800400d8 shr rdx,18h
+        800400dc add rax,rdx
+        800400df mov [rdi+20h],rax
+        800400e3 mov rax,[rsi]
+        800400e6 mov [rdi+28h],rax
+        800400ea mov rax,[rsi+28h]
+        800400ee mov [rdi+30h],rax
+        800400f2 mov rax,[rsi+30h]
+        800400f6 mov [rdi+38h],rax
+        800400fa mov rax,[rsi+38h]
+        800400fe mov [rdi+48h],rax
+        80040102 mov [rdi],ecx
+        80040104 mov dword ptr [rdi+4],2000009h
+        8004010b sub rcx,[0FFFFFFFF80100048h]
+        80040113 cmp rcx,2
+        80040117 jb short 0FFFFFFFF80040164h
+        80040119 mov eax,esi
+        8004011b sub eax,80200000h
+        80040120 mov ecx,eax
+        80040122 shr ecx,6
+        80040125 mov rax,[0FFFFFFFF801000C0h]
+        8004012d mov [rsi],eax
+        8004012f mov rdx,rax
+        80040132 shr rdx,20h
+        80040136 inc edx
+        80040138 shl rdx,20h
+        8004013c or rdx,rcx
+        8004013f lock cmpxchg [0FFFFFFFF801000C0h],rdx
+        80040149 jne short 0FFFFFFFF8004012Dh
+        8004014b pop rax
+        8004014c xchg al,ah
+        8004014e and al,8
+        80040150 add al,78h
+        80040152 sahf
+        80040153 pop rdi
+        80040154 pop rsi
+        80040155 pop rdx
+        80040156 pop rcx
+        80040157 pop rax
+        80040158 ret
+        80040159 lock inc qword ptr [0FFFFFFFF80100080h]
+        80040162 jmp short 0FFFFFFFF80040119h
+        80040164 out 5Eh,al
+        80040166 jmp short 0FFFFFFFF80040119h"#]]
     .assert_eq(&text.join("\n"));
 }
 

@@ -2,11 +2,12 @@
 //! another CPU. The counters of two CPUs may differ, so a time and a number must be of the same CPU.
 
 use super::followed::{LOST, Returns, VETOED, drain, everything, function_with};
-use super::quiet;
 use super::stops::{instructions, run_until};
+use super::{next, quiet};
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::{Capture, Layout, Member, Part, STUB};
 use hvprobe_arch::regs::Regs;
+use hvprobe_arch::trap::ROOM_PORT;
 use hvprobe_tests::detour::arena::{Arena, CPU};
 use hvprobe_tests::detour::bench::{Bench, State};
 use hvprobe_tests::detour::probed::{Planted, Room};
@@ -35,13 +36,13 @@ fn set_cpu(arena: &Arena, cpu: u32) {
 type Recorded = (u64, Option<u32>);
 
 /// Runs the code at `at`, whose instructions are `code`, once for each of them, and lets its thread migrate there.
-/// `prepare` returns the state to begin with, and `recorded` what the run recorded.
+/// `prepare` returns the state to begin with, and `recorded` all that the run recorded.
 fn migrate_everywhere(
     bench: &Bench<'_>,
     at: impl Fn() -> Gva,
     code: &[Instruction],
     mut prepare: impl FnMut() -> State,
-    mut recorded: impl FnMut(u64) -> Recorded,
+    mut recorded: impl FnMut(u64) -> Vec<Recorded>,
 ) {
     let (mut before, mut after) = (0, 0);
     for instruction in code {
@@ -57,12 +58,13 @@ fn migrate_everywhere(
         let migrated = counter();
         set_cpu(bench.arena(), OTHER);
         let left = bench.run(stop, &left.state);
-        let (tsc, cpu) = recorded(left.exit);
-        let expected = if tsc < migrated { CPU } else { OTHER };
-        assert_eq!(cpu, Some(expected), "migrated at {instruction}");
-        match expected {
-            CPU => before += 1,
-            _ => after += 1,
+        for (number, (tsc, cpu)) in recorded(left.exit).into_iter().enumerate() {
+            let expected = if tsc < migrated { CPU } else { OTHER };
+            assert_eq!(cpu, Some(expected), "{number}: migrated at {instruction}");
+            match expected {
+                CPU => before += 1,
+                _ => after += 1,
+            }
         }
     }
     assert!(before > 10 && after > 5, "{before}, {after}");
@@ -116,7 +118,7 @@ fn a_hit_has_the_time_and_the_number_of_one_cpu() {
             assert_eq!(exit, INSIDE);
             let records = drain(&mut reader, &layout);
             assert_eq!(records.len(), 1);
-            (records[0].tsc, records[0].cpu)
+            vec![(records[0].tsc, records[0].cpu)]
         },
     );
 }
@@ -153,7 +155,7 @@ fn a_call_has_the_time_and_the_number_of_one_cpu_at_its_entry_and_at_its_return(
             assert_eq!(bench.run(stub, &done).exit, RETURNED);
             let records = drain(&mut reader, &returns.layout);
             let call = records[0].call.unwrap();
-            (call.tsc, call.cpu)
+            vec![(call.tsc, call.cpu)]
         },
     );
 
@@ -171,8 +173,132 @@ fn a_call_has_the_time_and_the_number_of_one_cpu_at_its_entry_and_at_its_return(
         |exit| {
             assert_eq!(exit, RETURNED);
             let records = drain(&mut reader, &returns.layout);
-            (records[0].tsc, records[0].cpu)
+            vec![(records[0].tsc, records[0].cpu)]
         },
     );
     returns.check_idle();
+}
+
+#[test]
+fn each_member_of_a_detour_has_the_time_and_the_number_of_one_cpu() {
+    let arena = Arena::new().unwrap();
+    let bench = Bench::new(&arena).unwrap();
+    let ring = quiet(&arena, 256);
+    let mut room = Room::new(&arena);
+    let returns = Returns::new(&mut room, &arena, &ring, 0, 1, everything(&arena));
+    let with_task = Capture {
+        task: Some(arena.task()),
+        cpu: Some(arena.cpu()),
+        ..Capture::default()
+    };
+    let with_stack = Capture {
+        cpu: Some(arena.cpu()),
+        stack_copy: Some(arena.stack_fields()),
+        ..Capture::default()
+    };
+    let record = |source, capture| Member {
+        conditions: &[],
+        vetoed: arena.counter(VETOED),
+        part: Part::Record {
+            source,
+            capture,
+            lost: arena.counter(LOST),
+            waits: false,
+        },
+    };
+    let members = [
+        record(1, &with_stack),
+        returns.member(),
+        record(2, &with_task),
+        record(3, &with_stack),
+    ];
+    let inside = bench.exit(INSIDE);
+    let span = function_with(&arena, |a| a.jmp(inside.0));
+    let detour = room.detour(&span, &ring, &members).unwrap();
+    let planted = Planted::new(&arena, &span, &detour);
+    let layouts = [&with_stack, &with_task, &with_stack].map(|it| Layout::new(it).unwrap());
+    let mut reader = Reader::new(&arena, ring);
+
+    let slot = arena.stack().start.wrapping_add(0x1000);
+    arena.set_stack_end(slot.wrapping_add(64));
+    let done = registers(slot.wrapping_add(8));
+    let tail = detour.tail();
+    let code = instructions(&arena, detour.at(), |it| it.ip() < tail.0);
+    migrate_everywhere(
+        &bench,
+        || arena.function(),
+        &code,
+        || {
+            arena.write(slot, &bench.exit(RETURNED).0.to_le_bytes());
+            registers(slot)
+        },
+        |exit| {
+            assert_eq!(exit, INSIDE);
+            let mut recorded: Vec<Recorded> = layouts
+                .iter()
+                .map(|layout| next(&mut reader, layout).expect("a record"))
+                .map(|record| (record.tsc, record.cpu))
+                .collect();
+            assert_eq!(bench.run(returns.stubs, &done).exit, RETURNED);
+            let records = drain(&mut reader, &returns.layout);
+            let call = records[0].call.unwrap();
+            recorded.push((call.tsc, call.cpu));
+            recorded
+        },
+    );
+    assert_eq!(planted.escapes(), 0);
+}
+
+#[test]
+fn a_hit_that_waits_for_room_keeps_the_time_and_the_cpu_of_its_arrival() {
+    let arena = Arena::new().unwrap();
+    let bench = Bench::new(&arena).unwrap();
+    let ring = quiet(&arena, 64);
+    let capture = Capture {
+        cpu: Some(arena.cpu()),
+        ..Capture::default()
+    };
+    let member = Member {
+        conditions: &[],
+        vetoed: arena.counter(VETOED),
+        part: Part::Record {
+            source: 0,
+            capture: &capture,
+            lost: arena.counter(LOST),
+            waits: true,
+        },
+    };
+    let inside = bench.exit(INSIDE);
+    let span = function_with(&arena, |a| a.jmp(inside.0));
+    let detour = Room::new(&arena).detour(&span, &ring, &[member]).unwrap();
+    let _planted = Planted::new(&arena, &span, &detour);
+    let layout = Layout::new(&capture).unwrap();
+    let mut reader = Reader::new(&arena, ring);
+    let end = detour.at().0 + detour.code().len() as u64;
+    let code = instructions(&arena, detour.at(), |it| it.ip() < end);
+    let asks = |it: &&Instruction| it.mnemonic() == Mnemonic::Out && it.immediate8() == ROOM_PORT;
+    let asks = Gva(code.iter().find(asks).expect("it asks").ip());
+
+    let state = registers(arena.stack().start.wrapping_add(0x1000));
+    set_cpu(&arena, CPU);
+    let mut hits = 0;
+    let mut waiting = loop {
+        let left = run_until(&bench, arena.function(), &state, asks, STANDS);
+        if left.exit == STANDS {
+            break left.state;
+        }
+        hits += 1;
+        assert!(hits <= 64, "the ring is never full");
+    };
+    let asked = counter();
+    set_cpu(&arena, OTHER);
+    assert_eq!(drain(&mut reader, &layout).len(), hits);
+    // AL says that there is room.
+    waiting.regs.rax = waiting.regs.rax & !0xff | 1;
+    let left = bench.run(asks.wrapping_add(2), &waiting);
+    assert_eq!(left.exit, INSIDE);
+    let records = drain(&mut reader, &layout);
+    assert_eq!(records.len(), 1);
+    assert!(records[0].tsc < asked);
+    assert_eq!(records[0].cpu, Some(CPU));
 }

@@ -62,7 +62,7 @@ fn fields_are_where_the_layout_says() {
     for word in [
         0x0200_0007_0000_1002, // 2 cells, source 7, position + cells
         0x1111,                // time
-        0x0000_0246_0000_0005, // flags, CPU 5
+        0x0000_0005_0000_0246, // CPU 5, flags
         0x0000_0011_0000_0022, // tgid, pid
         u64::from_le_bytes(*b"comm\0abc"),
         u64::from_le_bytes(*b"12345678"),

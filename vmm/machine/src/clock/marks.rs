@@ -1,12 +1,12 @@
 //! Order of a vCPU's records and its hits that took an exit.
 //!
 //! Where the guest's counter stalls, the error of a record's time can exceed its distance from a hit that took
-//! an exit. But each such hit sees how far the ring was reserved: its vCPU's records before that position are
-//! older, all later ones are younger. Of hits with nothing recorded between them, only the first and the last
+//! an exit. But each such hit sees how far the ring was reserved: its vCPU's records before that position were
+//! reserved earlier, all later ones later. Of hits with nothing recorded between them, only the first and the last
 //! matter.
 //!
 //! Invariants: one thread writes marks, and never waits. A reader uses only marks that are complete and have
-//! not been overwritten meanwhile. The true time lies within the bounds that are returned, even when marks were
+//! not been overwritten meanwhile. The time of the reservation lies within the bounds that are returned, even when marks were
 //! forgotten.
 
 use std::sync::OnceLock;
