@@ -33,7 +33,8 @@ pub(crate) struct Options {
     /// How long probes come and go at random on one guest, in each of the tests that do that
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     stress: u32,
-    /// Give the properties of every package many cases, too, and measure what the tests cover: hours
+    /// Also give the properties of every package many cases, build and test a kernel without data symbols, and
+    /// measure what the tests cover: hours
     #[arg(long)]
     long: bool,
 }
@@ -50,6 +51,9 @@ const BENCHES: [&str; 2] = ["boot", "hits"];
 /// Number of runs of the tests on this machine, each with another seed, because each property checks a whole
 /// machine or server in miniature.
 const ROUNDS: &str = "2";
+
+/// Seconds for which a large guest is paused.
+const PAUSE: &str = "60";
 
 /// Packages whose properties get many cases in one run with `--long`, which takes hours.
 const LONG: [&str; 11] = [
@@ -106,6 +110,8 @@ fn parts(long: bool) -> Vec<Part> {
     parts.push(Part::new(bochs.split(' ')));
     if long {
         parts.extend(LONG.map(|package| Part::new(["test", "--long", "--package", package])));
+        let stripped = "test --rig-only --kernel 6.1-stripped --filter stripped::";
+        parts.push(Part::new(stripped.split(' ')));
         parts.push(Part::new(["coverage"]));
     }
     parts
@@ -134,8 +140,11 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let folder = workspace.target.join("lab").join("nightly");
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let stress = options.stress.to_string();
-    let environment = ["HVPROBE_CHURN_SECONDS", "HVPROBE_STRESS_SECONDS"]
-        .map(|name| (name, OsString::from(&stress)));
+    let environment = [
+        ("HVPROBE_CHURN_SECONDS", OsString::from(&stress)),
+        ("HVPROBE_STRESS_SECONDS", OsString::from(&stress)),
+        ("HVPROBE_PAUSE_SECONDS", PAUSE.into()),
+    ];
     let mut rows = Vec::new();
     for (number, part) in parts.iter().enumerate() {
         progress::note(&format!(

@@ -2,7 +2,7 @@
 
 use hvprobe_machine::{Mechanism, ProbeSpec};
 use hvprobe_tests::names;
-use hvprobe_tests::rig::{Running, assert_clean, guest, mitigated, probe, rig, rounds};
+use hvprobe_tests::rig::{Running, assert_clean, guest, is_short, mitigated, probe, rig};
 
 fn boots_with(cpus: u32, test: &str) {
     if rig(test).is_none() {
@@ -71,7 +71,7 @@ fn a_guest_with_its_mitigations_on_is_probed_like_any_other() {
                   workload calls getpgid 500";
     // With the kernel's own choice of page-table isolation, and with isolation forced on.
     let ways = [(false, true), (true, false), (false, false), (true, true)];
-    for (pti, optimize) in ways.into_iter().take(rounds(4)) {
+    for (pti, optimize) in ways.into_iter().take(if is_short() { 2 } else { 4 }) {
         let mut config = guest(1, &["sh", "-c", script]);
         config.cmdline = mitigated();
         if pti {
