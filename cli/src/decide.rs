@@ -180,7 +180,7 @@ impl Desk {
         if let Some(question) = self.open.front().cloned() {
             self.show(&question)?;
             let seconds = until(question.deadline_ns).as_secs_f64();
-            output::note(format_args!(
+            output::eprint(format_args!(
                 "  {seconds:.1} s to decide: Enter to proceed, return=VALUE, jump=ADDRESS, %ax=VALUE, …"
             ));
         }
@@ -197,7 +197,7 @@ impl Desk {
             _ => match language::decision(line) {
                 Ok(decision) => decision,
                 Err(error) => {
-                    output::note(format_args!("{}\n{error}", error.render(line)));
+                    output::eprint(format_args!("{}\n{error}", error.render(line)));
                     return Next::More;
                 }
             },
@@ -212,7 +212,7 @@ impl Desk {
     }
 
     async fn answer(&mut self, question: &Question, decision: Decision) -> Next {
-        output::note(format_args!("  {}", language::text::decision(&decision)));
+        output::eprint(format_args!("  {}", language::text::decision(&decision)));
         let answer = Answer {
             token: question.token,
             decision: Some(wire::actions::decision_to_wire(&decision)),
@@ -239,7 +239,7 @@ impl Desk {
     }
 
     fn expired(&mut self) -> Next {
-        output::note(format_args!("  too late: the default was done"));
+        output::eprint(format_args!("  too late: the default was done"));
         self.open.pop_front();
         self.next_question()
     }

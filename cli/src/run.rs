@@ -429,7 +429,7 @@ async fn verdict(ending: &Ending, tail: Option<JoinHandle<Tail>>, options: &Opti
         table::ending_text(ending)
     ));
     if !ending.report.is_empty() {
-        output::note(format_args!("{}", ending.report.trim_end()));
+        output::eprint(format_args!("{}", ending.report.trim_end()));
     }
     if let Some(tail) = tail
         && let Ok(tail) = tail.await
@@ -437,11 +437,11 @@ async fn verdict(ending: &Ending, tail: Option<JoinHandle<Tail>>, options: &Opti
         let lines = tail.lines();
         // The registers and the call trace after the reason push it out of the shown lines.
         if let Some(why) = panic_reason(&lines) {
-            output::note(format_args!("its kernel panicked: {why}"));
+            output::eprint(format_args!("its kernel panicked: {why}"));
         }
         let end = &lines[lines.len().saturating_sub(TAIL_LINES)..];
         if !end.is_empty() {
-            output::note(format_args!("its console ended with:\n{}", end.join("\n")));
+            output::eprint(format_args!("its console ended with:\n{}", end.join("\n")));
         }
     }
     ExitCode::from(FAILED)
@@ -491,7 +491,7 @@ impl Timings {
         self.marks.sort_by_key(|(_, ns)| *ns);
         for (what, ns) in &self.marks {
             let after = Duration::from_nanos(ns.saturating_sub(self.started));
-            output::note(format_args!(
+            output::eprint(format_args!(
                 "{:10.3} ms  {what}",
                 after.as_secs_f64() * 1e3
             ));

@@ -267,7 +267,7 @@ pub(crate) fn close(printer: &mut Printer, probes: &[Probe]) -> anyhow::Result<(
             printer.write(&format!("{line}\n"))?;
         }
     } else if !rows.is_empty() {
-        output::note(format_args!(
+        output::eprint(format_args!(
             "\n{}",
             summary::text(&rows, printer.tally.dropped)
         ));

@@ -81,7 +81,7 @@ fn notice_at(level: &str, message: fmt::Arguments<'_>) {
 }
 
 /// Prints text on standard error unchanged.
-pub(crate) fn note(text: fmt::Arguments<'_>) {
+pub(crate) fn eprint(text: fmt::Arguments<'_>) {
     // A closed standard error cannot be reported anywhere.
     let _closed = writeln!(io::stderr().lock(), "{text}");
 }

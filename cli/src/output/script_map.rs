@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use hvprobe_spec::script::Aggregate;
+use hvprobe_spec::script::MapFunction;
 
 use super::bars::bar;
 
@@ -73,7 +73,7 @@ impl Entries {
     }
 
     /// Formats the map `name`, sorted by the printed number; with `top`, only the greatest entries.
-    pub(crate) fn text(&self, name: &str, aggregate: Aggregate, top: Option<u64>) -> String {
+    pub(crate) fn text(&self, name: &str, aggregate: MapFunction, top: Option<u64>) -> String {
         let mut entries: Vec<_> = self.0.iter().collect();
         entries.sort_by_key(|(_, entry)| entry.number(aggregate));
         let top = top.and_then(|top| usize::try_from(top).ok());
@@ -82,7 +82,7 @@ impl Entries {
         for (key, entry) in &entries[first..] {
             let key = shown(name, key);
             match aggregate {
-                Aggregate::Powers | Aggregate::Steps { .. } => {
+                MapFunction::Powers | MapFunction::Steps { .. } => {
                     let rows = rows(aggregate, &entry.rows);
                     writeln!(text, "{key}: \n{rows}")
                 }
@@ -90,7 +90,7 @@ impl Entries {
             }
             .expect("writing to a string cannot fail");
         }
-        if !matches!(aggregate, Aggregate::Powers | Aggregate::Steps { .. }) {
+        if !matches!(aggregate, MapFunction::Powers | MapFunction::Steps { .. }) {
             text.push('\n');
         }
         text
@@ -98,14 +98,14 @@ impl Entries {
 }
 
 impl Entry {
-    fn number(&self, aggregate: Aggregate) -> i128 {
+    fn number(&self, aggregate: MapFunction) -> i128 {
         let value = |of: fn(Summed) -> i128| self.value.map_or(0, of);
         match aggregate {
-            Aggregate::Hits | Aggregate::Powers | Aggregate::Steps { .. } => self.hits.into(),
-            Aggregate::Sum => value(|it| it.sum),
-            Aggregate::Average => value(|it| it.sum / i128::from(it.count.max(1))),
-            Aggregate::Least => value(|it| it.least),
-            Aggregate::Greatest => value(|it| it.greatest),
+            MapFunction::Hits | MapFunction::Powers | MapFunction::Steps { .. } => self.hits.into(),
+            MapFunction::Sum => value(|it| it.sum),
+            MapFunction::Average => value(|it| it.sum / i128::from(it.count.max(1))),
+            MapFunction::Least => value(|it| it.least),
+            MapFunction::Greatest => value(|it| it.greatest),
         }
     }
 }
@@ -142,7 +142,7 @@ pub(crate) fn row_of_step(number: i128, (min, max, step): (u64, u64, u64)) -> u6
 }
 
 /// Returns the rows from the first to the last one with hits.
-fn rows(aggregate: Aggregate, hits: &BTreeMap<u64, u64>) -> String {
+fn rows(aggregate: MapFunction, hits: &BTreeMap<u64, u64>) -> String {
     let mut text = String::new();
     let (Some((first, _)), Some((last, _))) = (hits.first_key_value(), hits.last_key_value())
     else {
@@ -152,7 +152,7 @@ fn rows(aggregate: Aggregate, hits: &BTreeMap<u64, u64>) -> String {
     for row in *first..=*last {
         let hits = hits.get(&row).copied().unwrap_or(0);
         let label = match aggregate {
-            Aggregate::Steps { min, max, step } => step_label(row, min, max, step),
+            MapFunction::Steps { min, max, step } => step_label(row, min, max, step),
             _ => power_label(row),
         };
         let bar = bar(hits, most);
@@ -229,12 +229,12 @@ mod tests {
             @x[dd, 10]: 12
 
         "#]]
-        .assert_eq(&entries.text("x", Aggregate::Hits, None));
+        .assert_eq(&entries.text("x", MapFunction::Hits, None));
         expect![[r#"
             @[dd, 10]: 12
 
         "#]]
-        .assert_eq(&entries.text("", Aggregate::Hits, Some(1)));
+        .assert_eq(&entries.text("", MapFunction::Hits, Some(1)));
     }
 
     #[test]
@@ -250,17 +250,17 @@ mod tests {
             entries.add_sum(key(&[]), summed);
         }
         for (aggregate, expected) in [
-            (Aggregate::Sum, 13),
-            (Aggregate::Average, 3),
-            (Aggregate::Least, -5),
-            (Aggregate::Greatest, 20),
+            (MapFunction::Sum, 13),
+            (MapFunction::Average, 3),
+            (MapFunction::Least, -5),
+            (MapFunction::Greatest, 20),
         ] {
             assert_eq!(
                 entries.text("n", aggregate, None),
                 format!("@n: {expected}\n\n")
             );
         }
-        assert_eq!(Entries::default().text("n", Aggregate::Hits, None), "\n");
+        assert_eq!(Entries::default().text("n", MapFunction::Hits, None), "\n");
     }
 
     #[test]
@@ -290,7 +290,7 @@ mod tests {
             [1K, 2K)               8 |@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@|
 
         "#]]
-        .assert_eq(&entries.text("", Aggregate::Powers, None));
+        .assert_eq(&entries.text("", MapFunction::Powers, None));
     }
 
     #[test]
@@ -300,7 +300,7 @@ mod tests {
             for number in numbers {
                 entries.add_row(key(&[]), row_of_step(*number, (min, max, step)), 1);
             }
-            entries.text("l", Aggregate::Steps { min, max, step }, None)
+            entries.text("l", MapFunction::Steps { min, max, step }, None)
         };
         let numbers = [-5, 99, 100, 149, 199, 200, i128::from(u64::MAX)];
         expect![[r#"

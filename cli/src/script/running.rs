@@ -14,7 +14,7 @@ use hvprobe_proto::v1::{
     histogram_key_value::What,
 };
 use hvprobe_spec::definition;
-use hvprobe_spec::script::{Action, Aggregate, Counted, KeyPart, position};
+use hvprobe_spec::script::{Action, Counted, KeyPart, MapFunction, position};
 use time::OffsetDateTime;
 use tokio::time::{Interval, MissedTickBehavior};
 
@@ -95,7 +95,7 @@ impl Running {
         }
         let attached = running.positions.len() + program.others;
         let s = if attached == 1 { "" } else { "s" };
-        output::note(format_args!("Attaching {attached} probe{s}..."));
+        output::eprint(format_args!("Attaching {attached} probe{s}..."));
         running.act(client, &program.begin).await?;
         let start = tokio::time::Instant::now();
         running.intervals = program
@@ -204,7 +204,7 @@ impl Running {
     ) -> anyhow::Result<Batch> {
         self.learn(&batch.probes);
         if batch.dropped > 0 {
-            output::note(format_args!("Lost {} events", batch.dropped));
+            output::eprint(format_args!("Lost {} events", batch.dropped));
         }
         let mut text = String::new();
         for event in &batch.events {
@@ -266,7 +266,7 @@ impl Running {
             text.push_str(&self.map(client, map, None, true).await?);
         }
         if self.lost > 0 {
-            output::note(format_args!("Lost {} events", self.lost));
+            output::eprint(format_args!("Lost {} events", self.lost));
         }
         if !text.is_empty() {
             emit(&mut io::stdout().lock(), &format!("\n{text}"))?;
@@ -344,14 +344,14 @@ impl Running {
                 let last_key = keys.last().zip(row.keys.last());
                 let number = last_key.and_then(|(key, value)| number(key, value));
                 match (map.aggregate, row.values.first()) {
-                    (Aggregate::Hits, _) => entries.add_hits(key, row.hits),
-                    (Aggregate::Powers, _) => match last_key.map(|(_, value)| &value.what) {
+                    (MapFunction::Hits, _) => entries.add_hits(key, row.hits),
+                    (MapFunction::Powers, _) => match last_key.map(|(_, value)| &value.what) {
                         Some(Some(What::Number(bits))) => {
                             entries.add_row(key, row_of_bits(*bits), row.hits);
                         }
                         _ => unread += row.hits,
                     },
-                    (Aggregate::Steps { min, max, step }, _) => match number {
+                    (MapFunction::Steps { min, max, step }, _) => match number {
                         Some(number) => {
                             let index = row_of_step(number, (min, max, step));
                             entries.add_row(key, index, row.hits);

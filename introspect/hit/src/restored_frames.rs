@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 use super::calls::{Fate, Frame};
 
 /// Maximum number of frames that are remembered.
-const FRAMES_MAX: usize = 4096;
+const RESTORED_MAX: usize = 4096;
 /// Frames whose real return addresses were restored: the newest few thousand.
 ///
 /// A task that was interrupted in a detour, just after the detour had read the trampoline's address from its
@@ -30,7 +30,7 @@ impl RestoredFrames {
         if self.frames.insert(key, frame.ret).is_none() {
             self.order.push_back(key);
         }
-        if self.order.len() > FRAMES_MAX
+        if self.order.len() > RESTORED_MAX
             && let Some(oldest) = self.order.pop_front()
         {
             self.frames.remove(&oldest);

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use super::program::{Action, Counted, KeyPart, Map, Planted, Program, Said, Written, mark};
 use super::read::in_line;
 use super::syntax::{
-    Aggregate, Builtin, Clause, Compared, Condition, Fetched, Gather, Operand, OperandKind, Point,
-    PointKind, Script, Statement, StatementKind, With,
+    Builtin, Clause, Compared, Condition, Fetched, Gather, MapFunction, Operand, OperandKind,
+    Point, PointKind, Script, Statement, StatementKind, With,
 };
 use super::times;
 use crate::definition::{self, FileError};
@@ -50,7 +50,7 @@ struct Compiling {
 
 /// Map before all clauses have been compiled.
 struct Gathered {
-    aggregate: Aggregate,
+    aggregate: MapFunction,
     keys: usize,
     counted: Vec<Counted>,
 }
@@ -424,8 +424,8 @@ impl Compiling {
             }
         };
         match (what.aggregate, &value) {
-            (Aggregate::Powers, Some((at, name))) => fields.push((*at, format!("{name}.bits"))),
-            (Aggregate::Steps { step, .. }, Some((at, name))) => {
+            (MapFunction::Powers, Some((at, name))) => fields.push((*at, format!("{name}.bits"))),
+            (MapFunction::Steps { step, .. }, Some((at, name))) => {
                 fields.push((*at, format!("{name}.buckets={step}")));
             }
             // A histogram needs a key; `probe` has few values.
@@ -438,7 +438,7 @@ impl Compiling {
             written.push(*at, field);
         }
         if let (
-            Aggregate::Sum | Aggregate::Average | Aggregate::Least | Aggregate::Greatest,
+            MapFunction::Sum | MapFunction::Average | MapFunction::Least | MapFunction::Greatest,
             Some((at, name)),
         ) = (what.aggregate, &value)
         {

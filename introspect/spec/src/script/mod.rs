@@ -45,6 +45,6 @@ pub use format::{Conversion, Directive, Format, Piece};
 pub use program::{Action, Counted, KeyPart, Map, Planted, Program, Said, Written, position};
 pub use read::{SCRIPT_MAX, in_line, read_script};
 pub use syntax::{
-    Aggregate, Builtin, Clause, Compared, Condition, Fetched, Gather, Operand, OperandKind, Point,
-    PointKind, Script, Statement, StatementKind, With,
+    Builtin, Clause, Compared, Condition, Fetched, Gather, MapFunction, Operand, OperandKind,
+    Point, PointKind, Script, Statement, StatementKind, With,
 };

@@ -4,8 +4,8 @@ use std::fmt;
 
 use super::format::{Format, Piece};
 use super::syntax::{
-    Aggregate, BUILTINS, Clause, Compared, Condition, Fetched, Gather, Operand, OperandKind, Point,
-    PointKind, Script, Statement, StatementKind, With,
+    BUILTINS, Clause, Compared, Condition, Fetched, Gather, MapFunction, Operand, OperandKind,
+    Point, PointKind, Script, Statement, StatementKind, With,
 };
 use crate::fetch::Operator;
 
@@ -142,13 +142,13 @@ impl fmt::Display for Gather {
         let of = self.of.as_ref().map(ToString::to_string);
         let of = of.unwrap_or_default();
         match self.aggregate {
-            Aggregate::Hits => f.write_str("count()"),
-            Aggregate::Sum => write!(f, "sum({of})"),
-            Aggregate::Average => write!(f, "avg({of})"),
-            Aggregate::Least => write!(f, "min({of})"),
-            Aggregate::Greatest => write!(f, "max({of})"),
-            Aggregate::Powers => write!(f, "hist({of})"),
-            Aggregate::Steps { min, max, step } => write!(f, "lhist({of}, {min}, {max}, {step})"),
+            MapFunction::Hits => f.write_str("count()"),
+            MapFunction::Sum => write!(f, "sum({of})"),
+            MapFunction::Average => write!(f, "avg({of})"),
+            MapFunction::Least => write!(f, "min({of})"),
+            MapFunction::Greatest => write!(f, "max({of})"),
+            MapFunction::Powers => write!(f, "hist({of})"),
+            MapFunction::Steps { min, max, step } => write!(f, "lhist({of}, {min}, {max}, {step})"),
         }
     }
 }

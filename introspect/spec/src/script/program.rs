@@ -3,7 +3,7 @@
 use std::num::NonZeroU64;
 
 use super::format::Format;
-use super::syntax::{Aggregate, Builtin};
+use super::syntax::{Builtin, MapFunction};
 use crate::definition::Definition;
 use crate::parse_error::ParseError;
 
@@ -93,7 +93,7 @@ pub struct Map {
     /// Name, without the `@`.
     pub name: String,
     /// Result that is printed for each entry.
-    pub aggregate: Aggregate,
+    pub aggregate: MapFunction,
     /// Histograms that provide the entries.
     pub counted: Vec<Counted>,
 }

@@ -6,7 +6,7 @@ use super::read_condition::read_condition;
 use super::read_config::read_config;
 use super::read_operand::{read_map, read_thread, read_value};
 use super::syntax::{
-    Aggregate, Builtin, Clause, Fetched, Gather, Operand, OperandKind, Point, PointKind, Script,
+    Builtin, Clause, Fetched, Gather, MapFunction, Operand, OperandKind, Point, PointKind, Script,
     Statement, StatementKind,
 };
 use crate::column::Column;
@@ -312,7 +312,7 @@ fn form(word: &str) -> String {
 fn read_gathered(cursor: &mut Cursor, start: usize, word: &str) -> Result<Gather, ParseError> {
     if word == "count" {
         return Ok(Gather {
-            aggregate: Aggregate::Hits,
+            aggregate: MapFunction::Hits,
             of: None,
         });
     }
@@ -324,11 +324,11 @@ fn read_gathered(cursor: &mut Cursor, start: usize, word: &str) -> Result<Gather
         return error(of.column.0, format!("{word}() is of a number"));
     }
     let aggregate = match word {
-        "sum" => Aggregate::Sum,
-        "avg" => Aggregate::Average,
-        "min" => Aggregate::Least,
-        "max" => Aggregate::Greatest,
-        "hist" => Aggregate::Powers,
+        "sum" => MapFunction::Sum,
+        "avg" => MapFunction::Average,
+        "min" => MapFunction::Least,
+        "max" => MapFunction::Greatest,
+        "hist" => MapFunction::Powers,
         _ => {
             let mut number = |what| {
                 cursor.expect(",", "lhist is written lhist(x, MIN, MAX, STEP)")?;
@@ -360,7 +360,7 @@ fn read_gathered(cursor: &mut Cursor, start: usize, word: &str) -> Result<Gather
             if (max - min) / step > STEPS_MAX {
                 return error(start, format!("lhist has at most {STEPS_MAX} steps"));
             }
-            Aggregate::Steps { min, max, step }
+            MapFunction::Steps { min, max, step }
         }
     };
     Ok(Gather {

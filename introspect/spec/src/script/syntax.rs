@@ -160,14 +160,14 @@ pub enum StatementKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gather {
     /// Function of the aggregation.
-    pub aggregate: Aggregate,
+    pub aggregate: MapFunction,
     /// Value that is aggregated; `None` to count hits.
     pub of: Option<Operand>,
 }
 
 /// Result that is printed for an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Aggregate {
+pub enum MapFunction {
     /// `count()`: number of hits.
     Hits,
     /// `sum(x)`: sum of the first value of the histogram.
