@@ -224,7 +224,8 @@ this machine's monotonic clock unless --time chooses another; returns as
 probes on standard error ends the run. With --raw, and where types do not describe the arguments,
 registers are printed: `(symbol+offset) registers`, for returns
 `(caller <- symbol) ret=value took=time registers`. With --json each line is an object: `type` is
-`event`, `dropped`, `ended` or `summary`; `args` are the arguments; registers, addresses and the
+`event`, `dropped`, `throttled`, `ended` or `summary`, and with --hist `entry` and `totals`; `args` are
+the arguments; registers, addresses and the
 guest's time stamp are hexadecimal strings, counts and times are numbers.
 
 Ctrl-C removes the probes and ends the guest; a second Ctrl-C exits at once.")]
@@ -321,7 +322,7 @@ pub(crate) enum Probe {
     Disable(ChosenProbes),
     /// Plant all enabled probes again after `disarm-all`
     ArmAll(OnMachine),
-    /// Restore all of the guest's bytes until `arm-all`; probes stay registered and enabled
+    /// Take all probes out of the guest's code until `arm-all`; all probes, new ones too, stay registered
     DisarmAll(OnMachine),
     /// Use jumps, which need no exits, where possible (`on`), or breakpoints everywhere (`off`)
     Optimization {
@@ -335,7 +336,7 @@ pub(crate) enum Probe {
     List {
         #[command(flatten)]
         on: OnMachine,
-        /// Only probes of sessions with this name
+        /// Only probes whose OWNER is this
         #[arg(long, value_name = "NAME")]
         owner: Option<String>,
         /// Print JSON, one object per line

@@ -31,7 +31,7 @@ pub(crate) struct BudgetArgs {
 /// What becomes of hits beyond a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum How {
-    /// They are counted but not reported, until the second is over
+    /// They make no events until the second is over, and are counted as THROTTLED
     Sample,
     /// The probe is disabled, until `hvprobe probe enable`
     Disable,

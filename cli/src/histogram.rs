@@ -60,7 +60,7 @@ pub(crate) struct HistogramArgs {
           conflicts_with_all = ["hist", "bars", "json", "hits"])]
     flame: Option<PathBuf>,
 
-    /// Print the tables every N seconds, not only at the end
+    /// Print the counts every SECONDS, not only at the end
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86400))]
     interval: Option<u64>,
 }

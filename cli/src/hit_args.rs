@@ -20,7 +20,7 @@ pub(crate) struct HitArgs {
     pub(crate) acts: ActArgs,
 
     /// Only hits whose arguments and task match, such as 'count > 4096 && comm == "dd"'; return probes are
-    /// filtered at the return
+    /// filtered at the return, so use --when to choose calls at entry
     #[arg(long, value_name = "FILTER")]
     filter: Option<String>,
 }
@@ -59,8 +59,9 @@ pub(crate) struct ActArgs {
     #[arg(long, value_name = "ADDRESS", conflicts_with = "returned")]
     jump: Option<String>,
 
-    /// When the event buffer is full, let the virtual CPU wait up to five seconds for room instead of dropping
-    /// the hit; always so for hits that --hist or a script's maps count
+    /// When there is no room for a hit, let the virtual CPU wait up to five seconds before the hit is dropped; also
+    /// set for probes that this command plants for --hist, `hist` triggers or maps. A client that reads slowly
+    /// loses events even so
     #[arg(long)]
     wait_for_room: bool,
 
@@ -80,7 +81,8 @@ pub(crate) struct ActArgs {
     #[arg(long, value_name = "N|auto")]
     maxactive: Option<String>,
 
-    /// How the displaced instruction is executed [default: the cheapest way possible]
+    /// Use at least this mechanism for the probed instruction; a costlier one is used where the instruction or
+    /// another probe there needs it [default: the cheapest that works]
     #[arg(long, value_name = "HOW")]
     mechanism: Option<How>,
 
@@ -96,8 +98,8 @@ pub(crate) struct HoldArgs {
     #[arg(long)]
     stop: bool,
 
-    /// Wait this long at the hit for an answer from `hvprobe decide`, such as 5s; DEFAULT applies when nobody
-    /// answers, such as 5s,return=-EIO
+    /// Wait up to TIME at the hit for `hvprobe decide`, if one is attached, such as 5s; DEFAULT is the decision
+    /// when nobody answers, such as 5s,return=-EIO [default: proceed]
     #[arg(long, value_name = "TIME[,DEFAULT]", conflicts_with = "stop")]
     ask: Option<String>,
 }

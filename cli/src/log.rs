@@ -42,7 +42,7 @@ pub(crate) struct LogArgs {
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     verbose: u8,
 
-    /// Format of messages on standard error; `RUST_LOG` selects them, unless -v is given
+    /// Format of messages and log lines on standard error; `RUST_LOG` selects log lines, unless -v is given
     #[arg(
         long,
         global = true,

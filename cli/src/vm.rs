@@ -100,8 +100,8 @@ pub(crate) async fn vm(command: Vm) -> anyhow::Result<ExitCode> {
             let status = status.map(|status| u8::try_from(status).unwrap_or(FAILED));
             Ok(status.map_or(DONE, ExitCode::from))
         }
-        Vm::Remove(on) => {
-            let (mut client, machine) = find(&on).await?;
+        Vm::Remove { server, machine } => {
+            let mut client = Client::connect(&server).await?;
             let request = DeleteMachineRequest { machine };
             done(client.machines.delete_machine(request).await)
         }

@@ -63,9 +63,15 @@ pub(crate) enum Vm {
     Show(NamedMachine),
     /// Wait until a machine has ended, and exit with the status of its guest's command
     Wait(NamedMachine),
-    /// Remove an ended machine from the list
+    /// Forget an ended machine, with its console output and last events
     #[command(visible_alias = "rm")]
-    Remove(NamedMachine),
+    Remove {
+        #[command(flatten)]
+        server: ServerAt,
+        /// Machine
+        #[arg(value_name = "NAME")]
+        machine: String,
+    },
     /// Stop all virtual CPUs of a machine until it is resumed
     Pause(NamedMachine),
     /// Let a paused machine run again
@@ -103,7 +109,7 @@ Example:
 pub(crate) enum StateArg {
     /// Its kernel is starting
     Booting,
-    /// Its probes are planted
+    /// Its kernel has started, and probes can be planted
     Running,
     /// Its virtual CPUs are stopped
     Paused,
