@@ -109,7 +109,7 @@ pub(crate) async fn doubt(client: &mut Client, machine: &Machine) -> Option<Stri
         format!(" ({}: {})", finding.what, finding.seen)
     });
     Some(format!(
-        "this host cannot run Linux guests{why}; `hvprobe doctor` tells more"
+        "this host cannot run Linux guests{why}; `hvprobe doctor` shows why"
     ))
 }
 

@@ -211,7 +211,7 @@ impl TheirKernel {
                 hex(&own)
             ),
             None => bail!(
-                "cannot use {}: {machine} tells no build id of its kernel",
+                "cannot use {}: {machine} does not report its kernel's build id",
                 self.file.display()
             ),
         }

@@ -79,7 +79,7 @@ fn explain(path: &str, theirs: Option<&str>) -> String {
     let call = call.replace('/', ".");
     let Some(theirs) = theirs else {
         return format!(
-            "the server does not know {call}, and tells no version: it is not hvprobe, or far from \
+            "the server does not know {call}, and reports no version: it is not hvprobe, or far from \
              version {OURS} of this program"
         );
     };

@@ -167,7 +167,7 @@ fn what_there_is_not_is_refused_with_what_there_is() {
     refused(
         &["lines", "fs/test.c:3"],
         &expect![[r#"
-            hvprobe: bad range of lines: lines are told of functions: FUNC[@SRC][:LINE[-LINE|+COUNT]] belongs here
+            hvprobe: bad range of lines: lines are listed for functions: write FUNC[@SRC][:LINE[-LINE|+COUNT]]
               fs/test.c:3
               ^
         "#]],

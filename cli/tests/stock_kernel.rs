@@ -48,7 +48,7 @@ fn run_ends_where_linux_guests_cannot_run() {
     let last = stderr.lines().last().expect("it says why");
     assert!(
         last.starts_with("hvprobe: this host cannot run Linux guests (")
-            && last.contains("; `hvprobe doctor` tells more")
+            && last.contains("; `hvprobe doctor` shows why")
             && last.contains("`cargo lab run -- hvprobe run ...`"),
         "{stderr}"
     );

@@ -88,7 +88,7 @@ async fn calls_that_the_server_does_not_know_say_which_of_the_two_is_older() {
     check(
         None,
         expect![[r#"
-            hvprobe: the server does not know Machines.ListMachines, and tells no version: it is not hvprobe, or far from version $OURS of this program
+            hvprobe: the server does not know Machines.ListMachines, and reports no version: it is not hvprobe, or far from version $OURS of this program
             status 1
         "#]],
     )

@@ -53,7 +53,7 @@ impl Lines {
             }
         };
         let found = lines?.at(name, offset).unwrap_or_else(|error| {
-            warn!(symbol, offset, error = %error, "its line cannot be told");
+            warn!(symbol, offset, error = %error, "its line cannot be found");
             None
         });
         let line = found.map(|it| SourceLine {

@@ -1,4 +1,4 @@
-//! Registers as many probes as asked for in one batch, on the text of a real kernel, and tells what
+//! Registers as many probes as asked for in one batch, on the text of a real kernel, and shows what
 //! that takes: all in all, and while the guest stands still.
 //!
 //! ```text
@@ -43,7 +43,7 @@ use hvprobe_spec::{Mechanism, ProbeId, ProbeSpec};
 
 const PAGE: u64 = 4096;
 /// Where page tables, the interrupt descriptor table and the hidden region are; the kernel is below.
-/// The guest has as much memory as hvprobe gives one that is not told otherwise.
+/// The guest has as much memory as hvprobe gives one by default.
 const TABLES: Gpa = Gpa(128 << 20);
 const IDT: Gpa = Gpa(144 << 20);
 const HIDDEN: Gpa = Gpa(256 << 20);

@@ -158,7 +158,7 @@ fn provided(
         ),
         (
             spec.is_return() && kernel.image.task_layout().is_err(),
-            "it can be told which task runs",
+            "the running task can be identified",
         ),
     ];
     let found = all.into_iter().filter(|(needed, _)| *needed);

@@ -294,7 +294,7 @@ pub enum Refused {
         why: Box<NoModuleTypes>,
     },
     /// A pattern for functions of a module that is not loaded, so its functions are not known.
-    #[error("module {module} is not loaded, so nothing tells what `{pattern}` stands for")]
+    #[error("module {module} is not loaded, so it is not known what `{pattern}` stands for")]
     ModuleNeeded {
         /// The module's name.
         module: String,

@@ -30,8 +30,7 @@ impl LineRange {
     /// # Errors
     /// Returns the column and the reason if the text is not a range.
     pub fn parse(text: &str) -> Result<Self, ParseError> {
-        const FORMS: &str =
-            "lines are told of functions: FUNC[@SRC][:LINE[-LINE|+COUNT]] belongs here";
+        const FORMS: &str = "lines are listed for functions: write FUNC[@SRC][:LINE[-LINE|+COUNT]]";
         let end = text.find([':', ';']).unwrap_or(text.len());
         let (of, range) = text.split_at(end);
         let is_file = !of.contains('@') && of.contains(['.', '/']);

@@ -121,7 +121,7 @@ impl Archives {
             let packages = kernel_packages(metapackage, listing)?;
             packages.with_context(|| format!("apt knows no package {metapackage}"))
         })
-        .with_context(|| format!("cannot tell what {metapackage} stands for"))
+        .with_context(|| format!("cannot find what {metapackage} stands for"))
     }
 
     /// Returns the output of `apt-cache depends` for `package`.

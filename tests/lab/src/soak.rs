@@ -20,7 +20,7 @@ pub(crate) struct Options {
     /// In a guest with another kernel, as `cargo lab test` takes it
     #[arg(long, value_name = "NAME|FILE")]
     kernel: Option<String>,
-    /// Repeat what a run did that told this number
+    /// Repeat a run that printed this number
     #[arg(long, value_name = "NUMBER")]
     seed: Option<u64>,
 }

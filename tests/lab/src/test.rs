@@ -91,7 +91,7 @@ pub(crate) struct Options {
     /// 100,000 mutations of each input: hours
     #[arg(long)]
     long: bool,
-    /// Make the same random inputs as a run that told this number
+    /// Make the same random inputs as a run that printed this number
     #[arg(long, value_name = "NUMBER")]
     seed: Option<u64>,
     /// Show everything tests print as they print it, not only what failed ones did

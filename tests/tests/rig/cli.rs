@@ -336,7 +336,7 @@ fn server_keeps_machines_and_probes_for_clients_that_come_and_go() {
     let served = server.finish();
     assert_eq!(served.status, Some(0), "{served:#?}");
     // A busy emulated machine may prevent the server from determining the time of a hit, which it logs once.
-    let unknown_time = "there are hits whose time cannot be told";
+    let unknown_time = "there are hits whose time is unknown";
     let said: Vec<_> = served
         .err
         .iter()

@@ -170,7 +170,7 @@ fn without_modules(mut running: Running, definitions: &[&str]) {
     machine.console_input(b"\n\n\n");
     let (ending, printed) = running.end();
     assert_clean(&ending, &printed, 0);
-    eprintln!("skipped: nothing tells of this kernel's modules: probes of them are refused");
+    eprintln!("skipped: this kernel's modules cannot be read: probes of them are refused");
 }
 
 #[test]

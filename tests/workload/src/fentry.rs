@@ -21,7 +21,8 @@ use crate::sys::checked;
 pub(crate) fn run(function: &str, count: u64) -> Result<(), Box<dyn Error>> {
     files::write("/proc/sys/kernel/bpf_stats_enabled", "1")?;
     let types = fs::read("/sys/kernel/btf/vmlinux")?;
-    let id = function_id(&types, function).ok_or("the kernel's types do not tell the function")?;
+    let id =
+        function_id(&types, function).ok_or("the kernel's types do not contain the function")?;
     calls::repeat(Call::Getpgid, count)?;
     let program = load(id)?;
     let link = attach(&program)?;

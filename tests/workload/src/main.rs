@@ -106,7 +106,7 @@ Others:
   held COMMAND...        print `ready`, run the command when a line arrives on stdin, print `over`,
                          and wait for another line
   nothing                end at once
-  exit-status N          tell the host that the guest's command ended with status N
+  exit-status N          report to the host that the guest's command ended with status N
   forward FROM TO        connect whoever comes to the TCP port FROM with TO (for rigs)
   hold-kvm               keep KVM's static keys steady, from the background (for rigs)
 Commands that call print `calls: N`, the exact number of calls made, at the end.";

@@ -83,7 +83,7 @@ pub enum BootError {
     #[error(transparent)]
     Host(#[from] SelfCheckError),
     /// The host runs guests, but its KVM does not let int3s be caught.
-    #[error("breakpoints cannot be caught on this host: `hvprobe doctor` tells more")]
+    #[error("breakpoints cannot be caught on this host: `hvprobe doctor` shows why")]
     NoCatchMode,
     /// KVM refused a request.
     #[error("KVM cannot {what}")]

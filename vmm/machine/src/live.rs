@@ -77,8 +77,9 @@ fn view(
     sregs: &kvm_sregs,
     mem: &dyn PhysMemory,
 ) -> Result<KernelView, String> {
-    let tables = own_tables(image, tripwire, tables(sregs.cr3, sregs.cr4), mem)
-        .ok_or("the kernel's own page tables cannot be told from those of its processes")?;
+    let tables = own_tables(image, tripwire, tables(sregs.cr3, sregs.cr4), mem).ok_or(
+        "the kernel's own page tables cannot be distinguished from those of its processes",
+    )?;
     let task = TaskLayout::of_guest(image, tables, mem, sregs.gs.base);
     if let Err(why) = &task {
         warn!(%why, "events will not name the task, and return probes are refused");

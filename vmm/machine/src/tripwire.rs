@@ -27,7 +27,7 @@ pub struct NoTripwire(Vec<(&'static str, Unfit)>);
 
 impl fmt::Display for NoTripwire {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("nothing in this kernel can tell when its text is final, which is to be known before probes are planted")?;
+        f.write_str("nothing in this kernel shows when its text is final, which has to be known before probes are planted")?;
         for (name, why) in &self.0 {
             write!(f, "; `{name}`: {why}")?;
         }

@@ -56,10 +56,10 @@ impl KernelReaders {
         mem: &dyn PhysMemory,
     ) -> Result<Self, &'static str> {
         let Ok(task) = view.task else {
-            return Err("the current task cannot be told");
+            return Err("the current task cannot be identified");
         };
         let (Some(current), Some(disabled)) = (per_cpu(task.current_task), disabled(image)) else {
-            return Err("nothing tells where a task says that it takes no page faults");
+            return Err("it is not known where a task says that it takes no page faults");
         };
         let found = LOADERS.map(|(name, size)| loader(image, view, mem, name, size));
         let [Some(one), Some(two), Some(four), Some(eight)] = found else {

@@ -45,7 +45,7 @@ pub enum DebugError {
     )]
     Split(usize),
     /// A file without a build id.
-    #[error("the file has no build id, so which build it is of cannot be told")]
+    #[error("the file has no build id, so it is not known which build it belongs to")]
     NoBuildId,
     /// Debug information of another kernel.
     #[error(

@@ -92,10 +92,10 @@ pub enum Forbidden {
     #[error("the kernel is still loading the module")]
     Loading,
     /// Possibly on a list that the kernel should have but that cannot be found.
-    #[error("the kernel's {0} cannot be found, so nothing tells whether it may be probed")]
+    #[error("the kernel's {0} cannot be found, so it is not known whether it may be probed")]
     Unknown(Unknown),
     /// In a module with an unreadable list that could forbid it.
-    #[error("the module's {list} cannot be read, so nothing tells whether it may be probed")]
+    #[error("the module's {list} cannot be read, so it is not known whether it may be probed")]
     Unreadable {
         /// The unreadable list.
         list: &'static str,

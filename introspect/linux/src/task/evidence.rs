@@ -25,13 +25,13 @@ use crate::image::{KernelImage, TaskClues, TaskLayout};
 pub enum TaskUnknown {
     /// Neither types nor code show where the current task is.
     #[error(
-        "the kernel has no type information (CONFIG_DEBUG_INFO_BTF), and its code does not tell where the \
+        "the kernel has no type information (CONFIG_DEBUG_INFO_BTF), and its code does not show where the \
          current task is"
     )]
     NoClues,
     /// No list of tasks, or several candidates for their numbers.
     #[error(
-        "the kernel has no type information (CONFIG_DEBUG_INFO_BTF), and its tasks do not tell where they \
+        "the kernel has no type information (CONFIG_DEBUG_INFO_BTF), and its tasks do not show where they \
          have their {0}"
     )]
     NoEvidence(&'static str),

@@ -38,7 +38,7 @@ pub enum BtfError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PrototypeError {
     /// The types contain no such function.
-    #[error("the kernel's types do not tell of a function `{0}`")]
+    #[error("the kernel's types do not contain a function `{0}`")]
     Unknown(String),
     /// Functions of that name differ in their parameters.
     #[error("the kernel has functions `{0}` with different parameters")]

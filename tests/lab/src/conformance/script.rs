@@ -307,7 +307,7 @@ impl<'a> Script<'a> {
             if let (Some(Err((why, _))), Ok(text)) = (to, text)
                 && text.starts_with("hist:")
             {
-                let why = format!("is for a file that only running the script tells ({why})");
+                let why = format!("is for a file that is known only when the script runs ({why})");
                 self.found.leave(&why, &self.origin, &text);
             }
             return;
@@ -318,7 +318,7 @@ impl<'a> Script<'a> {
         };
         let text = text.map_err(|(why, text)| {
             (
-                format!("needs what only running the script tells: {why}"),
+                format!("needs what is known only when the script runs: {why}"),
                 text,
             )
         });
@@ -373,11 +373,11 @@ mod tests {
              echo $x > trace\n",
             expect![[r#"
                 kprobe_events - a.tc:3 p:mine kernel_clone+4 $arg1
-                left out, as it is for a file that only running the script tells ($trigger): 1
+                left out, as it is for a file that is known only when the script runs ($trigger): 1
                   hist:keys=pid  (a.tc:6)
-                left out, as it needs what only running the script tells: $ADDR: 1
+                left out, as it needs what is known only when the script runs: $ADDR: 1
                   p $ADDR  (a.tc:5)
-                left out, as it needs what only running the script tells: $unknown: 1
+                left out, as it needs what is known only when the script runs: $unknown: 1
                   p kernel_clone $unknown  (a.tc:4)
             "#]],
         );

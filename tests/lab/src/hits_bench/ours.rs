@@ -295,7 +295,7 @@ impl Server {
     fn standing(&self) -> String {
         let list = self.command().args(["vm", "list"]).output();
         let list = list.map_or_else(
-            |error| format!("its state cannot be told: {error}"),
+            |error| format!("its state cannot be read: {error}"),
             |list| String::from_utf8_lossy(&list.stdout).trim().to_owned(),
         );
         let said = self.words.tail().join("\n  ");

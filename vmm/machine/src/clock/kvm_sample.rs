@@ -117,7 +117,7 @@ mod tests {
         }
 
         fn write(&self, _: Gpa, _: &[u8]) -> Result<(), OutOfRange> {
-            unreachable!("what KVM tells is only read")
+            unreachable!("what KVM reports is only read")
         }
     }
 

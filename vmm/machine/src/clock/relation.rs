@@ -403,7 +403,7 @@ impl Timeline {
                     tsc,
                     ahead,
                     ?relation,
-                    "there are hits whose time cannot be told"
+                    "there are hits whose time is unknown"
                 );
             }
             let between = |ns| match (relation, position) {

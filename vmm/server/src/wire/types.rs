@@ -76,7 +76,7 @@ fn function(
 ) -> Result<v1::TypeDescription, Failure> {
     let prototype = types.function(name).map_err(|error| match &error {
         PrototypeError::Unknown(_) => {
-            let message = format!("the kernel's types do not tell of `{name}`");
+            let message = format!("the kernel's types do not contain `{name}`");
             Failure::new(Code::NotFound, ErrorKind::UnknownType, message)
                 .offering(candidates(types, near, name))
         }

@@ -215,7 +215,7 @@ impl Around<'_> {
             Place::Registers(first, second) => Start::Two(first, second),
             Place::Stack(word) => Start::Parameter(word),
             Place::Unknown => {
-                let why = "nothing tells where this argument is";
+                let why = "it is not known where this argument is";
                 return Err(refused(column, format!("{}; {why}", words::NO_BTFARG)));
             }
         };

@@ -232,7 +232,7 @@ fn by_names(test: &Test, field: &Field, named: &[Named]) -> Result<Predicate, Pa
             // A field of several bits, of which one value has the name; it is shown in the same way.
             Some(mask) if mask.count_ones() > 1 => {
                 within(field, mask, it.value).ok_or_else(|| {
-                    let why = format!("`{}` has not the bits that tell it", test.field);
+                    let why = format!("`{}` does not have the bits that decide it", test.field);
                     wrong(test.value_column.0, &why)
                 })?
             }

@@ -134,7 +134,7 @@ fn untyped(
         return plain(column, chain, types::word(), returns);
     };
     let shape = types::shape(types, ty).ok_or_else(|| {
-        let why = "nothing tells how large a value is: name a type, as in :x64";
+        let why = "the size of the value is unknown: name a type, as in :x64";
         refused(column, why)
     })?;
     let chain = match chain.start {
@@ -157,7 +157,7 @@ fn result(column: usize, chain: Chain, size: u32, place: Returned) -> Result<Cha
         }
         Returned::Unknown if size <= 8 => Ok(chain),
         Returned::Unknown => {
-            let why = format!("nothing tells where the {size} bytes of the result are");
+            let why = format!("it is not known where the {size} bytes of the result are");
             Err(refused(column, why))
         }
     }

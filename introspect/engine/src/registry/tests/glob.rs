@@ -129,7 +129,7 @@ fn pattern_without_a_match_offers_names_and_unloaded_modules_are_named() {
     check(
         "p ext4:ext4_*",
         expect![
-            "probe 0 (p ext4:ext4_*): module ext4 is not loaded, so nothing tells what `ext4_*` stands for"
+            "probe 0 (p ext4:ext4_*): module ext4 is not loaded, so it is not known what `ext4_*` stands for"
         ],
     );
 }

@@ -173,7 +173,7 @@ fn what_an_unknown_table_might_name_is_forbidden() {
     let error = Forbidden::Unknown(Unknown::JumpLabels).to_string();
     assert_eq!(
         error,
-        "the kernel's list of jump labels cannot be found, so nothing tells whether it may be probed"
+        "the kernel's list of jump labels cannot be found, so it is not known whether it may be probed"
     );
 }
 

@@ -153,7 +153,7 @@ fn arguments_that_the_module_does_not_have_are_refused_when_it_comes() {
     );
     let no_function = said(no_function, 9);
     assert!(
-        no_function.contains("do not tell of a function `work`"),
+        no_function.contains("do not contain a function `work`"),
         "{no_function}"
     );
     assert!(matches!(loader.rig.state(ids[1]), ProbeState::Refused(_)));
