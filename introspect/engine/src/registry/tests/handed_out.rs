@@ -6,8 +6,9 @@ use super::*;
 
 #[test]
 fn return_probes_come_and_go_without_end() {
-    /// With the maximum number of instances each: more than there are numbers of stubs.
-    const TIMES: u32 = (1 << 23) / 4096 + 10;
+    /// A call's number comes from the place of its stub. So these are twice as many as there is room for, in 4 MiB
+    /// of code with 4096 stubs of 16 bytes for each probe.
+    const TIMES: u32 = 2 * (4 << 20) / (4096 * 16);
     let mut rig = Rig::optimizing();
     for time in 0..TIMES {
         let id = rig.one("r4096 filler_000");
