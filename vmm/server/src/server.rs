@@ -3,7 +3,7 @@
 //! Handlers validate, convert and delegate; they contain no logic of machines or probes. Invariants:
 //!
 //! - No runtime thread waits for a machine: calls into machines run on blocking threads, and each machine and each
-//!   class of calls has its own ([`threads`](crate::threads)).
+//!   class of calls has its own ([`threads`](crate::bounds::threads)).
 //! - Sizes in a request are checked before the request is carried out: names, strings, batches, messages.
 //! - A panic ends only the request or the stream that caused it, with an error.
 //! - When a client disappears, its streams and its sessions end, with the sessions' probes and pauses. Machines, and
@@ -31,21 +31,21 @@ use tonic::service::InterceptorLayer;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
+use crate::bounds::limits;
+use crate::bounds::server_limits::Limits;
+use crate::calls::deadline::DeadlineLayer;
+use crate::calls::interface::Interface;
+use crate::calls::large::LargeLayer;
+use crate::calls::panics;
+use crate::calls::streams::StreamsLayer;
 use crate::events::broadcast::Broadcast;
 use crate::events::published::Published;
-use crate::fleet::Fleet;
-use crate::indexes::Indexes;
-use crate::interface::Interface;
-use crate::large::LargeLayer;
-use crate::limits;
+use crate::kernels::indexes::Indexes;
 use crate::listen::acceptor::Acceptor;
 use crate::listen::connection::{self, Connection};
-use crate::listen::deadline::DeadlineLayer;
 use crate::listen::socket::Listener;
-use crate::listen::streams::StreamsLayer;
 use crate::listen::tcp::Loopback;
-use crate::panics;
-use crate::server_limits::Limits;
+use crate::machines::Fleet;
 use crate::services::events::EventsServer;
 use crate::services::{
     decisions, events, histograms, host, machines, probes, sessions, sources, symbols,

@@ -11,13 +11,13 @@ use super::names::leaves;
 /// Files that may begin tasks or threads without `panics::spawn`.
 const MAY: [&str; 4] = [
     // Defines `panics::spawn`.
-    "panics.rs",
+    "calls/panics.rs",
     // Waits for its task, and answers with the panic.
-    "requests.rs",
+    "machines/requests.rs",
     // Answers no client; what it releases is released on a lane, which reports panics.
     "sessions/keeper.rs",
     // Threads, each of whose calls reports panics.
-    "threads.rs",
+    "bounds/threads.rs",
 ];
 
 /// Returns a line for each file that begins tasks and must not, or that may and does not.

@@ -17,7 +17,7 @@ use super::connection::Connection;
 use super::silent::{Beginning, Silent};
 use super::socket::Listener;
 use super::tcp::Loopback;
-use crate::totals::{Places, Totals};
+use crate::bounds::totals::{Places, Totals};
 
 /// Delay before the next try when there are no file descriptors left.
 const EXHAUSTED: Duration = Duration::from_millis(100);
@@ -160,7 +160,7 @@ mod tests {
     use super::super::silent::LEAST;
     use super::super::token::tests::token;
     use super::*;
-    use crate::server_limits::Limits;
+    use crate::bounds::server_limits::Limits;
 
     const PATIENCE: Duration = Duration::from_secs(30);
     const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";

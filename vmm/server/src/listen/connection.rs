@@ -17,7 +17,7 @@ use tonic::{Code, Request, Status};
 
 use super::silent::Beginning;
 use super::token::Token;
-use crate::permits::Own;
+use crate::bounds::permits::Own;
 use crate::status::Failure;
 
 /// Which calls of a connection are admitted.

@@ -1,11 +1,9 @@
-//! Connections of clients: listening sockets, access, limits and deadlines.
+//! Connections of clients: listening sockets, their limits, and which calls a connection admits.
 
 pub(crate) mod acceptor;
-pub(crate) mod authority;
+mod authority;
 pub(crate) mod connection;
-pub(crate) mod deadline;
-pub(crate) mod silent;
+mod silent;
 pub(crate) mod socket;
-pub(crate) mod streams;
 pub(crate) mod tcp;
 pub(crate) mod token;

@@ -23,8 +23,8 @@ use prost::Message;
 use tonic::transport::{Channel, Endpoint};
 
 use super::*;
-use crate::fleet::tests::add_ended_with;
-use crate::limits::{BATCH, CONSOLE_WRITE, DEFINITION, MESSAGE, SHOWN, STATES, TYPES};
+use crate::bounds::limits::{BATCH, CONSOLE_WRITE, DEFINITION, MESSAGE, SHOWN, STATES, TYPES};
+use crate::machines::fleet::tests::add_ended_with;
 
 /// Maximum number of probes of a machine.
 const PROBES: u32 = 65_536;

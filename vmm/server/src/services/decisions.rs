@@ -22,9 +22,9 @@ use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming};
 
-use crate::fleet::{Fleet, Handle};
-use crate::limits;
-use crate::panics;
+use crate::bounds::limits;
+use crate::calls::panics;
+use crate::machines::{Fleet, Handle};
 use crate::sessions::keeper::{Sessions, ended};
 use crate::status::{Failure, chain, out_of_order};
 use crate::wire::{actions, anchor, convert};

@@ -22,15 +22,15 @@ use tonic::{Code, Request, Response, Status};
 
 use super::feed::{Feed, Origin};
 use super::wanted::wanted;
-use crate::arrivals::Behind;
+use crate::bounds::limits;
+use crate::calls::panics;
 use crate::events::Position;
 use crate::events::broadcast::Beyond;
 use crate::events::codec::{Message, Wire};
 use crate::events::published::Published;
 use crate::events::wanted::Wanted;
-use crate::fleet::{Fleet, Handle};
-use crate::limits;
-use crate::panics;
+use crate::machines::arrivals::Behind;
+use crate::machines::{Fleet, Handle};
 use crate::status::Failure;
 
 /// Capacity of the queue of messages between the machines and one client's connection.
@@ -268,7 +268,7 @@ impl ServerStreamingService<SubscribeRequest> for Subscribe {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limits::BATCH;
+    use crate::bounds::limits::BATCH;
 
     #[test]
     fn lists_leave_room_for_the_events_of_others() {

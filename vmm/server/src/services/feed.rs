@@ -18,7 +18,7 @@ use tonic::Status;
 use crate::events::codec::Message;
 use crate::events::subscription::Subscription;
 use crate::events::{Encoded, Lost, Position};
-use crate::fleet::Handle;
+use crate::machines::Handle;
 use crate::wire::{anchor, budget};
 
 /// Bytes after which no further batch is added to a message. With the last batch added, of at most 1024 events,

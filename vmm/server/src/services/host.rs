@@ -7,9 +7,9 @@ use hvprobe_proto::v1::{
 };
 use tonic::{Request, Response, Status};
 
-use crate::limits;
+use crate::bounds::limits;
+use crate::bounds::threads::Lane;
 use crate::status::chain;
-use crate::threads::Lane;
 use crate::wire::convert;
 
 #[derive(Debug)]

@@ -19,13 +19,13 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status};
 
 use super::watcher::Watcher;
-use crate::fleet::{Fleet, Handle};
-use crate::identity::{self, Asked, few_labels};
-use crate::limits;
-use crate::panics;
+use crate::bounds::limits;
+use crate::bounds::threads::Lane;
+use crate::calls::panics;
+use crate::machines::identity::{self, Asked, few_labels};
+use crate::machines::{Fleet, Handle};
 use crate::sessions::keeper::Sessions;
 use crate::status::{Failure, chain, stop_error};
-use crate::threads::Lane;
 use crate::wire::mask::Mask;
 use crate::wire::page::Page;
 use crate::wire::registration;

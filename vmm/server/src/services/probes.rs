@@ -14,8 +14,8 @@ use hvprobe_proto::v1::{
 use hvprobe_spec::ProbeId;
 use tonic::{Request, Response, Status};
 
-use crate::fleet::{Fleet, Handle};
-use crate::limits;
+use crate::bounds::limits;
+use crate::machines::{Fleet, Handle};
 use crate::sessions::keeper::{Sessions, Ticket};
 use crate::status::{change_error, register_error};
 use crate::wire::page;

@@ -20,9 +20,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::fleet::Handle;
-use crate::limits;
-use crate::panics;
+use crate::bounds::limits;
+use crate::calls::panics;
+use crate::machines::Handle;
 use crate::sessions::keeper::{Asked, Open, Place, Sessions, ended};
 use crate::status::{Failure, out_of_order};
 use crate::wire::{anchor, page};

@@ -27,13 +27,13 @@ use tokio::time::{Instant, timeout_at};
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::{Code, Request, Response, Status, Streaming};
 
-use crate::fleet::Fleet;
-use crate::indexes::Indexes;
-use crate::limits;
-use crate::sources::{Sources, SourcesError};
+use crate::bounds::limits;
+use crate::bounds::threads::Lane;
+use crate::kernels::indexes::Indexes;
+use crate::kernels::sources::{Sources, SourcesError};
+use crate::kernels::uploads::{Upload, Uploads};
+use crate::machines::Fleet;
 use crate::status::{Failure, chain, out_of_order};
-use crate::threads::Lane;
-use crate::uploads::{Upload, Uploads};
 
 /// The longest release of a kernel (`__NEW_UTS_LEN`).
 const RELEASE_MAX: usize = 64;

@@ -16,11 +16,11 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status};
 
-use crate::fleet::Fleet;
-use crate::limits;
-use crate::panics;
+use crate::bounds::limits;
+use crate::bounds::threads::Lane;
+use crate::calls::panics;
+use crate::machines::Fleet;
 use crate::status::{self, Failure, chain};
-use crate::threads::Lane;
 use crate::wire::{convert, types};
 
 /// Symbols in one message.

@@ -6,8 +6,8 @@ use hvprobe_spec::fetch::read_filter;
 use hvprobe_spec::predicate::Predicate;
 use tonic::Status;
 
+use crate::bounds::limits;
 use crate::events::wanted::Wanted;
-use crate::limits;
 use crate::status::Failure;
 
 /// Reads the selection of events in `request`.

@@ -10,7 +10,7 @@ use hvprobe_proto::v1::{AllTold, MachineGone, WatchMachinesResponse};
 use tokio::sync::mpsc;
 use tonic::Status;
 
-use crate::fleet::{Fleet, Handle};
+use crate::machines::{Fleet, Handle};
 use crate::wire::mask::Mask;
 
 type ToClient = mpsc::Sender<Result<WatchMachinesResponse, Status>>;
@@ -129,7 +129,7 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
-    use crate::fleet::tests::add_ended;
+    use crate::machines::fleet::tests::add_ended;
 
     const PATIENCE: Duration = Duration::from_secs(60);
 

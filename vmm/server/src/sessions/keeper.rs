@@ -19,8 +19,8 @@ use tonic::{Code, Status};
 
 use super::book::{Book, Gone, Stage, Unopened};
 use super::owners::{Named, Owners};
-use crate::identity::uuid;
 use crate::status::{Failure, stopping};
+use crate::uuid;
 use crate::wire::anchor;
 
 /// Delay before a failed clean-up is tried again, at first and at most.
@@ -136,7 +136,7 @@ impl<P: Place> Sessions<P> {
 
     /// Opens a session.
     pub(crate) fn open(&self, asked: Asked) -> Result<(Open<P>, v1::Session), Status> {
-        let id = uuid().map_err(|error| {
+        let id = uuid::random().map_err(|error| {
             Status::internal(format!("the host gives no random number: {error}"))
         })?;
         let (over, is_over) = watch::channel(None);

@@ -1,5 +1,5 @@
 //! Sessions of clients, and what ends with them.
 
-pub(crate) mod book;
+mod book;
 pub(crate) mod keeper;
 pub(crate) mod owners;

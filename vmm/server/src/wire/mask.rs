@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use hvprobe_proto::v1::{Ending, ErrorKind, Machine};
 use prost_types::FieldMask;
 
-use crate::limits;
+use crate::bounds::limits;
 use crate::status::Failure;
 
 /// Maximum number of paths in a mask: far more than there are fields.

@@ -9,7 +9,7 @@ use std::str::FromStr;
 use hvprobe_proto::v1::{self, ErrorKind};
 use prost::Message;
 
-use crate::limits;
+use crate::bounds::limits;
 use crate::status::Failure;
 
 /// Bytes of the items in one message: half of what clients accept, which leaves room for everything else.

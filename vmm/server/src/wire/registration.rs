@@ -12,7 +12,7 @@ use tonic::Status;
 use super::actions;
 use super::budget;
 use super::registers::Meaningless;
-use crate::limits;
+use crate::bounds::limits;
 use crate::status::{Failure, chain, remedy};
 
 /// Checks the number and the length of `probes` without parsing them: a request that is too long is not to

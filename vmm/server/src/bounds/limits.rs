@@ -1,0 +1,110 @@
+//! Limits of requests. All of them are checked before any part of a request is processed.
+
+use std::path::{Path, PathBuf};
+
+use hvprobe_proto::v1::ErrorKind;
+use tonic::Status;
+
+use crate::status::Failure;
+
+/// Bytes of one message.
+pub(crate) const MESSAGE: usize = 8 << 20;
+/// Bytes of a reflection request: the headers of the answer repeat a name that reflection does not know.
+pub(crate) const REFLECTED: usize = 1024;
+/// Entries of one batch.
+pub(crate) const BATCH: usize = 16_384;
+/// Bytes of one definition, and of a pattern.
+pub(crate) const DEFINITION: usize = 1024;
+/// Types described at once. The longest description has 256 KiB.
+pub(crate) const TYPES: usize = 16;
+/// States in one request for machines: far more than exist.
+pub(crate) const STATES: usize = 64;
+/// Bytes of guest memory read at once.
+pub(crate) const READ: usize = 1 << 20;
+/// Bytes of a file with debug information that a client uploads: four times the size for a distribution's
+/// kernel.
+pub(crate) const UPLOAD: u64 = 2 << 30;
+/// Bytes of all uploads together, uploads under way at a time, and parts of them that are written at a time.
+pub(crate) const UPLOADS: u64 = 8 << 30;
+pub(crate) const UPLOADS_UNDER_WAY: usize = 32;
+pub(crate) const UPLOADS_AT_ONCE: usize = 8;
+/// Bytes typed on a console at once.
+pub(crate) const CONSOLE_WRITE: usize = 64 << 10;
+/// Bytes of a task's name (`TASK_COMM_LEN`).
+pub(crate) const COMM: usize = 16;
+/// Characters of a wrong text that are shown.
+pub(crate) const SHOWN: usize = 64;
+/// Bytes of a build id: linkers produce 8 to 20, unless the id is given to them.
+pub(crate) const BUILD_ID: usize = 64;
+/// Bytes of a path (`PATH_MAX`, its zero not counted).
+const PATH: usize = 4095;
+/// Bytes of the name of a machine, of a session's owner, and of a label.
+pub(crate) const NAME: usize = 63;
+
+/// Checks that `length` does not exceed `limit`.
+pub(crate) fn at_most(what: &str, length: usize, limit: usize) -> Result<(), Status> {
+    if length <= limit {
+        return Ok(());
+    }
+    let message = format!("{what} is too large: {length}, at most {limit}");
+    Err(Failure::invalid(ErrorKind::TooLarge, message).into())
+}
+
+/// Checks that `name` can be the name of a machine.
+pub(crate) fn machine_name(name: &str) -> Result<(), Failure> {
+    plain_name("machine name", ErrorKind::BadName, name)
+}
+
+/// Checks that `name` can be the name of a session's owner.
+pub(crate) fn owner_name(name: &str) -> Result<(), Failure> {
+    plain_name("name of an owner", ErrorKind::BadOwner, name)
+}
+
+fn plain_name(what: &str, kind: ErrorKind, name: &str) -> Result<(), Failure> {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    if name.len() <= NAME
+        && name.bytes().all(allowed)
+        && name.starts_with(|first: char| first.is_ascii_alphanumeric())
+    {
+        return Ok(());
+    }
+    let message = format!(
+        "bad {what}: use 1 to {NAME} letters, digits, `-`, `_` and `.`, a letter or \
+         digit first"
+    );
+    Err(Failure::invalid(kind, message))
+}
+
+/// Checks `path`, which has to be absolute, because a server's working directory is not its clients'.
+pub(crate) fn path(what: &str, field: &str, path: String) -> Result<PathBuf, Status> {
+    at_most(what, path.len(), PATH)?;
+    if Path::new(&path).is_absolute() && !path.contains('\0') {
+        return Ok(path.into());
+    }
+    let message = format!("{what} has to be an absolute path");
+    let failure = Failure::invalid(ErrorKind::BadMachine, message);
+    Err(failure.on(field).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_short_and_plain() {
+        for good in ["a", "vm0", "7", "web-1.test_x", &"x".repeat(63)] {
+            assert!(machine_name(good).is_ok(), "{good}");
+        }
+        for bad in ["", "-a", ".", "a b", "a/b", "ä", "a\n", &"x".repeat(64)] {
+            assert!(machine_name(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn paths_are_absolute() {
+        assert!(path("kernel", "kernel", "/boot/vmlinuz".into()).is_ok());
+        for bad in ["", "vmlinuz", "/a\0b", &format!("/{}", "x".repeat(5000))] {
+            assert!(path("kernel", "kernel", bad.into()).is_err(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! Sizes of messages that the limits distinguish.
+
+/// Bytes of a small message.
+pub(super) const SMALL: usize = 128 << 10;
+/// Bytes that a small message may take once decoded.
+pub(super) const LIGHT: usize = 1 << 20;
+/// Bytes that any message may take once decoded: twice the largest batch of probes with 32 captures each.
+pub(super) const HEAVIEST: usize = 128 << 20;

@@ -1,0 +1,361 @@
+//! One machine of a server, live or ended.
+//!
+//! Invariants: every change of a machine is reported to the followers of that machine and of all machines; a
+//! call that is stuck in the machine takes none of the threads that calls into another machine, or stopping
+//! this one, need.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hvprobe_machine::{Machine, State};
+use hvprobe_proto::v1;
+use hvprobe_spec::ProbeId;
+use prost::Message as _;
+use tokio::sync::{OwnedSemaphorePermit, watch};
+use tonic::Status;
+
+use super::change_counter::ChangeCounter;
+use super::identity::Identity;
+use super::requests::Requests;
+use crate::bounds::threads::Lane;
+use crate::bounds::totals::Guest;
+use crate::events::broadcast::Broadcast;
+use crate::sessions::owners::Owners;
+use crate::status;
+use crate::wire::convert;
+
+/// Maximum number of calls into one machine at a time; more wait.
+const CALLS: usize = 4;
+
+/// One machine, live or ended. Clones are the same machine.
+#[derive(Clone, Debug)]
+pub(crate) struct Handle {
+    name: Arc<str>,
+    /// Number of the boot, to know which machine is the oldest.
+    pub(crate) number: u64,
+    pub(crate) identity: Arc<Identity>,
+    /// Answers to requests for probes, in case they are repeated.
+    pub(crate) requests: Arc<Requests>,
+    /// Changes, or is touched, whenever the machine's state changes.
+    life: Arc<watch::Sender<Life>>,
+    /// Sessions that own its probes.
+    owners: Owners,
+    /// Its events, for subscribers.
+    events: Broadcast,
+    stopping: Arc<Mutex<Stopping>>,
+    /// Counter of the changes of all machines, and the number of this machine's last change.
+    changes: ChangeCounter,
+    changed: Arc<AtomicU64>,
+    calls: Arc<Lane>,
+    stops: Arc<Lane>,
+    looks: Arc<Lane>,
+}
+
+#[derive(Clone, Debug)]
+enum Life {
+    Live(Arc<Machine>),
+    Ended(Arc<Remains>),
+}
+
+/// Progress of stopping a machine: its probes with their last counters, as listed before the machine stops.
+#[derive(Debug, Default)]
+enum Stopping {
+    /// The machine is not being stopped.
+    #[default]
+    No,
+    Listed(Vec<v1::Probe>),
+    /// The machine has ended.
+    Over,
+}
+
+/// Data of an ended machine that clients can still read.
+#[derive(Debug)]
+pub(crate) struct Remains {
+    pub(crate) machine: v1::Machine,
+    pub(crate) probes: Vec<v1::Probe>,
+    /// End of its console output.
+    pub(crate) console: Vec<u8>,
+    /// Size of all this in bytes, the messages as encoded.
+    bytes: usize,
+}
+
+impl Remains {
+    /// Creates the remains and computes their size.
+    pub(crate) fn new(machine: v1::Machine, probes: Vec<v1::Probe>, console: Vec<u8>) -> Self {
+        let others = machine.encoded_len() + console.len();
+        let lengths = probes.iter().map(prost::Message::encoded_len);
+        // Computed once, because the search for the oldest machine holds the lock on the names of all machines.
+        let bytes = lengths.fold(others, usize::saturating_add);
+        Self {
+            machine,
+            probes,
+            console,
+            bytes,
+        }
+    }
+}
+
+/// Everything in a handle that does not depend on the state of the machine.
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub(crate) name: String,
+    pub(crate) number: u64,
+    pub(crate) identity: Identity,
+    pub(crate) changes: ChangeCounter,
+    pub(crate) owners: Owners,
+    pub(crate) events: Broadcast,
+}
+
+impl Handle {
+    /// Creates the handle of a live machine.
+    pub(crate) fn live(place: Place, machine: &Arc<Machine>) -> Self {
+        let handle = Self::of(place, Life::Live(Arc::clone(machine)));
+        machine.listen(Box::new(handle.events.listener()));
+        handle
+    }
+
+    /// Creates the handle of an ended machine.
+    #[cfg(test)]
+    pub(crate) fn of_ended(place: Place, remains: Remains) -> Self {
+        Self::of(place, Life::Ended(Arc::new(remains)))
+    }
+
+    fn of(place: Place, life: Life) -> Self {
+        Self {
+            name: place.name.into(),
+            number: place.number,
+            identity: Arc::new(place.identity),
+            requests: Arc::default(),
+            life: Arc::new(watch::Sender::new(life)),
+            owners: place.owners,
+            events: place.events,
+            stopping: Arc::default(),
+            changes: place.changes,
+            changed: Arc::default(),
+            calls: Arc::new(Lane::new("a call into a machine", CALLS)),
+            stops: Arc::new(Lane::new("stopping a machine", 1)),
+            looks: Arc::new(Lane::new("a look at sources", 1)),
+        }
+    }
+
+    /// Waits until `machine`, which belongs to this handle, has ended, and notifies its followers. The
+    /// resources of `guest` are given back together with the machine's memory.
+    pub(crate) fn watch_over(&self, machine: Arc<Machine>, guest: Option<Guest>) {
+        let mut status = machine.status();
+        // A follower that looked earlier has not seen the changes since then.
+        self.touch();
+        while !matches!(status.state, State::Stopped(_)) {
+            status = machine.wait_change(&status);
+            // Followers ask for the current state themselves.
+            self.touch();
+        }
+        let stopping = std::mem::replace(&mut *lock(&self.stopping), Stopping::Over);
+        let probes = match stopping {
+            Stopping::Listed(probes) => probes,
+            Stopping::No | Stopping::Over => self.listed(&machine),
+        };
+        let remains = Remains::new(self.describe_live(&machine), probes, machine.console_kept());
+        drop(machine);
+        let ended = Life::Ended(Arc::new(remains));
+        self.life.send_modify(|life| {
+            *life = ended;
+            drop(guest);
+        });
+        self.changes.publish(|number| self.mark(number));
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns the UUID of the machine, which no other machine of its name has.
+    pub(crate) fn uid(&self) -> &str {
+        self.identity.uid()
+    }
+
+    /// Returns its events; no new ones arrive once it has ended.
+    pub(crate) fn events(&self) -> &Broadcast {
+        &self.events
+    }
+
+    pub(crate) fn is_live(&self) -> bool {
+        matches!(*self.life.borrow(), Life::Live(_))
+    }
+
+    /// Notifies the followers of the machine that its state may have changed.
+    pub(crate) fn touch(&self) {
+        self.life.send_modify(|_| ());
+        self.changes.publish(|number| self.mark(number));
+    }
+
+    fn mark(&self, number: u64) {
+        self.changed.store(number, Ordering::Release);
+    }
+
+    /// Returns the number of its last change among the changes of all machines.
+    pub(crate) fn changed(&self) -> u64 {
+        self.changed.load(Ordering::Acquire)
+    }
+
+    /// Follows the machine's state: the receiver changes whenever the state may have changed.
+    pub(crate) fn follow(&self) -> watch::Receiver<impl Sized + use<>> {
+        self.life.subscribe()
+    }
+
+    fn life(&self) -> Life {
+        self.life.borrow().clone()
+    }
+
+    /// Returns the machine, unless it has ended.
+    pub(crate) fn machine(&self) -> Result<Arc<Machine>, Status> {
+        match self.life() {
+            Life::Live(machine) => Ok(machine),
+            Life::Ended(_) => Err(status::ended(&self.name)),
+        }
+    }
+
+    /// Returns the remains of the machine, if it has ended.
+    pub(crate) fn remains(&self) -> Option<Arc<Remains>> {
+        match self.life() {
+            Life::Live(_) => None,
+            Life::Ended(remains) => Some(remains),
+        }
+    }
+
+    /// Returns the size of its remains and its held events in bytes, if it has ended.
+    pub(crate) fn kept_bytes(&self) -> Option<usize> {
+        let remains = self.remains()?;
+        Some(remains.bytes.saturating_add(self.events.held_bytes()))
+    }
+
+    /// Calls the machine on a thread that may block.
+    pub(crate) async fn blocking<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&Machine) -> T + Send + 'static,
+    ) -> Result<T, Status> {
+        let machine = self.machine()?;
+        self.aside(move || call(&machine)).await
+    }
+
+    /// Runs `work`, which concerns the machine, on a thread that may block.
+    pub(crate) async fn aside<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Status> {
+        self.calls.run(work).await
+    }
+
+    /// Takes the permit to look at the sources of the machine's kernel, once it is free. Each machine has one
+    /// such permit.
+    pub(crate) async fn turn_to_look(&self) -> Result<OwnedSemaphorePermit, Status> {
+        self.looks.turn().await
+    }
+
+    /// Describes `machine`, which belongs to this handle.
+    fn describe_live(&self, machine: &Machine) -> v1::Machine {
+        let mut description = convert::machine(machine);
+        if description.ending.is_some() {
+            // The first caller that sees the end sets the time of the end.
+            self.identity.end();
+        }
+        self.identity.fill(&mut description);
+        let owners = machine.paused_by();
+        let sessions = owners.iter().filter_map(|owner| self.owners.get(*owner));
+        description.paused_by = sessions.map(|named| named.session.to_string()).collect();
+        description
+    }
+
+    /// Lists the probes of `machine`, which belongs to this handle, with their owners.
+    fn listed(&self, machine: &Machine) -> Vec<v1::Probe> {
+        let mut probes = convert::probes(machine);
+        let owners = machine.owners();
+        for probe in &mut probes {
+            let owner = owners.get(&ProbeId(probe.id));
+            if let Some(named) = owner.and_then(|owner| self.owners.get(*owner)) {
+                probe.owner = named.owner.to_string();
+                probe.session = named.session.to_string();
+            }
+        }
+        probes
+    }
+
+    /// Whether the machine has all of these labels.
+    pub(crate) fn has(&self, labels: &BTreeMap<String, String>) -> bool {
+        self.identity.has(labels)
+    }
+
+    /// Describes the machine as it is now, or as it ended. Does not wait for calls into the machine.
+    pub(crate) fn describe(&self) -> v1::Machine {
+        match self.life() {
+            Life::Live(machine) => self.describe_live(&machine),
+            Life::Ended(remains) => remains.machine.clone(),
+        }
+    }
+
+    /// Calls `of` with its probes as they are now, or as they were when it ended. There may be many probes, so
+    /// the call runs on a thread that may block.
+    pub(crate) async fn probes<T: Send + 'static>(
+        &self,
+        of: impl FnOnce(Vec<v1::Probe>) -> T + Send + 'static,
+    ) -> Result<T, Status> {
+        let (handle, life) = (self.clone(), self.life());
+        let made = self.aside(move || {
+            of(match life {
+                Life::Live(machine) => handle.listed(&machine),
+                Life::Ended(remains) => remains.probes.clone(),
+            })
+        });
+        made.await
+    }
+
+    /// Disables its probes and stops it. Returns at once if it has ended.
+    pub(crate) async fn stop(&self) -> Result<Arc<Remains>, Status> {
+        let Life::Live(machine) = self.life() else {
+            return Ok(self.ended().await);
+        };
+        let (handle, stopping) = (self.clone(), Arc::clone(&self.stopping));
+        let stopped = self.stops.run(move || {
+            // A disabled probe counts no more, so these are its last counters.
+            let ids: Vec<_> = machine.probes().iter().map(|probe| probe.id).collect();
+            if let Err(error) = machine.disable(&ids) {
+                tracing::debug!(%error, "cannot disable the probes before stopping");
+            }
+            let listed = handle.listed(&machine);
+            {
+                let mut stopping = lock(&stopping);
+                if matches!(*stopping, Stopping::No) {
+                    *stopping = Stopping::Listed(listed);
+                }
+            }
+            machine.stop();
+        });
+        // The machine may end by itself meanwhile.
+        tokio::select! {
+            remains = self.ended() => Ok(remains),
+            stopped = stopped => {
+                stopped?;
+                Ok(self.ended().await)
+            }
+        }
+    }
+
+    /// Returns when the machine has ended.
+    pub(crate) async fn ended(&self) -> Arc<Remains> {
+        let mut life = self.life.subscribe();
+        loop {
+            if let Life::Ended(remains) = &*life.borrow_and_update() {
+                return Arc::clone(remains);
+            }
+            if life.changed().await.is_err() {
+                // Cannot happen: this handle owns the sender.
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+}
+
+fn lock(stopping: &Mutex<Stopping>) -> MutexGuard<'_, Stopping> {
+    // The value is only ever replaced as a whole, so a panic leaves it consistent.
+    stopping.lock().unwrap_or_else(PoisonError::into_inner)
+}
