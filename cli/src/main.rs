@@ -2,70 +2,42 @@
 //!
 //! The program is only a client of the gRPC interface. `serve` offers that interface on a socket; `run` and
 //! `doctor` start it in the same process.
+//!
+//! Each folder uses only folders below it in this list:
+//! - `commands`: one file for each command;
+//! - `script`: scripts in the language of bpftrace;
+//! - `follow`: events, histograms and consoles, printed as they arrive;
+//! - `client`: the connection to a server;
+//! - `definitions`: definitions of probes and guests, made into requests;
+//! - `terminal`: raw mode, signals, progress, the log;
+//! - `options`: what can be typed;
+//! - `failure`: errors and exit statuses;
+//! - `output`: results, events and messages as text and as JSON.
 
-mod args;
-mod budget;
 mod client;
-mod clock;
-mod config;
-mod console;
-mod decide;
-mod definition;
-mod doctor;
-mod event_args;
-mod events_file;
-mod explain;
-mod explain_args;
+mod commands;
+mod definitions;
 mod failure;
-mod flame;
 mod follow;
-mod guest;
-mod histogram;
-mod hit_args;
-mod in_process;
-mod label;
-mod log;
-mod logs;
-mod optional_future;
-mod origins;
+mod options;
 mod output;
-mod perf_probe;
-mod plant;
-mod probe;
-mod progress;
-mod run;
 mod script;
-mod serve;
-mod server_args;
-mod session;
-mod signals;
-mod size;
-mod sources;
-mod sources_args;
-mod symbolize;
-mod syms;
 mod terminal;
-mod trace;
-mod typed;
-mod types;
-mod unpack;
-mod upload;
-mod versions;
-mod vm;
-mod vm_args;
-mod watch;
 
 use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::CommandFactory as _;
 
-use args::{Cli, Command};
-use log::Log;
+use commands::{
+    decide, doctor, explain, probe, run, serve, sources, syms, trace, types, unpack, vm,
+};
+use options::command_line::{self, Cli, Command};
+use terminal::log::Log;
 
 fn main() -> ExitCode {
     let started = Instant::now();
-    let cli = args::parse();
+    let cli = command_line::parse();
     let log = Log::start(cli.log);
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()

@@ -12,14 +12,13 @@ use hvprobe_spec::errno;
 use hvprobe_spec::language::text::hex;
 use serde::{Serialize, Serializer};
 
-use super::events::Label;
+use super::events::registers::general;
+use super::events::times::realtime;
+use super::events::{Label, asked, captured};
 use super::harmless;
-use super::names::Names;
-use super::registers::general;
 use super::summary::Row;
-use super::times::realtime;
-use super::value_json::Json;
-use super::{asked, captured};
+use super::values::names::Names;
+use super::values::value_json::Json;
 
 /// 64-bit value that is written in hexadecimal.
 #[derive(Clone, Copy, Debug)]

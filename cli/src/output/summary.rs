@@ -223,7 +223,7 @@ mod tests {
     use expect_test::expect;
 
     use super::*;
-    use crate::output::events::tests::{hit, returned};
+    use crate::output::events::lines::tests::{hit, returned};
 
     #[test]
     fn summary_has_hits_and_quantiles_of_cost() {

@@ -4,9 +4,9 @@
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use hvprobe_proto::v1;
 
+use super::events::asked;
 use super::waiting::{Awaited, awaited};
-use super::{asked, harmless};
-use crate::size;
+use super::{harmless, size};
 
 /// Column: its heading, and whether it contains numbers.
 pub(crate) type Column = (&'static str, bool);

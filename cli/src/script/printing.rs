@@ -8,12 +8,12 @@ use hvprobe_spec::definition::{Kind, Target};
 use hvprobe_spec::script::{Builtin, Format, Piece, Planted, Said};
 use time::{OffsetDateTime, UtcOffset};
 
-use crate::output::arguments::HitValues;
+use super::printf::{self, Printed};
 use crate::output::events::Label;
+use crate::output::events::arguments::HitValues;
 use crate::output::harmless;
-use crate::output::names::Names;
-use crate::output::printf::{self, Printed};
 use crate::output::values::Value;
+use crate::output::values::names::Names;
 
 /// Hit of a script's probe.
 #[derive(Debug)]
@@ -247,7 +247,7 @@ mod tests {
 
     use super::*;
     use crate::output::events::Labels;
-    use crate::output::events::tests::hit;
+    use crate::output::events::lines::tests::hit;
 
     /// Returns the output of the first probe of `text` at a hit of `vfs_read`.
     fn printed(text: &str) -> String {

@@ -19,18 +19,18 @@ use time::OffsetDateTime;
 use tokio::time::{Interval, MissedTickBehavior};
 
 use super::Script;
+use super::maps::{Entries, KeyText, Summed, row_of_bits, row_of_step};
 use super::printing::{Hit, aside, function, in_numbers, probe, symbol, time};
 use crate::client::Client;
-use crate::clock::now;
-use crate::follow::{Batch, emit};
-use crate::histogram::Counting;
+use crate::client::clock::now;
+use crate::follow::histograms::Counting;
+use crate::follow::printer::{Batch, emit};
+use crate::follow::symbolize;
 use crate::output;
 use crate::output::events::Labels;
-use crate::output::histogram_key::shown;
-use crate::output::names::Names;
-use crate::output::script_map::{Entries, KeyText, Summed, row_of_bits, row_of_step};
-use crate::output::stack_trace::StackTrace;
-use crate::symbolize;
+use crate::output::histograms::key::shown;
+use crate::output::values::names::Names;
+use crate::output::values::stack_trace::StackTrace;
 
 /// Running script.
 #[derive(Debug)]

@@ -2,11 +2,11 @@ use expect_test::{Expect, expect};
 use hvprobe_proto::v1::argument::Source;
 
 use super::*;
-use crate::output::arguments::Arguments;
-use crate::output::arguments::tests::{argument, in_registers, int};
-use crate::output::captured::Captures;
-use crate::output::events::tests::{hit, returned};
-use crate::output::values::tests::plain;
+use crate::output::events::arguments::Arguments;
+use crate::output::events::arguments::tests::{argument, in_registers, int};
+use crate::output::events::captured::Captures;
+use crate::output::events::lines::tests::{hit, returned};
+use crate::output::values::decode::tests::plain;
 
 fn check(line: &Line, expected: Expect) {
     expected.assert_eq(&serde_json::to_string(line).unwrap());

@@ -1,0 +1,314 @@
+//! `hvprobe serve --config FILE`: a server's total limits, as TOML.
+
+use std::fs;
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::path::Path;
+
+use anyhow::Context as _;
+use hvprobe_server::{Bounds, Limits};
+use serde::{Deserialize, Deserializer, de};
+
+use crate::failure::WrongUsage;
+use crate::options::size::Size;
+
+/// A configuration file. An unknown key is an error.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    limits: Table,
+}
+
+/// Limits in the file. A missing one keeps its default.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Table {
+    machines: Option<usize>,
+    #[serde(deserialize_with = "size")]
+    memory: Option<u64>,
+    cpus: Option<u32>,
+    ended_machines: Option<NonZeroUsize>,
+    #[serde(deserialize_with = "length")]
+    ended_bytes: Option<usize>,
+    connections: Option<NonZeroUsize>,
+    tcp_connections: Option<NonZeroUsize>,
+    calls_per_connection: Option<NonZeroU32>,
+    streams: Option<usize>,
+    subscribers: Option<usize>,
+    #[serde(deserialize_with = "length")]
+    event_bytes: Option<usize>,
+    large_requests: Option<NonZeroUsize>,
+    large_answers: Option<usize>,
+    sessions: Option<usize>,
+    #[serde(deserialize_with = "probes")]
+    probes_per_machine: Option<usize>,
+    #[serde(deserialize_with = "console")]
+    console_bytes_per_machine: Option<usize>,
+}
+
+fn probes<'de, D: Deserializer<'de>>(from: D) -> Result<Option<usize>, D::Error> {
+    let probes = usize::deserialize(from)?;
+    // The default is also the maximum.
+    let most = Bounds::default().probes;
+    if probes > most {
+        let why = format!("a machine has {most} probes at most");
+        return Err(de::Error::custom(why));
+    }
+    Ok(Some(probes))
+}
+
+fn size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    let text = String::deserialize(from)?;
+    let size: Size = text.parse().map_err(de::Error::custom)?;
+    Ok(Some(size.0))
+}
+
+fn length<'de, D: Deserializer<'de>>(from: D) -> Result<Option<usize>, D::Error> {
+    let size = size(from)?;
+    let length = size.map(|size| usize::try_from(size).map_err(de::Error::custom));
+    length.transpose()
+}
+
+/// Minimum number of bytes kept of a console. A client that follows a console reads from them, and with fewer
+/// would lose output between two reads.
+const CONSOLE_LEAST: usize = 4 << 10;
+
+fn console<'de, D: Deserializer<'de>>(from: D) -> Result<Option<usize>, D::Error> {
+    let kept = length(from)?;
+    if kept.is_some_and(|kept| kept < CONSOLE_LEAST) {
+        return Err(de::Error::custom("a console keeps 4K at least"));
+    }
+    Ok(kept)
+}
+
+/// Reads the limits from the file at `path`. A missing limit has the value it has without a file.
+pub(crate) fn read(path: &Path) -> anyhow::Result<Limits> {
+    let text =
+        fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let limits = limits(&text).map_err(|error| {
+        let why = error.to_string();
+        WrongUsage(format!("{}: {}", path.display(), why.trim_end()))
+    })?;
+    Ok(limits)
+}
+
+fn limits(text: &str) -> Result<Limits, toml::de::Error> {
+    let File { limits: said } = toml::from_str(text)?;
+    let host = Limits::of_host();
+    Ok(Limits {
+        machines: said.machines.unwrap_or(host.machines),
+        memory: said.memory.unwrap_or(host.memory),
+        cpus: said.cpus.unwrap_or(host.cpus),
+        ended_machines: said
+            .ended_machines
+            .map_or(host.ended_machines, NonZeroUsize::get),
+        ended_bytes: said.ended_bytes.unwrap_or(host.ended_bytes),
+        connections: said.connections.map_or(host.connections, NonZeroUsize::get),
+        tcp_connections: said
+            .tcp_connections
+            .map_or(host.tcp_connections, NonZeroUsize::get),
+        calls_per_connection: said
+            .calls_per_connection
+            .map_or(host.calls_per_connection, NonZeroU32::get),
+        streams: said.streams.unwrap_or(host.streams),
+        subscribers: said.subscribers.unwrap_or(host.subscribers),
+        event_bytes: said.event_bytes.unwrap_or(host.event_bytes),
+        large_requests: said
+            .large_requests
+            .map_or(host.large_requests, NonZeroUsize::get),
+        large_answers: said.large_answers.unwrap_or(host.large_answers),
+        sessions: said.sessions.unwrap_or(host.sessions),
+        each: Bounds {
+            probes: said.probes_per_machine.unwrap_or(host.each.probes),
+            console: said.console_bytes_per_machine.unwrap_or(host.each.console),
+        },
+    })
+}
+
+/// Formats `limits` as a configuration file, with the meaning of each.
+pub(crate) fn text(limits: &Limits) -> String {
+    let mut text = "[limits]\n".to_owned();
+    for (key, value, meaning) in rows(limits) {
+        text.push_str(&format!("{key} = {value}  # {meaning}\n"));
+    }
+    text
+}
+
+/// Returns each limit's key, value as written in the file, and meaning.
+fn rows(limits: &Limits) -> [(&'static str, String, &'static str); 16] {
+    let bytes = |bytes: u64| {
+        let units = [("G", 30), ("M", 20), ("K", 10)];
+        let whole = units
+            .iter()
+            .find(|(_, shift)| bytes > 0 && bytes.trailing_zeros() >= *shift);
+        // A size that is not a whole number of KiB is rounded down to one.
+        let (unit, shift) = whole.unwrap_or(&("K", 10));
+        format!("\"{}{unit}\"", bytes >> shift)
+    };
+    // On the supported platforms every length fits.
+    let length = |length: usize| bytes(u64::try_from(length).unwrap_or(u64::MAX));
+    [
+        (
+            "machines",
+            limits.machines.to_string(),
+            "machines that boot or live",
+        ),
+        (
+            "memory",
+            bytes(limits.memory),
+            "guest memory of all machines together",
+        ),
+        (
+            "cpus",
+            limits.cpus.to_string(),
+            "virtual CPUs of all machines together",
+        ),
+        (
+            "ended_machines",
+            limits.ended_machines.to_string(),
+            "ended machines that are remembered",
+        ),
+        (
+            "ended_bytes",
+            length(limits.ended_bytes),
+            "what they keep: probes, consoles, reports, events",
+        ),
+        (
+            "connections",
+            limits.connections.to_string(),
+            "connections on the unix socket",
+        ),
+        (
+            "tcp_connections",
+            limits.tcp_connections.to_string(),
+            "connections on the TCP port",
+        ),
+        (
+            "calls_per_connection",
+            limits.calls_per_connection.to_string(),
+            "calls under way in one connection",
+        ),
+        (
+            "streams",
+            limits.streams.to_string(),
+            "calls under way that are answered with a stream",
+        ),
+        (
+            "subscribers",
+            limits.subscribers.to_string(),
+            "subscriptions to events",
+        ),
+        (
+            "event_bytes",
+            length(limits.event_bytes),
+            "events that wait for all subscribers together",
+        ),
+        (
+            "large_requests",
+            limits.large_requests.to_string(),
+            "requests of more than 128 KiB at a time",
+        ),
+        (
+            "large_answers",
+            limits.large_answers.to_string(),
+            "long answers at a time, beside one of each connection",
+        ),
+        (
+            "sessions",
+            limits.sessions.to_string(),
+            "sessions of clients, kept ones counted",
+        ),
+        (
+            "probes_per_machine",
+            limits.each.probes.to_string(),
+            "probes registered in one machine",
+        ),
+        (
+            "console_bytes_per_machine",
+            length(limits.each.console),
+            "what one machine printed last, for whoever looks later",
+        ),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use hvprobe_lab::documented;
+
+    use super::*;
+
+    #[test]
+    fn what_is_printed_says_what_it_was_printed_of() {
+        let odd = Limits {
+            machines: 3,
+            memory: 5 << 30,
+            cpus: 7,
+            ended_bytes: 3 << 10,
+            ..Limits::of_host()
+        };
+        for said in [Limits::of_host(), odd] {
+            assert_eq!(limits(&text(&said)).unwrap(), said);
+        }
+        assert_eq!(limits("").unwrap(), Limits::of_host());
+        assert_eq!(limits("[limits]\n").unwrap(), Limits::of_host());
+    }
+
+    #[test]
+    fn mistakes_are_reported_with_their_lines() {
+        for (text, line, why) in [
+            ("[limits]\nmachine = 3\n", 2, "unknown field `machine`"),
+            ("[limit]\n", 1, "unknown field `limit`"),
+            ("[limits]\n\nmemory = \"8Q\"\n", 3, "write a whole number"),
+            ("[limits]\nmemory = 8\n", 2, "invalid type"),
+            ("[limits]\nconnections = 0\n", 2, "nonzero"),
+            ("[limits]\ncpus = -1\n", 2, "invalid value"),
+            (
+                "[limits]\nprobes_per_machine = 65537\n",
+                2,
+                "65536 probes at most",
+            ),
+            (
+                "[limits]\nconsole_bytes_per_machine = \"3K\"\n",
+                2,
+                "a console keeps 4K at least",
+            ),
+            ("[limits]\nstreams = 1\nstreams = 2\n", 3, "duplicate key"),
+        ] {
+            let message = limits(text).unwrap_err().to_string();
+            assert!(
+                message.contains(&format!("line {line}")),
+                "{text}: {message}"
+            );
+            assert!(message.contains(why), "{text}: {message}");
+        }
+    }
+
+    /// Rows of a page's table: `key`, default, meaning.
+    #[test]
+    fn defaults_are_as_documented() {
+        let page = documented::page("docs/reference.md").unwrap();
+        let documented: Vec<Vec<_>> = page
+            .lines()
+            .skip_while(|line| !line.starts_with("| key in `[limits]` |"))
+            .skip(2)
+            .take_while(|line| line.starts_with('|'))
+            .map(|line| line.trim_matches('|').split('|').map(str::trim).collect())
+            .collect();
+        let host = Limits::of_host();
+        let rows = rows(&host);
+        assert_eq!(documented.len(), rows.len(), "{documented:?}");
+        for (row, (key, value, _)) in documented.iter().zip(&rows) {
+            assert_eq!(row[0], format!("`{key}`"));
+            match *key {
+                // For these two the page documents what they depend on.
+                "memory" => assert_eq!(row[1], "the host's (`MemTotal`)"),
+                "cpus" => {
+                    let each: u32 = row[1].split(' ').next().unwrap().parse().unwrap();
+                    let processors = std::thread::available_parallelism().unwrap().get();
+                    assert_eq!(usize::try_from(host.cpus / each).unwrap(), processors);
+                }
+                _ => assert_eq!(row[1], format!("`{value}`"), "{key}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! `hvprobe syms`: lists symbols of a guest's kernel.
+
+use std::process::ExitCode;
+
+use anyhow::bail;
+use hvprobe_proto::v1::ListSymbolsRequest;
+use hvprobe_spec::bounded;
+
+use crate::client::Client;
+use crate::failure::{DONE, Refused};
+use crate::options::command_line::Syms;
+use crate::output::{self, json, table};
+
+pub(crate) async fn syms(args: Syms) -> anyhow::Result<ExitCode> {
+    let (mut client, machine) = Client::on_machine(&args.on).await?;
+    let request = ListSymbolsRequest {
+        machine,
+        pattern: args.pattern.clone(),
+        limit: args.limit.unwrap_or(0),
+        ..Default::default()
+    };
+    let answer = client.symbols.list_symbols(request).await;
+    let mut stream = answer.map_err(Refused::from)?.into_inner();
+    let mut found = false;
+    while let Some(piece) = stream.message().await.map_err(Refused::from)? {
+        for symbol in &piece.symbols {
+            found = true;
+            if args.json {
+                json::print(&json::Symbol::from(symbol))?;
+            } else {
+                output::print(&table::symbol(symbol))?;
+            }
+        }
+    }
+    if !found {
+        bail!("no symbol matches `{}`", bounded(&args.pattern));
+    }
+    Ok(DONE)
+}

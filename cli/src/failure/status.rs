@@ -1,0 +1,36 @@
+//! End of the program: exit statuses, and errors as one line on standard error.
+
+use std::process::ExitCode;
+
+use super::WrongUsage;
+use crate::output;
+
+/// Status of success.
+pub(crate) const DONE: ExitCode = ExitCode::SUCCESS;
+/// Status of a failure.
+pub(crate) const FAILED: u8 = 1;
+/// Status of an invalid command line; clap uses the same.
+const WRONG_USAGE: u8 = 2;
+/// Status after Ctrl-C or SIGTERM.
+pub(crate) const INTERRUPTED: u8 = 130;
+
+/// Prints `error` with its causes and returns the exit status for it.
+pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
+    // A reader that has read enough and closed the pipe, such as `head`, is no failure.
+    if closed_output(error) {
+        return DONE;
+    }
+    output::error(format_args!("{error:#}"));
+    ExitCode::from(if error.is::<WrongUsage>() {
+        WRONG_USAGE
+    } else {
+        FAILED
+    })
+}
+
+/// Returns whether `error` means that the reader of our output is gone.
+pub(crate) fn closed_output(error: &anyhow::Error) -> bool {
+    error
+        .downcast_ref::<std::io::Error>()
+        .is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+}

@@ -1,0 +1,12 @@
+//! Hits and other events as lines of text, and the parts of an event that lines and JSON have in common. It does
+//! not know where events come from.
+
+pub(crate) mod arguments;
+pub(crate) mod asked;
+pub(crate) mod captured;
+pub(crate) mod lines;
+pub(super) mod registers;
+pub(crate) mod times;
+mod valued;
+
+pub(crate) use lines::{Label, Labels, dropped, duration, exception, line, throttled};

@@ -1,0 +1,33 @@
+//! Histograms with stacks as keys, in the format of bpftrace's maps.
+
+use std::fmt::Write as _;
+
+use hvprobe_proto::v1::{HistogramEntry, HistogramSchema, histogram_key_value::What};
+
+use super::key::shown;
+use crate::output::values::names::Names;
+use crate::output::values::stack_trace::StackTrace;
+
+/// Returns whether the keys of `entries` contain stacks.
+pub(super) fn has_stacks(entries: &[HistogramEntry]) -> bool {
+    let mut keys = entries.iter().flat_map(|entry| &entry.keys);
+    keys.any(|key| matches!(key.what, Some(What::StackTrace(_))))
+}
+
+/// Returns `entries`, each with all its keys; a stack has one address per line.
+pub(super) fn text(schema: &HistogramSchema, entries: &[HistogramEntry], names: &Names) -> String {
+    let mut text = String::new();
+    for entry in entries {
+        let keys = schema.keys.iter().zip(&entry.keys);
+        let keys = keys.map(|(key, value)| match &value.what {
+            Some(What::StackTrace(stack)) => {
+                format!("{}\n", StackTrace::from(stack).indented("\n    ", names))
+            }
+            _ => shown(key, value, &entry.comm, names),
+        });
+        let keys: Vec<_> = keys.collect();
+        writeln!(text, "@[{}]: {}", keys.join(", "), entry.hits)
+            .expect("writing to a string cannot fail");
+    }
+    text
+}

@@ -1,0 +1,69 @@
+//! Source lines for the addresses of stacks.
+//!
+//! Invariant: at most [`MOST`] lines are kept, whatever stacks a guest has.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use hvprobe_server::{SourceLine, SourceLines, Sources};
+use tracing::warn;
+
+use crate::output::harmless;
+
+/// Maximum number of addresses whose lines are kept.
+const MOST: usize = 16_384;
+
+/// Source lines of a kernel and of modules. Lines that were looked up are kept.
+#[derive(Debug)]
+pub(crate) struct Lines {
+    kernel: Option<SourceLines>,
+    modules: Vec<SourceLines>,
+    cache: Mutex<HashMap<u64, Option<SourceLine>>>,
+}
+
+impl Lines {
+    /// Makes the source lines from the debug information of `kernel` and `modules`.
+    pub(crate) fn new(kernel: Option<Sources>, modules: Vec<Sources>) -> Self {
+        Self {
+            kernel: kernel.map(SourceLines::new),
+            modules: modules.into_iter().map(SourceLines::new).collect(),
+            cache: Mutex::default(),
+        }
+    }
+
+    /// Returns the source line for `address`, which is `offset` bytes into `symbol`. In a module, `symbol` is
+    /// `MODULE:SYMBOL`, and `build_id` is the module's build.
+    pub(super) fn at(
+        &self,
+        address: u64,
+        symbol: &str,
+        offset: u64,
+        build_id: Option<&[u8]>,
+    ) -> Option<SourceLine> {
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(line) = cache.get(&address) {
+            return line.clone();
+        }
+        let (lines, name) = match symbol.split_once(':') {
+            None => (self.kernel.as_ref(), symbol),
+            Some((module, name)) => {
+                let mut modules = self.modules.iter();
+                let lines = modules.find(|lines| lines.is_of(module, build_id));
+                (lines, name)
+            }
+        };
+        let found = lines?.at(name, offset).unwrap_or_else(|error| {
+            warn!(symbol, offset, error = %error, "its line cannot be found");
+            None
+        });
+        let line = found.map(|it| SourceLine {
+            file: harmless(it.file.as_bytes()),
+            ..it
+        });
+        if cache.len() >= MOST {
+            cache.clear();
+        }
+        cache.insert(address, line.clone());
+        line
+    }
+}

@@ -1,0 +1,70 @@
+//! Ctrl-C and SIGTERM: the first one asks for an orderly end, the second one ends the program at once. A server
+//! ignores other signals that end programs by default and may be sent to a server in error.
+
+use std::io;
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+
+use super::raw;
+use crate::failure::INTERRUPTED;
+use crate::output;
+
+/// Notification that the user wants to end the program.
+#[derive(Clone, Debug)]
+pub(crate) struct Interrupt(watch::Receiver<bool>);
+
+impl Interrupt {
+    /// Takes over SIGINT and SIGTERM until the program ends. Needs a tokio runtime.
+    pub(crate) fn install() -> io::Result<Self> {
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut terminate = signal(SignalKind::terminate())?;
+        let (asked, receiver) = watch::channel(false);
+        tokio::spawn(async move {
+            either(&mut interrupt, &mut terminate).await;
+            asked.send_replace(true);
+            either(&mut interrupt, &mut terminate).await;
+            raw::restore();
+            std::process::exit(INTERRUPTED.into());
+        });
+        Ok(Self(receiver))
+    }
+
+    /// Returns when the user has asked for the end, at once if that was earlier.
+    pub(crate) async fn asked(&mut self) {
+        if self.0.wait_for(|asked| *asked).await.is_err() {
+            // The sender lives as long as the runtime. Without it no request can arrive.
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+/// Makes the program report and ignore signals without a meaning for it, until it ends: those at which other
+/// servers reread their configuration or write their statistics. Needs a tokio runtime.
+pub(crate) fn outlive_others() -> io::Result<()> {
+    for (name, kind) in [
+        ("SIGHUP", SignalKind::hangup()),
+        ("SIGUSR1", SignalKind::user_defined1()),
+        ("SIGUSR2", SignalKind::user_defined2()),
+        ("SIGALRM", SignalKind::alarm()),
+    ] {
+        let mut sent = signal(kind)?;
+        tokio::spawn(async move {
+            while sent.recv().await.is_some() {
+                // It does not matter whether the message is read.
+                let _printed = tokio::task::spawn_blocking(move || {
+                    output::notice(format_args!("{name} does nothing; SIGTERM ends the server"));
+                })
+                .await;
+            }
+        });
+    }
+    Ok(())
+}
+
+async fn either(one: &mut Signal, other: &mut Signal) {
+    tokio::select! {
+        _ = one.recv() => {}
+        _ = other.recv() => {}
+    }
+}
