@@ -404,6 +404,9 @@ fn job_here(ready: &Ready, built: &[Executable], options: &Options, seeds: Seeds
     }
     if options.ci {
         job.environment.push((run::SHORT.to_owned(), "1".into()));
+        // Half of proptest's default. Each run has another seed, and the night tries all cases several times.
+        job.environment
+            .push(("PROPTEST_CASES".to_owned(), "128".into()));
     }
     Ok(job)
 }
