@@ -80,6 +80,20 @@ fn registers(rsp: Gva) -> State {
     }
 }
 
+/// Returns a member that records `capture` at each hit.
+fn record<'c>(arena: &Arena, source: u32, capture: &'c Capture, waits: bool) -> Member<'c> {
+    Member {
+        conditions: &[],
+        vetoed: arena.counter(VETOED),
+        part: Part::Record {
+            source,
+            capture,
+            lost: arena.counter(LOST),
+            waits,
+        },
+    }
+}
+
 #[test]
 fn a_hit_has_the_time_and_the_number_of_one_cpu() {
     let arena = Arena::new().unwrap();
@@ -89,16 +103,7 @@ fn a_hit_has_the_time_and_the_number_of_one_cpu() {
         cpu: Some(arena.cpu()),
         ..Capture::default()
     };
-    let member = Member {
-        conditions: &[],
-        vetoed: arena.counter(VETOED),
-        part: Part::Record {
-            source: 0,
-            capture: &capture,
-            lost: arena.counter(LOST),
-            waits: false,
-        },
-    };
+    let member = record(&arena, 0, &capture, false);
     let inside = bench.exit(INSIDE);
     let span = function_with(&arena, |a| a.jmp(inside.0));
     let detour = Room::new(&arena).detour(&span, &ring, &[member]).unwrap();
@@ -196,21 +201,11 @@ fn each_member_of_a_detour_has_the_time_and_the_number_of_one_cpu() {
         stack_copy: Some(arena.stack_fields()),
         ..Capture::default()
     };
-    let record = |source, capture| Member {
-        conditions: &[],
-        vetoed: arena.counter(VETOED),
-        part: Part::Record {
-            source,
-            capture,
-            lost: arena.counter(LOST),
-            waits: false,
-        },
-    };
     let members = [
-        record(1, &with_stack),
+        record(&arena, 1, &with_stack, false),
         returns.member(),
-        record(2, &with_task),
-        record(3, &with_stack),
+        record(&arena, 2, &with_task, false),
+        record(&arena, 3, &with_stack, false),
     ];
     let inside = bench.exit(INSIDE);
     let span = function_with(&arena, |a| a.jmp(inside.0));
@@ -258,16 +253,7 @@ fn a_hit_that_waits_for_room_keeps_the_time_and_the_cpu_of_its_arrival() {
         cpu: Some(arena.cpu()),
         ..Capture::default()
     };
-    let member = Member {
-        conditions: &[],
-        vetoed: arena.counter(VETOED),
-        part: Part::Record {
-            source: 0,
-            capture: &capture,
-            lost: arena.counter(LOST),
-            waits: true,
-        },
-    };
+    let member = record(&arena, 0, &capture, true);
     let inside = bench.exit(INSIDE);
     let span = function_with(&arena, |a| a.jmp(inside.0));
     let detour = Room::new(&arena).detour(&span, &ring, &[member]).unwrap();
