@@ -6,8 +6,8 @@ mod watch;
 use std::process::ExitCode;
 
 use hvprobe_proto::v1::{
-    DeleteMachineRequest, InjectNmiRequest, ListMachinesRequest, Machine, MachineState,
-    PauseRequest, ResumeRequest, StopRequest, WaitRequest,
+    DeleteMachineRequest, EndReason, Ending, InjectNmiRequest, ListMachinesRequest, Machine,
+    MachineState, PauseRequest, ResumeRequest, StopRequest, WaitRequest,
 };
 
 use super::doctor;
@@ -100,9 +100,7 @@ pub(crate) async fn vm(command: Vm) -> anyhow::Result<ExitCode> {
             };
             let machine = ended.map_err(Refused::from)?.into_inner();
             report_state(&machine)?;
-            let status = machine.ending.and_then(|ending| ending.guest_status);
-            let status = status.map(|status| u8::try_from(status).unwrap_or(FAILED));
-            Ok(status.map_or(DONE, ExitCode::from))
+            Ok(ExitCode::from(status(&machine.ending.unwrap_or_default())))
         }
         Vm::Remove { server, machine } => {
             let mut client = Client::connect(&server).await?;
@@ -168,6 +166,16 @@ async fn find(on: &NamedMachine) -> anyhow::Result<(Client, String)> {
     Ok((client, machine))
 }
 
+/// Returns the exit status for the end of a guest: that of its command, if there is one. A reset may follow a panic.
+fn status(ending: &Ending) -> u8 {
+    match (ending.guest_status, ending.reason()) {
+        (_, EndReason::Crash) => FAILED,
+        (Some(status), _) => u8::try_from(status).unwrap_or(FAILED),
+        (None, EndReason::Shutdown | EndReason::Stopped) => 0,
+        (None, EndReason::Reset | EndReason::TripleFault | EndReason::Unspecified) => FAILED,
+    }
+}
+
 /// Reports the state of `machine`.
 fn report_state(machine: &Machine) -> anyhow::Result<ExitCode> {
     let state = table::machine_state(machine.state());
@@ -180,4 +188,32 @@ fn report_state(machine: &Machine) -> anyhow::Result<ExitCode> {
         None => output::notice(format_args!("{} {state}", machine.name)),
     }
     Ok(DONE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_that_did_not_end_by_itself_has_failed() {
+        let ended = |reason: EndReason, guest_status| {
+            status(&Ending {
+                reason: reason.into(),
+                guest_status,
+                ..Ending::default()
+            })
+        };
+        for (reason, without, with) in [
+            (EndReason::Shutdown, 0, 7),
+            (EndReason::Stopped, 0, 7),
+            (EndReason::Reset, FAILED, 7),
+            (EndReason::TripleFault, FAILED, 7),
+            (EndReason::Crash, FAILED, FAILED),
+            (EndReason::Unspecified, FAILED, 7),
+        ] {
+            assert_eq!(ended(reason, None), without, "{reason:?}");
+            assert_eq!(ended(reason, Some(7)), with, "{reason:?}");
+        }
+        assert_eq!(ended(EndReason::Reset, Some(300)), FAILED);
+    }
 }

@@ -61,7 +61,8 @@ pub(crate) enum Vm {
     },
     /// Show one machine, as JSON
     Show(NamedMachine),
-    /// Wait until a machine has ended, and exit with the status of its guest's command
+    /// Wait until a machine has ended, and exit with the status of its guest's command, or with 1 if the guest reset
+    /// or crashed without one
     Wait(NamedMachine),
     /// Forget an ended machine, with its console output and last events
     #[command(visible_alias = "rm")]
