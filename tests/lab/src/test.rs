@@ -84,7 +84,7 @@ pub(crate) struct Options {
     without_clients: bool,
     /// Run what a change has to pass: beside the tests, the short forms of the benches that need no guest, and
     /// what holds on every kernel on the one that differs most. Tests that go many rounds go a quarter of
-    /// them, and a few that take long are left to `nightly`
+    /// them, properties have half of their cases, and in an emulated rig long tests are left to `nightly`
     #[arg(long, conflicts_with_all = ["package", "repeat", "rig_only", "kernel", "filter"])]
     ci: bool,
     /// Give every property 50,000 cases (those about streams of events a quarter), and every decoder
