@@ -41,8 +41,8 @@ pub(super) const ENTRY_TSC: u8 = 40;
 const VALUES: usize = 6;
 /// End of the flags and of all registers, in bytes.
 const VALUES_END: usize = 8 * (VALUES + 1 + 16);
-/// Maximum number of bytes, after its first word, of an instance without stack words.
-pub const ENTERED_MAX: usize = VALUES_END - GENERATION;
+/// Maximum number of bytes of an instance without stack words.
+pub const ENTERED_MAX: usize = VALUES_END;
 
 /// Instances of one probe, at their guest addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,27 +150,25 @@ impl InstanceLayout {
         (bytes, if count == 0 { u64::from(NIL) } else { 0 })
     }
 
-    /// Returns the content of an instance at the start of a call, from [`Self::GENERATION`] on, and its length
-    /// in bytes. The caller is not included, as it comes before; neither are stack words. The slot is zero,
-    /// because it is set last.
+    /// Returns the content of an instance at the start of a call, for the `generation`th time, and its length in
+    /// bytes, without stack words. The return address and the slot are zero, because they are set last.
     #[must_use]
-    pub fn entered(&self, instance: &Instance) -> ([u8; ENTERED_MAX], usize) {
+    pub fn entered(&self, instance: &Instance, generation: u64) -> ([u8; ENTERED_MAX], usize) {
         let mut bytes = [0; ENTERED_MAX];
         let mut put = |at: usize, word: u64| {
-            let at = at - GENERATION;
             if let Some(into) = bytes.get_mut(at..at + 8) {
                 into.copy_from_slice(&word.to_le_bytes());
             }
         };
-        put(GENERATION, instance.generation);
-        put(RETURN, instance.return_address.0);
+        put(usize::from(CALLER), instance.caller.0);
+        put(GENERATION, generation);
         put(TASK, instance.task.0);
         put(usize::from(ENTRY_TSC), instance.tsc);
         self.values.write(&instance.regs, &mut put);
         let flags = instance.regs.rflags & u64::from(u32::MAX);
         let cpu = u64::from(instance.cpu.unwrap_or(0));
         put(self.values.flags(), cpu << 32 | flags);
-        (bytes, self.size().min(VALUES_END) - GENERATION)
+        (bytes, self.size().min(VALUES_END))
     }
 
     /// Reads the instance at the beginning of `bytes`.

@@ -205,17 +205,13 @@ impl Followed {
         let index = self.take(mem)?;
         let at = self.instance_at(index);
         let used = self.word(index, InstanceLayout::GENERATION, mem)?;
-        let (bytes, len) = self.layout.entered(&Instance {
-            generation: used.wrapping_add(1),
-            return_address: Gva(0),
-            ..*entry
-        });
+        let (bytes, len) = self.layout.entered(entry, used.wrapping_add(1));
         let written = mem
             // Whatever finds this call's return address finds its time.
             .write_u64(at.wrapping_add(InstanceLayout::RETURN), 0)
             .and_then(|()| {
                 fence(Ordering::Release);
-                mem.write(at.wrapping_add(InstanceLayout::GENERATION), &bytes[..len])
+                mem.write(at, &bytes[..len])
             })
             .and_then(|()| {
                 fence(Ordering::Release);
@@ -224,7 +220,6 @@ impl Followed {
                     entry.return_address.0,
                 )
             })
-            .and_then(|()| mem.write_u64(at.wrapping_add(InstanceLayout::CALLER), entry.caller.0))
             .and_then(|()| {
                 // Whatever finds the slot set finds the rest.
                 fence(Ordering::Release);
