@@ -28,7 +28,9 @@ use hvprobe_fixtures::{DATA, DATA_VIRT, Memory, STACK, probed};
 use hvprobe_hit::event::Collector;
 use hvprobe_hit::{HitHandler, Outcome, Surroundings};
 use hvprobe_spec::definition::parse;
-use hvprobe_spec::{Actions, Base, Fetched, Item, Memory as Of, Pointer, ProbeSpec, Read};
+use hvprobe_spec::{
+    Actions, Base, Fetched, Item, Mechanism as Planted, Memory as Of, Pointer, ProbeSpec, Read,
+};
 // The shared guest below uses this name as its own crate's.
 use ::hvprobe_engine;
 
@@ -51,6 +53,8 @@ enum Mechanism {
     Boosted,
     /// `mov rax, [rdi+8]`, in a stepped slot, with a post-handler.
     Stepped,
+    /// The entry of a return probe, emulated, whose calls return without an exit.
+    Followed,
     /// A return probe: its entry, emulated, and the return.
     Returned,
     /// A return probe and a kprobe, on the same instruction.
@@ -60,12 +64,13 @@ enum Mechanism {
 }
 
 impl Mechanism {
-    const ALL: [(&str, Self); 8] = [
+    const ALL: [(&str, Self); 9] = [
         ("emulated", Self::Emulated),
         ("emulated-post", Self::EmulatedPost),
         ("emulated-read", Self::Read),
         ("boosted", Self::Boosted),
         ("stepped", Self::Stepped),
+        ("followed", Self::Followed),
         ("returned", Self::Returned),
         ("both", Self::Both),
         ("foreign", Self::Foreign),
@@ -82,6 +87,7 @@ impl Mechanism {
             Self::Returned => "filler_006",
             Self::Both => "filler_008",
             Self::Read => "filler_010",
+            Self::Followed => "filler_012",
         }
     }
 
@@ -91,6 +97,7 @@ impl Mechanism {
             Self::Emulated | Self::EmulatedPost | Self::Read | Self::Boosted | Self::Stepped => {
                 &["p"]
             }
+            Self::Followed => &["r4096"],
             Self::Returned => &["r"],
             Self::Both => &["p", "r"],
             Self::Foreign => &[],
@@ -107,6 +114,13 @@ impl Mechanism {
             };
             ProbeSpec {
                 actions,
+                mechanism: Some(match self {
+                    Self::Boosted => Planted::Boosted,
+                    Self::Stepped => Planted::Stepped,
+                    _ => Planted::Emulated,
+                }),
+                // Instances that are added at a call have no stubs: the return is an exit.
+                maxactive_auto: self.returns() && *kind == "r",
                 ..ProbeSpec::from(parse(&definition).expect("a definition"))
             }
         };
@@ -116,6 +130,15 @@ impl Mechanism {
     /// Returns whether a hit includes the return of the function.
     fn returns(self) -> bool {
         matches!(self, Self::Returned | Self::Both)
+    }
+
+    /// Returns the number of hits that `count` hits are counted as.
+    fn counted(self, count: usize) -> usize {
+        match self {
+            // A call is counted when it returns, which is up to the guest.
+            Self::Followed => 0,
+            _ => count * self.probes().len(),
+        }
     }
 }
 
@@ -158,8 +181,8 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     };
 
-    let guest = Guest::boot(&probed::vmlinux());
-    let mut registry = Registry::new(guest.image.clone(), 1, testing::hidden());
+    let guest = Guest::boot_whole(&probed::vmlinux());
+    let mut registry = Registry::new(guest.image.clone(), 1, testing::whole_hidden());
     registry
         .go_live(guest.view(), None, &guest)
         .expect("the guest stops");
@@ -169,8 +192,11 @@ fn main() -> ExitCode {
         .flat_map(|(_, mechanism)| mechanism.probes())
         .collect();
     registry.register(&specs, &guest).expect("legal");
-    let other = |n| ProbeSpec::from(parse(&format!("p filler_{n:03}")).expect("a definition"));
-    let others: Vec<_> = (11..11 + others).map(other).collect();
+    let other = |n| ProbeSpec {
+        mechanism: Some(Planted::Emulated),
+        ..ProbeSpec::from(parse(&format!("p filler_{n:03}")).expect("a definition"))
+    };
+    let others: Vec<_> = (13..13 + others).map(other).collect();
     // Probes that find no slot left are skipped.
     let others = registry.register_batch(&others, Refusals::Skip, &guest);
     others.expect("the guest stops");
@@ -212,8 +238,14 @@ fn main() -> ExitCode {
         .iter()
         .map(|probe| probe.counts.hits)
         .sum();
-    let expected = 1 + (count * mechanism.probes().len()) as u64;
+    let expected = 1 + mechanism.counted(count) as u64;
     assert_eq!(counted, expected, "hits were lost");
+    let missed: u64 = registry
+        .list(&guest.mem)
+        .iter()
+        .map(|probe| probe.counts.missed)
+        .sum();
+    assert_eq!(missed, 0, "calls were missed");
     ExitCode::SUCCESS
 }
 

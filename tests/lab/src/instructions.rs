@@ -13,12 +13,13 @@ use crate::cargo::{self, Executable};
 use crate::{packages, process, progress};
 
 /// Kinds of hits that the example can count.
-const KINDS: [&str; 8] = [
+const KINDS: [&str; 9] = [
     "emulated",
     "emulated-post",
     "emulated-read",
     "boosted",
     "stepped",
+    "followed",
     "returned",
     "both",
     "foreign",

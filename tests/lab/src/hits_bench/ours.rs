@@ -91,7 +91,7 @@ pub(crate) const MECHANISMS: [Mechanism; 12] = [
     },
     Mechanism {
         name: "return probe",
-        counted_as: None,
+        counted_as: Some("followed"),
         add: &["--mechanism", "emulated", "r {}"],
     },
     Mechanism {
