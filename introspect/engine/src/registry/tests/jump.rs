@@ -470,8 +470,11 @@ fn detours_are_given_to_others_only_when_nobody_can_be_inside() {
     rig.unregister(&[id]).unwrap();
     let mut places = std::collections::BTreeSet::new();
     let mut again = 0;
-    // More often than there is room for detours.
+    // Until there is no room left, and for as long afterwards that many places are used again.
     for _ in 0..12_000 {
+        if again > 100 {
+            break;
+        }
         let ids = rig.register(&[spec(ENTRY), spec("r vfs_read")]);
         assert!(is_optimized(&rig, ids[0]) && is_optimized(&rig, ids[1]));
         let place = target(&rig, at);
@@ -479,14 +482,12 @@ fn detours_are_given_to_others_only_when_nobody_can_be_inside() {
         again += usize::from(!places.insert(place));
         rig.unregister(&ids).unwrap();
     }
-    assert!(again > 1000, "{again}");
+    assert!(again > 100, "{again}");
     assert_eq!(rig.guest.read::<64>(first), code);
 }
 
 #[test]
 fn what_finds_no_room_takes_none_however_often_it_is_tried() {
-    /// More than there is room for counters.
-    const TRIES: usize = 33_000;
     let mut rig = Rig::optimizing();
     let mut functions = (2..200).step_by(2).map(|n| format!("filler_{n:03}"));
     // Until the room for instances is used up.
@@ -496,8 +497,10 @@ fn what_finds_no_room_takes_none_however_often_it_is_tried() {
             break;
         }
     }
-    for _ in 0..TRIES {
+    let before = rig.registry.usage();
+    for _ in 0..100 {
         rig.registry.commit(&*rig.guest).expect("the guest stops");
+        assert_eq!(rig.registry.usage(), before);
     }
     let id = rig.one(&format!("p {}", functions.next().expect("one more")));
     assert_eq!(rig.info(id).unoptimized, None);
