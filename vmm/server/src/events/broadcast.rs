@@ -18,7 +18,7 @@ use hvprobe_machine::queue::{Entrance, Pool, queue_in};
 use hvprobe_machine::{Listen, ThrottleNotice};
 
 use super::encoded::{Encoded, Encoder, OVERHEAD};
-use super::held::{HELD_OF_ENDED, Held};
+use super::held::{HELD, HELD_OF_ENDED, Held};
 use super::position::{Lost, Position};
 use super::subscription::{PASSING, Subscription};
 use super::wanted::Wanted;
@@ -39,6 +39,16 @@ pub(crate) struct Broadcast {
     state: Arc<Mutex<State>>,
     /// Pool that limits the events that wait for all clients.
     pool: Pool,
+    limits: Limits,
+}
+
+/// Limits of one machine's events, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Of those that wait for one client.
+    pub(crate) waiting: usize,
+    /// Of those that are held for reconnecting clients.
+    pub(crate) held: usize,
 }
 
 impl Default for Broadcast {
@@ -83,6 +93,19 @@ impl Broadcast {
         Self {
             state: Arc::default(),
             pool,
+            limits: Limits {
+                waiting: WAITING,
+                held: HELD,
+            },
+        }
+    }
+
+    /// Creates a broadcast that has other limits.
+    #[cfg(test)]
+    pub(crate) fn limited(limits: Limits) -> Self {
+        Self {
+            limits,
+            ..Self::default()
         }
     }
 
@@ -93,7 +116,7 @@ impl Broadcast {
         wanted: impl Into<Arc<Wanted>>,
         after: Option<Position>,
     ) -> Result<Subscription, Beyond> {
-        let (into, from) = queue_in(&self.pool, WAITING);
+        let (into, from) = queue_in(&self.pool, self.limits.waiting);
         let wanted = wanted.into();
         let now = Instant::now();
         let mut state = self.state();
@@ -152,7 +175,7 @@ impl Broadcast {
 }
 
 impl State {
-    fn hear(&mut self, events: &[Event], dropped: u64) {
+    fn hear(&mut self, events: &[Event], dropped: u64, held: usize) {
         let start = Position {
             seq: events.first().map_or(self.end.seq, |first| first.seq),
             dropped: self.end.dropped.saturating_add(dropped),
@@ -186,7 +209,7 @@ impl State {
         for client in &mut self.clients {
             client.hear(events, &all, &mut self.encoder, now);
         }
-        self.held.push(start.seq, all);
+        self.held.push(start.seq, all, held);
     }
 }
 
@@ -255,7 +278,7 @@ pub(crate) struct Listener(Broadcast);
 
 impl Listen for Listener {
     fn hear(&mut self, events: &[Event], dropped: u64) -> bool {
-        self.0.state().hear(events, dropped);
+        self.0.state().hear(events, dropped, self.0.limits.held);
         true
     }
 

@@ -1,6 +1,6 @@
 //! Events of a machine that are held for reconnecting clients.
 //!
-//! Invariants: at most [`HELD`] bytes are held, however many clients there are; the held batches have no gap,
+//! Invariants: no more bytes are held than the limit, however many clients there are; the held batches have no gap,
 //! up to the newest event.
 
 use std::collections::VecDeque;
@@ -28,16 +28,16 @@ struct Batch {
 }
 
 impl Held {
-    /// Holds a batch whose first event has the number `first`, and drops the oldest batches to make room. Drops
-    /// all older batches if there is a gap before it.
-    pub(crate) fn push(&mut self, first: u64, encoded: Encoded) {
+    /// Holds a batch whose first event has the number `first`, and drops the oldest batches until at most `limit`
+    /// bytes are left. Drops all older batches if there is a gap before it.
+    pub(crate) fn push(&mut self, first: u64, encoded: Encoded, limit: usize) {
         let newest = self.batches.back().map(|batch| batch.encoded.end.seq);
         if newest.is_some_and(|end| end != first) {
             self.clear();
         }
         self.weight += encoded.weight();
         self.batches.push_back(Batch { first, encoded });
-        self.shrink(HELD);
+        self.shrink(limit);
     }
 
     /// Drops the oldest batches until at most `limit` bytes are left.

@@ -10,11 +10,17 @@ use prost::Message as _;
 use tokio::runtime::Runtime;
 
 use super::*;
-use crate::events::broadcast::{Broadcast, Listener};
+use crate::events::broadcast::{Broadcast, Limits, Listener};
 use crate::events::wanted::Wanted;
 
 /// Number of yields after which the feed has looked at all held events of a machine.
 const LOOKS: usize = 4000;
+
+/// Limits of the machine's events: a few messages.
+const LIMITS: Limits = Limits {
+    waiting: 1 << 20,
+    held: 1 << 20,
+};
 
 /// A step of a test: something happens to a machine's events, or to their client.
 #[derive(Clone, Debug)]
@@ -153,7 +159,7 @@ impl Client {
 
 /// Runs `steps`. Returns the client and the machine, both of which have ended.
 fn run(steps: &[Step], wanted: Wanted) -> (Client, Machine) {
-    let broadcast = Broadcast::default();
+    let broadcast = Broadcast::limited(LIMITS);
     let mut machine = Machine {
         listener: broadcast.listener(),
         events: 0,
@@ -176,7 +182,7 @@ fn run(steps: &[Step], wanted: Wanted) -> (Client, Machine) {
         match step {
             Step::Hear(count, dropped) => machine.hear(*count, *dropped),
             Step::Flood => {
-                for _ in 0..80 {
+                for _ in 0..12 {
                     machine.hear(1000, 1);
                 }
             }
@@ -257,7 +263,7 @@ fn a_break_without_a_gap_loses_and_repeats_nothing() {
 #[test]
 fn what_was_lost_is_reported_once_wherever_a_client_breaks_off() {
     /// More messages than wait for a client after a flood.
-    const MESSAGES: usize = 45;
+    const MESSAGES: usize = 10;
     let mut most_lost = 0;
     for read in 0..MESSAGES {
         let steps = [Step::Flood, Step::Read(read), Step::Break(0)];
