@@ -22,7 +22,7 @@ use hvprobe_hit::record::Collection;
 use hvprobe_hit::region::KERNEL_WINDOW;
 use hvprobe_linux::image::{ImageError, KernelImage};
 use hvprobe_vm::host::{self, SelfCheckError};
-use hvprobe_vm::loader::{self, Kernel, LoadError};
+use hvprobe_vm::loader::{self, LoadError};
 use hvprobe_vm::memory::{GuestRam, MemoryError};
 use hvprobe_vm::vcpu::{CpuFd, configure};
 use hvprobe_vm::{ACPI_TABLES, CatchMode, CpuError, Entry, check_count, create_vm, pulse};
@@ -39,6 +39,7 @@ use crate::decide::Decisions;
 use crate::detours::Detours;
 use crate::events::subscription::Hub;
 use crate::guest::Guest;
+use crate::kernel_file::KernelFile;
 use crate::machine::{Life, Machine};
 use crate::stop::control::Control;
 use crate::tripwire::{NoTripwire, Tripwire};
@@ -157,21 +158,21 @@ impl Machine {
             debug!("files read");
             let image = scope.spawn({
                 let kernel = Arc::clone(&files.kernel);
-                move || KernelImage::parse(kernel.elf())
+                move || kernel.image()
             });
             let loaded = Loaded::new(&config, files)?;
             debug!("kernel loaded");
             let image = image.join().unwrap_or_else(|panic| resume_unwind(panic))?;
             let mode = mode.join().unwrap_or_else(|panic| resume_unwind(panic))?;
             debug!("symbols read, host checked");
-            start(config, mode, Arc::new(image), loaded)
+            start(config, mode, image, loaded)
         })
     }
 }
 
 /// Files of the configuration, read before any resource of the host is taken.
 struct Files {
-    kernel: Arc<Kernel>,
+    kernel: Arc<KernelFile>,
     initrd: Vec<Vec<u8>>,
     ram: GuestRam,
 }
@@ -179,7 +180,7 @@ struct Files {
 impl Files {
     fn read(config: &MachineConfig) -> Result<Self, BootError> {
         let ram = GuestRam::with_hidden(config.memory, HiddenRegion::FULL_SIZE)?;
-        let kernel = Arc::new(Kernel::open(&config.kernel)?);
+        let kernel = Arc::new(KernelFile::open(&config.kernel)?);
         let mut initrd = Vec::new();
         if let Some(path) = &config.initrd {
             let source = |source| BootError::Initrd {
@@ -226,7 +227,7 @@ impl Loaded {
             given => given,
         };
         let pieces: Vec<&[u8]> = files.initrd.iter().map(Vec::as_slice).collect();
-        let entry = loader::load(&files.kernel, &ram, &pieces, cmdline, rsdp)?;
+        let entry = loader::load(files.kernel.kernel(), &ram, &pieces, cmdline, rsdp)?;
         Ok(Self {
             host,
             vm,
