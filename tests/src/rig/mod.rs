@@ -4,7 +4,6 @@ mod running;
 mod shared;
 
 use std::env;
-use std::ops::{Add, Div};
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
@@ -14,6 +13,7 @@ use hvprobe_machine::{
 };
 use hvprobe_spec::definition;
 
+pub use hvprobe_fixtures::{is_short, rounds};
 pub use running::{Ended, Running};
 
 /// Returns the name of the rig the test runs in. Without one, prints that the test is skipped and returns
@@ -25,26 +25,6 @@ pub fn rig(test: &str) -> Option<String> {
         eprintln!("skipped: {test} needs a rig (cargo lab test)");
     }
     rig
-}
-
-/// Returns whether a change waits for the tests (`cargo lab test --ci`). Then they try fewer cases.
-#[must_use]
-pub fn is_short() -> bool {
-    env::var_os("HVPROBE_SHORT").is_some()
-}
-
-/// Returns the number of rounds or cases a test runs: `all` of them, or a quarter (rounded up) in a short run
-/// ([`is_short`]).
-#[must_use]
-pub fn rounds<N>(all: N) -> N
-where
-    N: From<u8> + Add<Output = N> + Div<Output = N>,
-{
-    if is_short() {
-        (all + N::from(3)) / N::from(4)
-    } else {
-        all
-    }
 }
 
 /// Number of CPUs of the rig.
@@ -59,15 +39,15 @@ fn guest_file(name: &str) -> PathBuf {
 }
 
 /// Returns a kernel command line that makes a boot in an emulated machine short, by leaving out what no test is
-/// about: the kernel does not test its ciphers, has no IPv6 and creates no keys of its own, and on a machine
-/// with one CPU does not patch the lock prefixes in its text one by one. The mitigations of processor faults
-/// stay at their defaults.
+/// about: the kernel does not test its ciphers, has no IPv6, creates no keys of its own, asks for no module of
+/// TCP and registers no functions for BPF, and on a machine with one CPU does not patch the lock prefixes in its
+/// text one by one. The mitigations of processor faults stay at their defaults.
 #[must_use]
 pub fn mitigated() -> String {
     format!(
         "{DEFAULT_CMDLINE} cryptomgr.notests noreplace-smp ipv6.disable=1 \
          initcall_blacklist=crypto_kdf108_init,cubictcp_register,init_encrypted,init_ima,\
-         apparmor_nf_ip_init"
+         apparmor_nf_ip_init,tcp_congestion_default,bpf_rstat_kfunc_init"
     )
 }
 

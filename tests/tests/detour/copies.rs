@@ -4,6 +4,7 @@ use super::compare::{Seen, compare, stack_pointer};
 use super::{assemble, quiet};
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::{Capture, Member, Part, Recorder, Span};
+use hvprobe_fixtures::rounds;
 use hvprobe_tests::detour::arena::Arena;
 use hvprobe_tests::detour::bench::{Bench, State};
 use hvprobe_tests::detour::probed::{Planted, Room};
@@ -180,16 +181,16 @@ fn every_kind_of_copy_does_what_the_original_does() {
         let code = function(&bench, case.build);
         let span = Span::find(&code, arena.function(), arena.function()).unwrap();
         let mut random = Random::new(&[1, number]);
-        for _ in 0..150 {
+        for _ in 0..rounds(150) {
             let setup = |state: &mut State, stack: &mut [u8], data: &mut [u8]| {
                 (case.setup)(&bench, state, stack, data);
             };
             compare(&bench, &span, case.name, &mut random, setup, &mut seen);
         }
     }
-    assert!(seen.escapes > 100, "{}", seen.escapes);
-    assert!(seen.records > 2000, "{}", seen.records);
-    assert!(seen.vetoed > 500, "{}", seen.vetoed);
+    assert!(seen.escapes > rounds(100), "{}", seen.escapes);
+    assert!(seen.records > rounds(2000), "{}", seen.records);
+    assert!(seen.vetoed > rounds(500), "{}", seen.vetoed);
 }
 
 #[test]

@@ -5,6 +5,7 @@ use super::compare::{Seen, compare};
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::{Span, Unfit};
 use hvprobe_arch::regs::rflags;
+use hvprobe_fixtures::{is_short, rounds};
 use hvprobe_tests::detour::arena::Arena;
 use hvprobe_tests::detour::bench::{Bench, State};
 use hvprobe_tests::differential::random::Random;
@@ -99,11 +100,12 @@ fn instructions_of_a_kernel_do_what_they_do_in_place() {
         return;
     };
     let text = Text::open(&path).unwrap();
+    let one_of = if is_short() { 160 } else { 40 };
     let mut random = Random::new(&[3]);
     let mut spans: Vec<Vec<u8>> = Vec::new();
     let mut run: Vec<Instruction> = Vec::new();
     text.for_each_in(
-        |start| Random::new(&[start.0]).below(40) == 0,
+        |start| Random::new(&[start.0]).below(one_of) == 0,
         |site| {
             let follows = run.last().is_some_and(|last| last.next_ip() == site.at.0);
             if !follows || !tame(&site.instruction) {
@@ -153,5 +155,5 @@ fn instructions_of_a_kernel_do_what_they_do_in_place() {
         "{tried} spans, {} records, {} escapes",
         seen.records, seen.escapes
     );
-    assert!(tried > 1000, "{tried}");
+    assert!(tried > rounds(1000), "{tried}");
 }

@@ -11,6 +11,7 @@ use hvprobe_arch::condition::Condition;
 use hvprobe_arch::detour::{CELL, Capture, Fetching, Layout, Member, Part, Ring, Span};
 use hvprobe_arch::fetch::{Base, Fetched, Memory, Pointer, Read};
 use hvprobe_arch::regs::{Gpr, rflags};
+use hvprobe_fixtures::rounds;
 use hvprobe_tests::detour::arena::Arena;
 use hvprobe_tests::detour::bench::{Bench, State};
 use hvprobe_tests::detour::loads::Loads;
@@ -386,7 +387,7 @@ fn what_is_found_is_what_the_host_would_find() {
                 a.jmp(bench.exit(0).0)
             });
             let span = Span::find(&code, arena.function(), arena.function()).unwrap();
-            for _ in 0..1500 {
+            for _ in 0..rounds(1500) {
                 compare(&bench, &span, &loads, &mut world, &mut random, &mut seen);
             }
         }
@@ -406,6 +407,6 @@ fn what_is_found_is_what_the_host_would_find() {
         let all = [
             escapes, vetoed, nothing, values, bytes, whole, truncated, faults,
         ];
-        assert!(all.iter().all(|count| *count >= ENOUGH), "{seen:?}");
+        assert!(all.iter().all(|count| *count >= rounds(ENOUGH)), "{seen:?}");
     }
 }
