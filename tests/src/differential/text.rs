@@ -11,7 +11,7 @@ use hvprobe_arch::Gva;
 use hvprobe_arch::insn::MAX_LEN;
 use hvprobe_linux::image::{ImageError, KernelImage};
 use hvprobe_linux::symbols::SymbolKind;
-use hvprobe_vm::loader::{Kernel, LoadError};
+use hvprobe_vm::loader::{Kernel, KernelError};
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
 
 use crate::rig;
@@ -23,7 +23,7 @@ const VMLINUZ: &str = "HVPROBE_TEST_VMLINUZ";
 #[derive(Debug)]
 pub enum TextError {
     /// The file cannot be read or unpacked.
-    Load(LoadError),
+    Load(KernelError),
     /// The kernel image cannot be parsed.
     Image(ImageError),
 }

@@ -7,9 +7,11 @@ use hvprobe_arch::Gpa;
 use hvprobe_arch::mem::{OutOfRange, PhysMemory};
 use hvprobe_devices::acpi;
 
+use super::bzimage::SetupHeader;
+use super::elf::Segment;
 use super::error::LoadError;
 use super::kernel::Kernel;
-use super::{bzimage, elf};
+use super::kernel_error::KernelError;
 use crate::entry::{self, Entry};
 use crate::layout;
 use crate::memory::{GuestRam, HOLE_END};
@@ -71,10 +73,10 @@ pub fn load(
     cmdline: &str,
     rsdp: Gpa,
 ) -> Result<Entry, LoadError> {
-    let setup = kernel.setup.as_ref();
+    let setup = kernel.setup();
     let mut params = Params::new();
     match setup {
-        Some(setup) => params.set(bzimage::START, setup.bytes()),
+        Some(setup) => params.set(SetupHeader::START, setup.bytes()),
         None => {
             params.set(field::BOOT_FLAG, &0xaa55u16.to_le_bytes());
             params.set(field::HEADER, b"HdrS");
@@ -105,7 +107,7 @@ pub fn load(
     ram.write(layout::RESET_VECTOR, &RESET).map_err(missing)?;
     entry::write_tables(ram).map_err(missing)?;
     Ok(Entry {
-        rip: elf::entry(&kernel.elf)?,
+        rip: kernel.entry()?,
         boot_params: layout::BOOT_PARAMS,
         kernel_end,
         initrd,
@@ -132,17 +134,12 @@ fn put_cmdline(ram: &GuestRam, cmdline: &str, max: usize) -> Result<(), LoadErro
 /// Copies the kernel's segments and returns the address after the last one. Memory beyond a segment's bytes is
 /// zero already.
 fn put_kernel(kernel: &Kernel, ram: &GuestRam) -> Result<Gpa, LoadError> {
-    let segments = elf::segments(&kernel.elf)?;
+    let segments = kernel.segments()?;
     let start = segments.iter().map(|s| s.start).min().unwrap_or_default();
-    let end = segments
-        .iter()
-        .map(elf::Segment::end)
-        .max()
-        .unwrap_or_default();
+    let end = segments.iter().map(Segment::end).max().unwrap_or_default();
     if start < layout::HIGH {
-        return Err(LoadError::Damaged {
-            what: format!("it wants to be loaded at {start}, below 1 MiB"),
-        });
+        let what = format!("it wants to be loaded at {start}, below 1 MiB");
+        return Err(KernelError::Damaged { what }.into());
     }
     if end > ram.low_end().0 {
         return Err(LoadError::KernelTooLarge {

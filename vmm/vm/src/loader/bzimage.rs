@@ -1,10 +1,7 @@
 //! The setup header of a `bzImage` (boot.rst, "The Real-Mode Kernel Header"): the position of the packed kernel
 //! in the file, and the bytes that the boot parameters take over.
 
-use super::error::LoadError;
-
-/// Offset of the header, in the file as in the boot parameters.
-pub(super) const START: usize = 0x1f1;
+use super::kernel_error::KernelError;
 
 /// End of the header's room in the boot parameters.
 const LIMIT: usize = 0x290;
@@ -15,7 +12,7 @@ const MAGIC: &[u8; 4] = b"HdrS";
 /// Boot protocol 2.08, which introduced `payload_offset` and `payload_length`.
 const OLDEST: u16 = 0x0208;
 
-/// The header's bytes in the file, from [`START`] on, and the position of the payload.
+/// The header's bytes in the file, from [`SetupHeader::START`] on, and the position of the payload.
 #[derive(Debug)]
 pub(super) struct SetupHeader {
     bytes: Vec<u8>,
@@ -24,36 +21,39 @@ pub(super) struct SetupHeader {
 }
 
 impl SetupHeader {
+    /// Offset of the header, in the file as in the boot parameters.
+    pub(super) const START: usize = 0x1f1;
+
     /// Returns the header of `image`, or `None` if it has none.
-    pub(super) fn find(image: &[u8]) -> Result<Option<Self>, LoadError> {
+    pub(super) fn find(image: &[u8]) -> Result<Option<Self>, KernelError> {
         if image.get(0x202..0x206) != Some(MAGIC) {
             return Ok(None);
         }
-        let damaged = |what: &str| LoadError::Damaged {
+        let damaged = |what: &str| KernelError::Damaged {
             what: what.to_owned(),
         };
         let truncated = || damaged("it ends inside the setup header");
         let version = u16::from_le_bytes(field(image, 0x206).ok_or_else(truncated)?);
         if version < OLDEST {
-            return Err(LoadError::OldProtocol(version));
+            return Err(KernelError::OldProtocol(version));
         }
         // The jump at 0x200 leads past the header, so its offset gives the header's end.
         let [jump] = field(image, 0x201).ok_or_else(truncated)?;
         let end = (0x202 + usize::from(jump)).min(LIMIT);
-        let bytes = image.get(START..end).ok_or_else(truncated)?.to_vec();
+        let bytes = image.get(Self::START..end).ok_or_else(truncated)?.to_vec();
         if end < 0x250 {
             return Err(damaged("its setup header is too short"));
         }
 
         // Zero means four, for historical reasons.
-        let [sectors] = field(image, START).ok_or_else(truncated)?;
+        let [sectors] = field(image, Self::START).ok_or_else(truncated)?;
         let sectors = if sectors == 0 {
             4
         } else {
             usize::from(sectors)
         };
         let protected = (sectors + 1) * SECTOR;
-        let word = |at| -> Result<usize, LoadError> {
+        let word = |at| -> Result<usize, KernelError> {
             let word = u32::from_le_bytes(field(image, at).ok_or_else(truncated)?);
             usize::try_from(word).map_err(|_| truncated())
         };
@@ -68,29 +68,29 @@ impl SetupHeader {
         }))
     }
 
-    /// Returns the header's bytes, which belong at [`START`] of the boot parameters.
+    /// Returns the header's bytes, which belong at [`Self::START`] of the boot parameters.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
     /// Returns the highest address at which the initramfs may have a byte.
     pub(super) fn initrd_max(&self) -> u64 {
-        let word = field(&self.bytes, 0x22c - START).map_or(0, u32::from_le_bytes);
+        let word = field(&self.bytes, 0x22c - Self::START).map_or(0, u32::from_le_bytes);
         // A limit below that of the earliest kernels is not plausible.
         u64::from(word).max(0x37ff_ffff)
     }
 
     /// Returns the maximum length of the command line in bytes, without the closing zero.
     pub(super) fn cmdline_max(&self) -> usize {
-        let word = field(&self.bytes, 0x238 - START).map_or(0, u32::from_le_bytes);
+        let word = field(&self.bytes, 0x238 - Self::START).map_or(0, u32::from_le_bytes);
         usize::try_from(word).unwrap_or(usize::MAX)
     }
 
     /// Returns the packed kernel in `image`, which must be the file of this header.
-    pub(super) fn payload<'a>(&self, image: &'a [u8]) -> Result<&'a [u8], LoadError> {
+    pub(super) fn payload<'a>(&self, image: &'a [u8]) -> Result<&'a [u8], KernelError> {
         let end = self.payload_start.checked_add(self.payload_len);
         end.and_then(|end| image.get(self.payload_start..end))
-            .ok_or_else(|| LoadError::Damaged {
+            .ok_or_else(|| KernelError::Damaged {
                 what: format!(
                     "its payload of {} bytes begins at {:#x}, but the file has {} bytes",
                     self.payload_len,

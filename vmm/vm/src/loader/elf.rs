@@ -8,7 +8,7 @@ use object::elf::{
 };
 use object::read::elf::{FileHeader, ProgramHeader};
 
-use super::error::LoadError;
+use super::kernel_error::KernelError;
 
 /// The first bytes of every ELF file.
 pub(super) const MAGIC: &[u8] = b"\x7fELF";
@@ -32,7 +32,7 @@ impl Segment<'_> {
 }
 
 /// Refuses a file that is not an executable for x86-64.
-pub(super) fn check(elf: &[u8]) -> Result<(), LoadError> {
+pub(super) fn check(elf: &[u8]) -> Result<(), KernelError> {
     // Identification and machine are at the same offsets in every ELF file.
     let (class, data) = elf
         .get(4..6)
@@ -62,15 +62,15 @@ pub(super) fn check(elf: &[u8]) -> Result<(), LoadError> {
             object::elf::EM_LOONGARCH => "loongarch".to_owned(),
             other => format!("ELF machine {}", other.0),
         };
-        return Err(LoadError::WrongMachine { found });
+        return Err(KernelError::WrongMachine { found });
     }
     if class != ELFCLASS64 || data != ELFDATA2LSB {
         let found = "a 32-bit or big-endian machine".to_owned();
-        return Err(LoadError::WrongMachine { found });
+        return Err(KernelError::WrongMachine { found });
     }
     let header = header(elf)?;
     if header.e_type(Le) != ET_EXEC {
-        return Err(LoadError::NotAKernel {
+        return Err(KernelError::NotAKernel {
             found: "an ELF file that is not an executable at fixed addresses",
         });
     }
@@ -78,13 +78,13 @@ pub(super) fn check(elf: &[u8]) -> Result<(), LoadError> {
 }
 
 /// Returns the physical address of the entry point.
-pub(super) fn entry(elf: &[u8]) -> Result<Gpa, LoadError> {
+pub(super) fn entry(elf: &[u8]) -> Result<Gpa, KernelError> {
     Ok(Gpa(header(elf)?.e_entry(Le)))
 }
 
 /// Returns the segments to load, in the file's order. There is at least one; none is empty, none overlaps
 /// another, all end below 2^64, and one of them contains the entry point.
-pub(super) fn segments(elf: &[u8]) -> Result<Vec<Segment<'_>>, LoadError> {
+pub(super) fn segments(elf: &[u8]) -> Result<Vec<Segment<'_>>, KernelError> {
     let header = header(elf)?;
     let table = header
         .program_headers(Le, elf)
@@ -135,12 +135,12 @@ pub(super) fn segments(elf: &[u8]) -> Result<Vec<Segment<'_>>, LoadError> {
     Ok(segments)
 }
 
-fn header(elf: &[u8]) -> Result<&FileHeader64<Le>, LoadError> {
+fn header(elf: &[u8]) -> Result<&FileHeader64<Le>, KernelError> {
     FileHeader64::<Le>::parse(elf).map_err(|_| damaged("its ELF header is invalid"))
 }
 
-fn damaged(what: &str) -> LoadError {
-    LoadError::Damaged {
+fn damaged(what: &str) -> KernelError {
+    KernelError::Damaged {
         what: what.to_owned(),
     }
 }

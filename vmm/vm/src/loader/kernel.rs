@@ -3,15 +3,18 @@
 use std::io::Read as _;
 use std::path::Path;
 
+use hvprobe_arch::Gpa;
+
 use super::bzimage::SetupHeader;
-use super::error::{LoadError, MAX_FILE};
-use super::{elf, file, unpack};
+use super::elf::{self, Segment};
+use super::kernel_error::{KernelError, MAX_FILE};
+use super::{file, unpack};
 
 /// A kernel image, unpacked.
 #[derive(Debug)]
 pub struct Kernel {
-    pub(super) elf: Vec<u8>,
-    pub(super) setup: Option<SetupHeader>,
+    elf: Vec<u8>,
+    setup: Option<SetupHeader>,
 }
 
 impl Kernel {
@@ -20,12 +23,12 @@ impl Kernel {
     ///
     /// # Errors
     /// When the file cannot be read, is not such an image, or is damaged.
-    pub fn open(path: &Path) -> Result<Self, LoadError> {
-        let read = |source| LoadError::Read {
+    pub fn open(path: &Path) -> Result<Self, KernelError> {
+        let read = |source| KernelError::Read {
             path: path.to_owned(),
             source,
         };
-        let too_large = || LoadError::FileTooLarge {
+        let too_large = || KernelError::FileTooLarge {
             path: path.to_owned(),
         };
         let file = file::open(path).map_err(read)?;
@@ -50,9 +53,9 @@ impl Kernel {
     ///
     /// # Errors
     /// When it is not a kernel image, or is damaged.
-    pub fn parse(image: Vec<u8>) -> Result<Self, LoadError> {
+    pub fn parse(image: Vec<u8>) -> Result<Self, KernelError> {
         if image.is_empty() {
-            return Err(LoadError::Empty);
+            return Err(KernelError::Empty);
         }
         let (elf, setup) = if image.starts_with(elf::MAGIC) {
             (image, None)
@@ -70,11 +73,33 @@ impl Kernel {
     pub fn elf(&self) -> &[u8] {
         &self.elf
     }
+
+    /// Returns the setup header, if the image is a `bzImage`.
+    pub(super) fn setup(&self) -> Option<&SetupHeader> {
+        self.setup.as_ref()
+    }
+
+    /// Returns the physical address of the entry point.
+    ///
+    /// # Errors
+    /// When the ELF file is damaged.
+    pub(super) fn entry(&self) -> Result<Gpa, KernelError> {
+        elf::entry(&self.elf)
+    }
+
+    /// Returns the segments to load, in the file's order. There is at least one; none is empty, none overlaps
+    /// another, all end below 2^64, and one of them contains the entry point.
+    ///
+    /// # Errors
+    /// When the ELF file is damaged.
+    pub(super) fn segments(&self) -> Result<Vec<Segment<'_>>, KernelError> {
+        elf::segments(&self.elf)
+    }
 }
 
 /// Returns the error for an image in neither of the two formats.
-fn foreign(image: &[u8]) -> LoadError {
-    let machine = |found: &str| LoadError::WrongMachine {
+fn foreign(image: &[u8]) -> KernelError {
+    let machine = |found: &str| KernelError::WrongMachine {
         found: found.to_owned(),
     };
     let found = if image.get(0x38..0x3c) == Some(b"ARM\x64") {
@@ -94,5 +119,5 @@ fn foreign(image: &[u8]) -> LoadError {
     } else {
         "no known signature"
     };
-    LoadError::NotAKernel { found }
+    KernelError::NotAKernel { found }
 }

@@ -13,6 +13,7 @@ mod error;
 mod file;
 mod initrd;
 mod kernel;
+mod kernel_error;
 mod unpack;
 mod xz;
 
@@ -21,6 +22,9 @@ pub use error::LoadError;
 pub use file::open as open_file;
 pub use initrd::command_archive;
 pub use kernel::Kernel;
+pub use kernel_error::KernelError;
 
+#[cfg(test)]
+mod kernel_tests;
 #[cfg(test)]
 mod tests;

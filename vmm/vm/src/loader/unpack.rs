@@ -16,7 +16,7 @@ use flate2::read::GzDecoder;
 use lzma_rust2::XzReader;
 use ruzstd::decoding::StreamingDecoder;
 
-use super::error::{LoadError, MAX_KERNEL};
+use super::kernel_error::{KernelError, MAX_KERNEL};
 use super::{elf, xz};
 
 /// Largest window that a zstd stream may request. Linux packs with at most 128 MiB.
@@ -34,7 +34,7 @@ const UNSUPPORTED: [(&[u8], &str); 3] = [
 ];
 
 /// Returns the kernel packed in `payload`.
-pub(super) fn unpack(payload: &[u8]) -> Result<Vec<u8>, LoadError> {
+pub(super) fn unpack(payload: &[u8]) -> Result<Vec<u8>, KernelError> {
     if payload.starts_with(elf::MAGIC) {
         return Ok(payload.to_vec());
     }
@@ -54,7 +54,7 @@ pub(super) fn unpack(payload: &[u8]) -> Result<Vec<u8>, LoadError> {
         let known = UNSUPPORTED
             .iter()
             .find(|(magic, _)| payload.starts_with(magic));
-        Err(LoadError::Compression(
+        Err(KernelError::Compression(
             known.map_or("an unknown format", |(_, name)| name),
         ))
     }
@@ -71,7 +71,7 @@ fn expected_size(payload: &[u8]) -> usize {
     usize::try_from(promised.min(believable)).unwrap_or(0)
 }
 
-fn read(format: &'static str, stream: impl Read, size: usize) -> Result<Vec<u8>, LoadError> {
+fn read(format: &'static str, stream: impl Read, size: usize) -> Result<Vec<u8>, KernelError> {
     // The spare byte lets the reader find the end without growing the buffer.
     let mut kernel = Vec::with_capacity(size + 1);
     stream
@@ -79,15 +79,15 @@ fn read(format: &'static str, stream: impl Read, size: usize) -> Result<Vec<u8>,
         .read_to_end(&mut kernel)
         .map_err(|source| failed(format, source))?;
     if kernel.len() as u64 > MAX_KERNEL {
-        return Err(LoadError::UnpackedTooLarge);
+        return Err(KernelError::UnpackedTooLarge);
     }
     Ok(kernel)
 }
 
-fn lz4(payload: &[u8]) -> Result<Vec<u8>, LoadError> {
+fn lz4(payload: &[u8]) -> Result<Vec<u8>, KernelError> {
     let blocks = lz4_blocks(payload)?;
     if (blocks.len() * LZ4_BLOCK) as u64 > MAX_KERNEL {
-        return Err(LoadError::UnpackedTooLarge);
+        return Err(KernelError::UnpackedTooLarge);
     }
     // Zeroed as a whole, which costs nothing for fresh memory.
     let mut kernel = vec![0; blocks.len() * LZ4_BLOCK];
@@ -135,7 +135,7 @@ fn lz4(payload: &[u8]) -> Result<Vec<u8>, LoadError> {
 
 /// Returns the blocks, each of which follows its packed size. The payload's closing word, its unpacked size, is
 /// not marked as such; it is recognised by having no bytes after it.
-fn lz4_blocks(mut payload: &[u8]) -> Result<Vec<&[u8]>, LoadError> {
+fn lz4_blocks(mut payload: &[u8]) -> Result<Vec<&[u8]>, KernelError> {
     let cut_short = || failed("lz4", io::Error::from(io::ErrorKind::UnexpectedEof));
     let mut blocks = Vec::new();
     while let Some((head, rest)) = payload.split_first_chunk() {
@@ -160,8 +160,8 @@ fn lz4_blocks(mut payload: &[u8]) -> Result<Vec<&[u8]>, LoadError> {
     Ok(blocks)
 }
 
-fn failed(format: &'static str, source: impl Error + Send + Sync + 'static) -> LoadError {
-    LoadError::Unpack {
+fn failed(format: &'static str, source: impl Error + Send + Sync + 'static) -> KernelError {
+    KernelError::Unpack {
         format,
         source: source.into(),
     }
