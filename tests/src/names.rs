@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use hvprobe_arch::Gva;
 use hvprobe_linux::image::KernelImage;
-use hvprobe_vm::loader::Kernel;
+use hvprobe_vmlinux::Kernel;
 
 use crate::rig;
 

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use hvprobe_server::Kernel;
+use hvprobe_vmlinux::Kernel;
 
 use crate::failure::DONE;
 use crate::options::command_line::Unpack;

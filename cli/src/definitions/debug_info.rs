@@ -4,7 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use hvprobe_server::{Indexes, Kernel, Sources};
+use hvprobe_server::{Indexes, Sources};
+use hvprobe_vmlinux::Kernel;
 
 use super::cache;
 use crate::output::values::source_lines::Lines;

@@ -3,9 +3,10 @@
 
 use std::path::{Path, PathBuf};
 
-use hvprobe_server::{Kernel, Sources, SourcesError};
+use hvprobe_server::{Sources, SourcesError};
 use hvprobe_spec::ParseError;
 use hvprobe_spec::perf_probe::{PerfProbe, is_perf_probe};
+use hvprobe_vmlinux::Kernel;
 use tracing::info;
 
 use super::debug_info::{self, TheirKernel, Theirs, open_kernel};

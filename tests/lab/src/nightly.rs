@@ -56,7 +56,7 @@ const ROUNDS: &str = "2";
 const PAUSE: &str = "60";
 
 /// Packages whose properties get many cases in one run with `--long`, which takes hours.
-const LONG: [&str; 11] = [
+const LONG: [&str; 12] = [
     "hvprobe-arch",
     "hvprobe-cli",
     "hvprobe-engine",
@@ -68,6 +68,7 @@ const LONG: [&str; 11] = [
     "hvprobe-spec",
     "hvprobe-tests",
     "hvprobe-vm",
+    "hvprobe-vmlinux",
 ];
 
 /// A command of the lab.

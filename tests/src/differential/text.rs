@@ -11,7 +11,7 @@ use hvprobe_arch::Gva;
 use hvprobe_arch::insn::MAX_LEN;
 use hvprobe_linux::image::{ImageError, KernelImage};
 use hvprobe_linux::symbols::SymbolKind;
-use hvprobe_vm::loader::{Kernel, KernelError};
+use hvprobe_vmlinux::{Kernel, KernelError};
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
 
 use crate::rig;

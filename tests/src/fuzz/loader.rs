@@ -2,8 +2,9 @@
 
 use hvprobe_arch::Gpa;
 use hvprobe_arch::mem::PhysMemory;
-use hvprobe_vm::loader::{Kernel, load};
+use hvprobe_vm::loader::load;
 use hvprobe_vm::memory::{GuestRam, MIN_RAM};
+use hvprobe_vmlinux::Kernel;
 
 /// Number of sectors of boot code in front of the payload, without the first.
 const SECTORS: u8 = 1;

@@ -26,6 +26,7 @@ use hvprobe_vm::loader::{self, LoadError};
 use hvprobe_vm::memory::{GuestRam, MemoryError};
 use hvprobe_vm::vcpu::{CpuFd, configure};
 use hvprobe_vm::{ACPI_TABLES, CatchMode, CpuError, Entry, check_count, create_vm, pulse};
+use hvprobe_vmlinux::{Kernel, open_file};
 use kvm_ioctls::{Kvm, VmFd};
 use tracing::debug;
 
@@ -190,7 +191,7 @@ impl Files {
             // One byte more than can fit is enough for the loader to refuse it.
             let limit = config.memory.min(MAX_INITRD) + 1;
             let mut archive = Vec::new();
-            loader::open_file(path)
+            open_file(path)
                 .and_then(|file| file.take(limit).read_to_end(&mut archive))
                 .map_err(source)?;
             initrd.push(archive);

@@ -1,7 +1,7 @@
 //! Machines: guests with probes in their kernels. Runs the probe engine on a KVM virtual machine.
 //!
 //! Servers do not name the crate `vm` below. This crate re-exports the parts they need: the checks of the host
-//! ([`host`]), [`Kernel`], and the causes of a failed boot ([`BootError`]).
+//! ([`host`]), and the causes of a failed boot ([`BootError`]).
 
 mod aggregate;
 mod boot;
@@ -39,7 +39,6 @@ pub use events::subscription::{Delivery, Listen, Subscription};
 pub use hvprobe_engine::{ProbeInfo, ProbeState, Refusals, Registered, Skipped, Throttled, Usage};
 pub use hvprobe_hit::event::Event;
 pub use hvprobe_spec::{Budget, Excess, Mechanism, ProbeId, ProbeSpec};
-pub use hvprobe_vm::loader::Kernel;
 pub use hvprobe_vm::memory::MemoryError;
 pub use hvprobe_vm::vcpu::Ioctls;
 pub use hvprobe_vm::{CatchMode, CpuError};

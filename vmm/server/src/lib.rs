@@ -1,7 +1,6 @@
 //! The gRPC service: `hvprobe.v1` for the machines of this process.
 //!
-//! Only this crate and the clients know the wire format. [`Kernel`] is re-exported for `hvprobe unpack` and
-//! `hvprobe explain`, which read an image in the same way as a server that boots it, and need no machine.
+//! Only this crate and the clients know the wire format.
 
 mod bounds;
 mod calls;
@@ -19,7 +18,7 @@ pub mod wire;
 pub use bounds::server_limits::Limits;
 pub use hvprobe_engine::{Explained, Shown};
 pub use hvprobe_linux::debug_info::SourceLine;
-pub use hvprobe_machine::{Bounds, Kernel};
+pub use hvprobe_machine::Bounds;
 pub use kernels::explain::{ExplainError, Explanation, explain};
 pub use kernels::indexes::Indexes;
 pub use kernels::perf_probes::Definitions;

@@ -135,7 +135,8 @@ mod tests {
     use std::sync::Arc;
 
     use hvprobe_fixtures::module_file;
-    use hvprobe_server::{Kernel, Sources};
+    use hvprobe_server::Sources;
+    use hvprobe_vmlinux::Kernel;
 
     use super::*;
     use crate::output::values::source_lines::Lines;

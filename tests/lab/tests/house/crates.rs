@@ -6,9 +6,14 @@ use std::process::Command;
 use serde_json::Value;
 
 /// For each crate the crates of the workspace that its code may name, and why it may not name others.
-pub(crate) const ARROWS: [(&str, &[&str], &str); 11] = [
+pub(crate) const ARROWS: [(&str, &[&str], &str); 12] = [
     ("arch", &[], "x86-64 is pure"),
     ("spec", &["arch"], "what a user asks for knows no kernel"),
+    (
+        "vmlinux",
+        &["arch"],
+        "the file of a kernel is read without its symbols, and without a machine",
+    ),
     (
         "linux",
         &["arch", "spec"],
@@ -27,23 +32,27 @@ pub(crate) const ARROWS: [(&str, &[&str], &str); 11] = [
     ("devices", &["arch"], "a device knows its registers only"),
     (
         "vm",
-        &["arch", "devices"],
+        &["arch", "devices", "vmlinux"],
         "the machine below knows neither probes nor Linux",
     ),
     (
         "machine",
-        &["arch", "spec", "linux", "hit", "engine", "devices", "vm"],
+        &[
+            "arch", "spec", "vmlinux", "linux", "hit", "engine", "devices", "vm",
+        ],
         "a machine knows nothing of its clients",
     ),
     ("proto", &[], "the messages know nobody"),
     (
         "server",
-        &["arch", "spec", "linux", "hit", "engine", "machine", "proto"],
+        &[
+            "arch", "spec", "vmlinux", "linux", "hit", "engine", "machine", "proto",
+        ],
         "the service talks to machines, not to KVM",
     ),
     (
         "cli",
-        &["arch", "spec", "proto", "server"],
+        &["arch", "spec", "vmlinux", "proto", "server"],
         "the program talks to machines through the API",
     ),
 ];

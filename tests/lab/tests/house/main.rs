@@ -26,9 +26,10 @@ fn root() -> PathBuf {
 }
 
 /// Folders of the crates whose files are checked. Crates that only test are not.
-const ROOMS: [&str; 11] = [
+const ROOMS: [&str; 12] = [
     "arch",
     "introspect/spec",
+    "introspect/vmlinux",
     "introspect/linux",
     "introspect/hit",
     "introspect/engine",

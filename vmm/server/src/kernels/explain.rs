@@ -4,7 +4,7 @@
 
 use hvprobe_engine::Explained;
 use hvprobe_linux::image::{ImageError, KernelImage};
-use hvprobe_machine::Kernel;
+use hvprobe_vmlinux::Kernel;
 use hvprobe_proto::v1::{self, ErrorKind};
 use tonic::Status;
 

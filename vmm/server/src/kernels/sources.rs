@@ -12,7 +12,7 @@ use hvprobe_linux::debug_info::{
 };
 use hvprobe_linux::image::{ImageError, KernelImage};
 use hvprobe_linux::symbols::{SymbolKind, Symbols};
-use hvprobe_machine::Kernel;
+use hvprobe_vmlinux::Kernel;
 use hvprobe_proto::v1;
 use hvprobe_spec::ParseError;
 use hvprobe_spec::definition::BEGINNINGS;

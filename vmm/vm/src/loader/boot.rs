@@ -6,12 +6,9 @@
 use hvprobe_arch::Gpa;
 use hvprobe_arch::mem::{OutOfRange, PhysMemory};
 use hvprobe_devices::acpi;
+use hvprobe_vmlinux::{Kernel, KernelError, Segment, SetupHeader};
 
-use super::bzimage::SetupHeader;
-use super::elf::Segment;
 use super::error::LoadError;
-use super::kernel::Kernel;
-use super::kernel_error::KernelError;
 use crate::entry::{self, Entry};
 use crate::layout;
 use crate::memory::{GuestRam, HOLE_END};

@@ -1,8 +1,7 @@
 //! Errors of loading a guest.
 
 use hvprobe_arch::Gpa;
-
-use super::kernel_error::KernelError;
+use hvprobe_vmlinux::KernelError;
 
 /// Error of loading a guest.
 #[derive(Debug, thiserror::Error)]

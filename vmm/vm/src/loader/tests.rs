@@ -7,6 +7,7 @@ use expect_test::{Expect, expect};
 use hvprobe_arch::Gpa;
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_fixtures::kernel_file::{bzimage, elf};
+use hvprobe_vmlinux::Kernel;
 use proptest::prelude::*;
 
 use super::*;

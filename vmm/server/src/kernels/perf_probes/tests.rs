@@ -5,7 +5,7 @@ use std::path::Path;
 
 use expect_test::{Expect, expect};
 use hvprobe_fixtures::dwarf;
-use hvprobe_machine::Kernel;
+use hvprobe_vmlinux::Kernel;
 use hvprobe_spec::definition;
 
 use super::*;

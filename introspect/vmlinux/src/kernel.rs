@@ -7,7 +7,7 @@ use hvprobe_arch::Gpa;
 
 use super::bzimage::SetupHeader;
 use super::elf::{self, Segment};
-use super::kernel_error::{KernelError, MAX_FILE};
+use super::error::{KernelError, MAX_FILE};
 use super::{file, unpack};
 
 /// A kernel image, unpacked.
@@ -75,7 +75,8 @@ impl Kernel {
     }
 
     /// Returns the setup header, if the image is a `bzImage`.
-    pub(super) fn setup(&self) -> Option<&SetupHeader> {
+    #[must_use]
+    pub fn setup(&self) -> Option<&SetupHeader> {
         self.setup.as_ref()
     }
 
@@ -83,7 +84,7 @@ impl Kernel {
     ///
     /// # Errors
     /// When the ELF file is damaged.
-    pub(super) fn entry(&self) -> Result<Gpa, KernelError> {
+    pub fn entry(&self) -> Result<Gpa, KernelError> {
         elf::entry(&self.elf)
     }
 
@@ -92,7 +93,7 @@ impl Kernel {
     ///
     /// # Errors
     /// When the ELF file is damaged.
-    pub(super) fn segments(&self) -> Result<Vec<Segment<'_>>, KernelError> {
+    pub fn segments(&self) -> Result<Vec<Segment<'_>>, KernelError> {
         elf::segments(&self.elf)
     }
 }

@@ -8,7 +8,7 @@ use object::elf::{
 };
 use object::read::elf::{FileHeader, ProgramHeader};
 
-use super::kernel_error::KernelError;
+use super::error::KernelError;
 
 /// The first bytes of every ELF file.
 pub(super) const MAGIC: &[u8] = b"\x7fELF";
@@ -18,15 +18,20 @@ const MAX_SEGMENTS: usize = 64;
 
 /// A part of the kernel in guest memory: `bytes` at `start`, then zeros up to `size`.
 #[derive(Debug)]
-pub(super) struct Segment<'a> {
-    pub(super) start: Gpa,
-    pub(super) bytes: &'a [u8],
-    pub(super) size: u64,
+pub struct Segment<'a> {
+    /// Physical address of the first byte.
+    pub start: Gpa,
+    /// Bytes in the file.
+    pub bytes: &'a [u8],
+    /// Size in memory, in bytes.
+    pub size: u64,
 }
 
 impl Segment<'_> {
-    /// Returns the address after the last byte; [`segments`] has checked that it does not overflow.
-    pub(super) fn end(&self) -> u64 {
+    /// Returns the address after the last byte.
+    #[must_use]
+    pub fn end(&self) -> u64 {
+        // `segments` has checked that this does not overflow.
         self.start.0.saturating_add(self.size)
     }
 }

@@ -1,7 +1,7 @@
 //! The setup header of a `bzImage` (boot.rst, "The Real-Mode Kernel Header"): the position of the packed kernel
 //! in the file, and the bytes that the boot parameters take over.
 
-use super::kernel_error::KernelError;
+use super::error::KernelError;
 
 /// End of the header's room in the boot parameters.
 const LIMIT: usize = 0x290;
@@ -12,9 +12,10 @@ const MAGIC: &[u8; 4] = b"HdrS";
 /// Boot protocol 2.08, which introduced `payload_offset` and `payload_length`.
 const OLDEST: u16 = 0x0208;
 
-/// The header's bytes in the file, from [`SetupHeader::START`] on, and the position of the payload.
+/// The setup header of a `bzImage`: its bytes in the file, from [`SetupHeader::START`] on, and the position of
+/// the payload.
 #[derive(Debug)]
-pub(super) struct SetupHeader {
+pub struct SetupHeader {
     bytes: Vec<u8>,
     payload_start: usize,
     payload_len: usize,
@@ -22,7 +23,7 @@ pub(super) struct SetupHeader {
 
 impl SetupHeader {
     /// Offset of the header, in the file as in the boot parameters.
-    pub(super) const START: usize = 0x1f1;
+    pub const START: usize = 0x1f1;
 
     /// Returns the header of `image`, or `None` if it has none.
     pub(super) fn find(image: &[u8]) -> Result<Option<Self>, KernelError> {
@@ -69,19 +70,22 @@ impl SetupHeader {
     }
 
     /// Returns the header's bytes, which belong at [`Self::START`] of the boot parameters.
-    pub(super) fn bytes(&self) -> &[u8] {
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
     /// Returns the highest address at which the initramfs may have a byte.
-    pub(super) fn initrd_max(&self) -> u64 {
+    #[must_use]
+    pub fn initrd_max(&self) -> u64 {
         let word = field(&self.bytes, 0x22c - Self::START).map_or(0, u32::from_le_bytes);
         // A limit below that of the earliest kernels is not plausible.
         u64::from(word).max(0x37ff_ffff)
     }
 
     /// Returns the maximum length of the command line in bytes, without the closing zero.
-    pub(super) fn cmdline_max(&self) -> usize {
+    #[must_use]
+    pub fn cmdline_max(&self) -> usize {
         let word = field(&self.bytes, 0x238 - Self::START).map_or(0, u32::from_le_bytes);
         usize::try_from(word).unwrap_or(usize::MAX)
     }

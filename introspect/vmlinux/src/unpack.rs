@@ -16,7 +16,7 @@ use flate2::read::GzDecoder;
 use lzma_rust2::XzReader;
 use ruzstd::decoding::StreamingDecoder;
 
-use super::kernel_error::{KernelError, MAX_KERNEL};
+use super::error::{KernelError, MAX_KERNEL};
 use super::{elf, xz};
 
 /// Largest window that a zstd stream may request. Linux packs with at most 128 MiB.
