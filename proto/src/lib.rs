@@ -1,13 +1,16 @@
 //! The `hvprobe.v1` gRPC interface: messages, clients and servers, generated from `hvprobe/v1/*.proto`.
 //!
-//! The `.proto` files are the reference; their comments document what is generated here. The only code written
-//! by hand sets up a Rust client's connection ([`roomy`]) and decodes messages ([`Whole`]).
+//! The `.proto` files are the reference; their comments document what is generated here. Written by hand is
+//! what both ends need, or a client alone: decoding messages ([`Whole`]), setting up a Rust client's connection
+//! ([`roomy`]), and the token that clients show ([`Token`]).
 
 mod codec;
 mod endpoint;
+mod token;
 
 pub use codec::{Whole, WholeDecoder};
 pub use endpoint::roomy;
+pub use token::{NotAToken, Token, TokenError};
 
 /// Version 1 of the interface.
 #[allow(

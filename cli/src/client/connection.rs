@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context as _, anyhow, bail};
-use hvprobe_proto::roomy;
+use hvprobe_proto::{Token, roomy};
 use hvprobe_proto::v1::decisions_client::DecisionsClient;
 use hvprobe_proto::v1::events_client::EventsClient;
 use hvprobe_proto::v1::histograms_client::HistogramsClient;
@@ -20,7 +20,6 @@ use hvprobe_proto::v1::{
     self, ConsoleOutput, ConsoleRequest, GetMachineRequest, ListMachinesRequest, ListProbesRequest,
     MachineState,
 };
-use hvprobe_server::Token;
 use hyper_util::rt::TokioIo;
 use prost_types::FieldMask;
 use rustix::process::geteuid;

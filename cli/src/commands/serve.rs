@@ -5,7 +5,8 @@ mod config;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use hvprobe_server::{Limits, Listener, Loopback, Server, Token};
+use hvprobe_proto::Token;
+use hvprobe_server::{Limits, Listener, Loopback, Server};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::client::socket_path;

@@ -26,5 +26,4 @@ pub use kernels::source_lines::SourceLines;
 pub use kernels::sources::{Sources, SourcesError};
 pub use listen::socket::{ListenError, Listener};
 pub use listen::tcp::{Loopback, LoopbackError};
-pub use listen::token::{Token, TokenError};
 pub use server::{ServeError, Server};

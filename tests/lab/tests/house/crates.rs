@@ -42,7 +42,11 @@ pub(crate) const ARROWS: [(&str, &[&str], &str); 12] = [
         ],
         "a machine knows nothing of its clients",
     ),
-    ("proto", &[], "the messages know nobody"),
+    (
+        "proto",
+        &["arch", "spec"],
+        "what both ends need knows no kernel and no machine",
+    ),
     (
         "server",
         &[

@@ -158,7 +158,6 @@ mod tests {
 
     use super::super::connection::Admission;
     use super::super::silent::LEAST;
-    use super::super::token::tests::token;
     use super::*;
     use crate::bounds::server_limits::Limits;
 
@@ -169,7 +168,7 @@ mod tests {
     async fn acceptor(folder: &Path) -> (Acceptor, SocketAddr) {
         let socket = Listener::bind(&folder.join("socket")).unwrap();
         let address = "127.0.0.1:0".parse().unwrap();
-        let loopback = Loopback::bind(address, token("0123456789abcdef")).await;
+        let loopback = Loopback::bind(address, "0123456789abcdef".parse().unwrap()).await;
         let loopback = loopback.unwrap();
         let address = loopback.address();
         let totals = Totals::new(Limits {

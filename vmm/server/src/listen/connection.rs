@@ -9,6 +9,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use hvprobe_proto::Token;
 use hvprobe_proto::v1::ErrorKind;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::OwnedSemaphorePermit;
@@ -16,7 +17,6 @@ use tonic::transport::server::Connected;
 use tonic::{Code, Request, Status};
 
 use super::silent::Beginning;
-use super::token::Token;
 use crate::bounds::permits::Own;
 use crate::status::Failure;
 
@@ -196,7 +196,6 @@ impl AsyncWrite for Connection {
 
 #[cfg(test)]
 mod tests {
-    use super::super::token::tests::token;
     use super::*;
 
     /// Result of admitting a call with these.
@@ -222,7 +221,8 @@ mod tests {
 
     #[test]
     fn unknown_client_needs_the_token() {
-        let guarded = || Some(Admission::Token(Arc::new(token("0123456789abcdef"))));
+        let token = || "0123456789abcdef".parse().unwrap();
+        let guarded = || Some(Admission::Token(Arc::new(token())));
         assert_eq!(admitted(guarded(), &["Bearer 0123456789abcdef"]), Ok(()));
         for wrong in [
             &[][..],

@@ -6,4 +6,3 @@ pub(crate) mod connection;
 mod silent;
 pub(crate) mod socket;
 pub(crate) mod tcp;
-pub(crate) mod token;

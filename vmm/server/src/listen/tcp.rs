@@ -8,9 +8,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use hvprobe_proto::Token;
 use tokio::net::{TcpListener, TcpStream};
-
-use super::token::Token;
 
 /// Why a port cannot be listened on.
 #[derive(Debug, thiserror::Error)]
@@ -83,11 +82,11 @@ impl Loopback {
 
 #[cfg(test)]
 mod tests {
-    use super::super::token::tests::token;
     use super::*;
 
     async fn bind(address: &str) -> Result<Loopback, LoopbackError> {
-        Loopback::bind(address.parse().unwrap(), token("0123456789abcdef")).await
+        let token = "0123456789abcdef".parse().unwrap();
+        Loopback::bind(address.parse().unwrap(), token).await
     }
 
     #[tokio::test]

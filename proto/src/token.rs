@@ -9,6 +9,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use hvprobe_spec::language::text::hex;
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -106,15 +107,8 @@ impl Token {
         if text.is_empty() {
             return Err(TokenError::Empty(path.to_owned()));
         }
-        match str::from_utf8(text) {
-            Ok(token)
-                if (SHORTEST..=LONGEST).contains(&token.len())
-                    && token.bytes().all(|byte| byte.is_ascii_graphic()) =>
-            {
-                Ok(Self(token.to_owned()))
-            }
-            _ => Err(TokenError::Malformed(path.to_owned())),
-        }
+        let token = str::from_utf8(text).ok().and_then(|text| text.parse().ok());
+        token.ok_or_else(|| TokenError::Malformed(path.to_owned()))
     }
 
     /// Reads the token in the file at `path`, which is created with a new token if it does not exist.
@@ -149,13 +143,31 @@ impl Token {
     }
 
     /// Whether `authorization` has this token. The time of the comparison depends on the lengths only.
-    pub(super) fn admits(&self, authorization: &[u8]) -> bool {
+    #[must_use]
+    pub fn admits(&self, authorization: &[u8]) -> bool {
         // The scheme's case does not matter (RFC 9110, 11.1).
         authorization
             .split_first_chunk::<7>()
             .is_some_and(|(scheme, shown)| {
                 scheme.eq_ignore_ascii_case(b"Bearer ") && shown.ct_eq(self.0.as_bytes()).into()
             })
+    }
+}
+
+/// A text that is no token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a token has {SHORTEST} to {LONGEST} ASCII characters without spaces")]
+pub struct NotAToken;
+
+impl FromStr for Token {
+    type Err = NotAToken;
+
+    fn from_str(text: &str) -> Result<Self, NotAToken> {
+        let fits = (SHORTEST..=LONGEST).contains(&text.len());
+        match fits && text.bytes().all(|byte| byte.is_ascii_graphic()) {
+            true => Ok(Self(text.to_owned())),
+            false => Err(NotAToken),
+        }
     }
 }
 
@@ -179,15 +191,14 @@ fn fill(mut file: File) -> io::Result<()> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use std::fs::{self, Permissions};
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
 
-    /// Returns a token with this text.
-    pub(in crate::listen) fn token(text: &str) -> Token {
-        Token(text.to_owned())
+    fn token(text: &str) -> Token {
+        text.parse().unwrap()
     }
 
     fn place() -> (tempfile::TempDir, PathBuf) {
