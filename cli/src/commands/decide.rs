@@ -14,7 +14,7 @@ use hvprobe_proto::v1::{
     self, Answer, DecideFor, DecideRequest, DecideResponse, Question, actions, decide_request,
     decide_response,
 };
-use hvprobe_server::wire;
+use hvprobe_proto::wire;
 use hvprobe_spec::{Decision, language};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;

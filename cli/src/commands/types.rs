@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use hvprobe_proto::v1::{DescribeTypesRequest, Parameter, TypeDescription};
-use hvprobe_server::wire;
+use hvprobe_proto::wire;
 use hvprobe_spec::language::text;
 
 use crate::client::Client;

@@ -13,7 +13,7 @@ mod services;
 mod sessions;
 mod status;
 mod uuid;
-pub mod wire;
+mod wire;
 
 pub use bounds::server_limits::Limits;
 pub use hvprobe_engine::{Explained, Shown};

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use hvprobe_proto::v1;
-use hvprobe_server::wire;
+use hvprobe_proto::wire;
 use hvprobe_spec::{Budget, Excess, language};
 
 use crate::failure::WrongUsage;

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use hvprobe_proto::v1::{self, Mechanism};
-use hvprobe_server::wire;
+use hvprobe_proto::wire;
 use hvprobe_spec::definition::{self, Definition, Kind};
 use hvprobe_spec::fetch::{Filter, read_filter};
 use hvprobe_spec::language::{self, Capture};

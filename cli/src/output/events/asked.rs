@@ -1,7 +1,7 @@
 //! Actions and budgets of probes, written as the options that request them.
 
 use hvprobe_proto::v1;
-use hvprobe_server::wire;
+use hvprobe_proto::wire;
 use hvprobe_spec::language::text;
 
 use super::valued;

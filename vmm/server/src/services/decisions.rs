@@ -17,6 +17,7 @@ use hvprobe_proto::v1::{
     decide_response,
     decisions_server::{self, DecisionsServer},
 };
+use hvprobe_proto::wire::actions;
 use hvprobe_spec::ProbeId;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
@@ -27,7 +28,7 @@ use crate::calls::panics;
 use crate::machines::{Fleet, Handle};
 use crate::sessions::keeper::{Sessions, ended};
 use crate::status::{Failure, chain, out_of_order};
-use crate::wire::{actions, anchor, convert};
+use crate::wire::{anchor, convert};
 
 /// Capacity of the queue of messages to one client.
 const MESSAGES: usize = 16;

@@ -19,7 +19,7 @@ use crate::events::codec::Message;
 use crate::events::subscription::Subscription;
 use crate::events::{Encoded, Lost, Position};
 use crate::machines::Handle;
-use crate::wire::{anchor, budget};
+use crate::wire::{anchor, convert};
 
 /// Bytes after which no further batch is added to a message. With the last batch added, of at most 1024 events,
 /// and all probes that it can describe, a message stays below the 4 MiB that clients accept.
@@ -168,7 +168,7 @@ impl Feed {
                 item,
                 notices,
             } = taken;
-            let throttled = notices.iter().map(budget::notice);
+            let throttled = notices.iter().map(convert::throttled);
             message.head.throttled.extend(throttled);
             let dropped = &mut message.head.dropped;
             *dropped = dropped.saturating_add(lost.count);

@@ -7,12 +7,13 @@ use hvprobe_hit::event::{Call, Event, EventKind};
 use hvprobe_linux::symbols::{Symbol, SymbolKind};
 use hvprobe_linux::task::Task;
 use hvprobe_machine::host::{Fact, Finding, Verdict};
-use hvprobe_machine::{CatchMode, EndReason, Ending, Machine, State};
+use hvprobe_machine::{CatchMode, EndReason, Ending, Machine, State, ThrottleNotice};
 use hvprobe_proto::v1;
+use hvprobe_proto::wire::{actions, arguments, budget, registers};
 use hvprobe_spec::RegisterSet;
 use hvprobe_spec::definition::Kind;
 
-use super::{actions, anchor, arguments, budget, registers};
+use super::anchor;
 
 pub(crate) fn machine(machine: &Machine) -> v1::Machine {
     let config = machine.config();
@@ -241,6 +242,18 @@ pub(crate) fn symbol<W: ToString>(
         kind: kind.into(),
         forbidden: forbidden.map_or_else(String::new, |why| why.to_string()),
         module_build_id: None,
+    }
+}
+
+/// Converts a notice of throttled hits.
+pub(crate) fn throttled(notice: &ThrottleNotice) -> v1::Throttled {
+    let ThrottleNotice { throttled, window } = notice;
+    v1::Throttled {
+        probe: throttled.probe.0,
+        name: throttled.name.clone(),
+        count: throttled.count,
+        window_ns: u64::try_from(window.as_nanos()).unwrap_or(u64::MAX),
+        disabled: throttled.disabled,
     }
 }
 

@@ -2,10 +2,9 @@
 
 use hvprobe_hit::aggregate::{KeyValue, Row, Snapshot, Sum};
 use hvprobe_proto::v1::{self, HistogramForm, histogram_key_value};
+use hvprobe_proto::wire::arguments::shape;
 use hvprobe_spec::aggregate::{Aggregate, Measured, Part};
 use hvprobe_spec::histogram::{Histogram, Key, KeyForm, ValueForm};
-
-use super::arguments::shape;
 
 /// Maximum number of entries in one message; each has some KiB at most.
 const ENTRIES: usize = 1024;

@@ -5,13 +5,12 @@
 
 use hvprobe_engine::{Refusals, Registered, Skipped};
 use hvprobe_proto::v1::{self, ErrorKind, RegisterResponse};
+use hvprobe_proto::wire::registers::Meaningless;
+use hvprobe_proto::wire::{actions, budget};
 use hvprobe_spec::ProbeSpec;
 use hvprobe_spec::definition::{self, Target};
 use tonic::Status;
 
-use super::actions;
-use super::budget;
-use super::registers::Meaningless;
 use crate::bounds::limits;
 use crate::status::{Failure, chain, remedy};
 

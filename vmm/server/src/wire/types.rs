@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use hvprobe_linux::types::{Place, Prototype, PrototypeError, Types};
 use hvprobe_proto::v1::{self, ErrorKind};
+use hvprobe_proto::wire::registers;
 use tonic::Code;
 
-use super::registers;
 use crate::status::{Failure, chain};
 
 /// The words before the name of a type that is not a typedef.

@@ -1,7 +1,6 @@
 //! Budgets of probes: conversion between the wire and the engine.
 
-use hvprobe_machine::ThrottleNotice;
-use hvprobe_proto::v1;
+use crate::v1;
 use hvprobe_spec::{Budget, Excess};
 
 use super::registers::Meaningless;
@@ -48,18 +47,6 @@ pub fn to_wire(budget: &Budget) -> v1::Budget {
             Excess::Disable => v1::Excess::Disable,
         }
         .into(),
-    }
-}
-
-/// Converts a notice of throttled hits for clients.
-pub(crate) fn notice(notice: &ThrottleNotice) -> v1::Throttled {
-    let ThrottleNotice { throttled, window } = notice;
-    v1::Throttled {
-        probe: throttled.probe.0,
-        name: throttled.name.clone(),
-        count: throttled.count,
-        window_ns: u64::try_from(window.as_nanos()).unwrap_or(u64::MAX),
-        disabled: throttled.disabled,
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::fetched;
 use super::registers::{self, Meaningless, base, from_wire, named, on_wire, register};
 use hvprobe_arch::Gva;
-use hvprobe_proto::v1;
+use crate::v1;
 use hvprobe_spec::{
     Actions, Change, Comparison, Condition, Decision, Hold, Item, Mechanism, RegisterSet, Then,
 };
@@ -26,7 +26,7 @@ const COMPARISONS: [(Comparison, v1::Comparison); 7] = [
 ];
 
 /// Every mechanism with its name on the wire.
-pub(super) const MECHANISMS: [(Mechanism, v1::Mechanism); 4] = [
+pub const MECHANISMS: [(Mechanism, v1::Mechanism); 4] = [
     (Mechanism::Optimized, v1::Mechanism::Optimized),
     (Mechanism::Emulated, v1::Mechanism::Emulated),
     (Mechanism::Boosted, v1::Mechanism::Boosted),
@@ -34,7 +34,10 @@ pub(super) const MECHANISMS: [(Mechanism, v1::Mechanism); 4] = [
 ];
 
 /// Converts the requested mechanism; `None` for any.
-pub(crate) fn mechanism(number: i32) -> Result<Option<Mechanism>, Meaningless> {
+///
+/// # Errors
+/// When there is no such mechanism.
+pub fn mechanism(number: i32) -> Result<Option<Mechanism>, Meaningless> {
     match v1::Mechanism::try_from(number) {
         Ok(wire) => Ok(from_wire(&MECHANISMS, &wire)),
         Err(_) => Err(Meaningless::Unknown {

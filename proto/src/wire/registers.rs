@@ -1,7 +1,7 @@
 //! Registers on the wire, and errors of conversions from the wire.
 
 use hvprobe_arch::regs::Gpr;
-use hvprobe_proto::v1;
+use crate::v1;
 use hvprobe_spec::RegisterSet;
 
 /// Every general register with its name on the wire.
@@ -49,7 +49,7 @@ pub enum Meaningless {
 }
 
 /// Converts `ours` to the wire by a table of both; the default if it is not in the table.
-pub(super) fn on_wire<T: PartialEq, W: Copy + Default>(table: &[(T, W)], ours: &T) -> W {
+pub fn on_wire<T: PartialEq, W: Copy + Default>(table: &[(T, W)], ours: &T) -> W {
     let row = table.iter().find(|(it, _)| it == ours);
     row.map(|(_, wire)| *wire).unwrap_or_default()
 }
@@ -80,7 +80,8 @@ pub fn register(number: i32) -> Result<Gpr, Meaningless> {
 }
 
 /// Converts the registers that are shown to the wire; `None` for all of them.
-pub(super) fn set_to_wire(registers: RegisterSet) -> Option<v1::RegisterSet> {
+#[must_use]
+pub fn set_to_wire(registers: RegisterSet) -> Option<v1::RegisterSet> {
     (registers != RegisterSet::default()).then(|| v1::RegisterSet {
         registers: REGISTERS
             .iter()
@@ -91,6 +92,7 @@ pub(super) fn set_to_wire(registers: RegisterSet) -> Option<v1::RegisterSet> {
 }
 
 /// Returns the name of `gpr` on the wire.
-pub(super) fn named(gpr: Gpr) -> v1::Register {
+#[must_use]
+pub fn named(gpr: Gpr) -> v1::Register {
     on_wire(&REGISTERS, &gpr)
 }

@@ -1,6 +1,6 @@
 //! Fetch arguments: conversion between the wire and the engine.
 
-use hvprobe_proto::v1::{self, fetched_item};
+use crate::v1::{self, fetched_item};
 use hvprobe_spec::{Base, Fetched, Memory, Pointer, Read};
 
 use super::registers::{self, Meaningless, named, register};

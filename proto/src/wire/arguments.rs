@@ -1,12 +1,14 @@
 //! The arguments of a probe, and their types, on the wire.
 
-use hvprobe_proto::v1::{self, TypeKind, argument};
+use crate::v1::{self, TypeKind, argument};
 use hvprobe_spec::shape::{Enumerator, Member, Shape, ShapeKind};
 use hvprobe_spec::{Argument, Common, Source};
 
 use super::registers::named;
 
-pub(super) fn to_wire(argument: &Argument) -> v1::Argument {
+/// Converts the description of an argument.
+#[must_use]
+pub fn to_wire(argument: &Argument) -> v1::Argument {
     v1::Argument {
         name: argument.name.clone(),
         source: Some(source(&argument.source)),
@@ -42,7 +44,9 @@ fn source(source: &Source) -> argument::Source {
     }
 }
 
-pub(super) fn shape(of: &Shape) -> v1::Type {
+/// Converts a type.
+#[must_use]
+pub fn shape(of: &Shape) -> v1::Type {
     let mut wire = v1::Type {
         name: of.name.clone(),
         size: of.size,

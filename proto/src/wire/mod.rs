@@ -1,0 +1,9 @@
+//! Conversion between messages and the values of [`hvprobe_spec`], for both ends.
+//!
+//! Invariant: a message that means nothing is refused by name; nothing is guessed.
+
+pub mod actions;
+pub mod arguments;
+pub mod budget;
+mod fetched;
+pub mod registers;
