@@ -1,16 +1,18 @@
 //! The `hvprobe.v1` gRPC interface: messages, clients and servers, generated from `hvprobe/v1/*.proto`.
 //!
 //! The `.proto` files are the reference; their comments document what is generated here. Written by hand is
-//! what both ends need, or a client alone: decoding messages ([`Whole`]), converting them ([`wire`]), setting
-//! up a Rust client's connection ([`roomy`]), and the token that clients show ([`Token`]).
+//! what both ends need, or a client alone: decoding messages ([`Whole`]), converting them ([`wire`]), errors
+//! ([`Failure`]), setting up a Rust client's connection ([`roomy`]), and the token that clients show ([`Token`]).
 
 mod codec;
 mod endpoint;
+mod failure;
 mod token;
 pub mod wire;
 
 pub use codec::{Whole, WholeDecoder};
 pub use endpoint::roomy;
+pub use failure::{Failure, chain, detail};
 pub use token::{NotAToken, Token, TokenError};
 
 /// Version 1 of the interface.

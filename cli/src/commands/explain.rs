@@ -2,13 +2,14 @@
 
 use std::process::ExitCode;
 
+use hvprobe_proto::detail;
 use hvprobe_proto::v1::ErrorKind;
 use hvprobe_server::{ExplainError, explain};
 use hvprobe_spec::definition::parse;
 
 use crate::definitions::debug_info::open_kernel;
 use crate::definitions::{cache, events_file, perf_probe, probes};
-use crate::failure::{DONE, FAILED, Refused, Sent, as_sent, detail};
+use crate::failure::{DONE, FAILED, Refused, Sent, as_sent};
 use crate::options::explain::Explain;
 use crate::output::{self, explained, json};
 

@@ -3,9 +3,9 @@
 use std::fmt;
 use std::process::ExitCode;
 
-use hvprobe_proto::v1::{ErrorDetail, ProbeSpec};
+use hvprobe_proto::detail;
+use hvprobe_proto::v1::ProbeSpec;
 use hvprobe_spec::ParseError;
-use prost::Message as _;
 
 use super::{DONE, Origins};
 use crate::output::remedy::can;
@@ -76,13 +76,6 @@ pub(crate) fn done<T>(
     Ok(DONE)
 }
 
-/// Returns the machine-readable part of an error.
-pub(crate) fn detail(status: &tonic::Status) -> Option<ErrorDetail> {
-    let packed = tonic_types::Status::decode(status.details()).ok()?;
-    let detail = packed.details.first()?;
-    ErrorDetail::decode(detail.value.as_slice()).ok()
-}
-
 /// Returns the mistake in a text, if the server reports its column.
 pub(crate) fn mistake(status: &tonic::Status) -> Option<ParseError> {
     let column = usize::try_from(detail(status)?.column?).ok()?;
@@ -92,28 +85,15 @@ pub(crate) fn mistake(status: &tonic::Status) -> Option<ParseError> {
 
 #[cfg(test)]
 mod tests {
+    use hvprobe_proto::Failure;
+    use hvprobe_proto::v1::ErrorKind;
+
     use super::*;
 
     #[test]
     fn what_is_wrong_with_a_probe_is_pointed_at_in_what_was_sent() {
-        let detail = ErrorDetail {
-            index: Some(1),
-            column: Some(3),
-            ..ErrorDetail::default()
-        };
-        let packed = tonic_types::Status {
-            code: tonic::Code::NotFound.into(),
-            message: String::new(),
-            details: vec![prost_types::Any {
-                type_url: String::new(),
-                value: detail.encode_to_vec(),
-            }],
-        };
-        let status = tonic::Status::with_details(
-            tonic::Code::NotFound,
-            "unknown symbol `x`",
-            packed.encode_to_vec().into(),
-        );
+        let failure = Failure::invalid(ErrorKind::UnknownSymbol, "unknown symbol `x`");
+        let status = tonic::Status::from(failure.at_index(1).at_column(3));
         let mut sent = Sent {
             definitions: ["p a", "p  x"].map(str::to_owned).into(),
             origins: Origins::default(),

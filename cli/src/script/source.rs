@@ -4,13 +4,14 @@ use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::PathBuf;
 
+use hvprobe_proto::detail;
 use hvprobe_proto::v1::ProbeSpec;
 use hvprobe_spec::ParseError;
 use hvprobe_spec::definition::{FileError, Kind, Target};
 use hvprobe_spec::script::{Planted, Program, SCRIPT_MAX, Written, compile, in_line, read_script};
 
 use crate::failure::typed::bad;
-use crate::failure::{Refused, WrongUsage, detail};
+use crate::failure::{Refused, WrongUsage};
 use crate::options::probes::hits::{HitArgs, HoldArgs};
 use crate::options::probes::script::ScriptArgs;
 

@@ -1,213 +1,16 @@
-//! Errors on the wire: a gRPC status for people, with an [`ErrorDetail`] for programs, and standard details for
-//! programs that do not know this server: `google.rpc.ErrorInfo`, and `google.rpc.BadRequest` if a field of the
-//! request is to blame.
+//! Errors of the engine and the machine on the wire.
 
-use std::collections::HashMap;
-use std::error::Error;
 use std::fmt;
 
 use hvprobe_engine::{ChangeError, Refused, RegisterError, Remedy, StopError};
 use hvprobe_linux::symbols::LookupError;
-use hvprobe_proto::v1::{self, ErrorDetail, ErrorKind};
-use prost::Message;
-use prost_types::Any;
+use hvprobe_proto::v1::{self, ErrorKind};
+use hvprobe_proto::{Failure, chain};
 use tonic::{Code, Status};
-use tonic_types::pb::bad_request::FieldViolation;
-use tonic_types::pb::{BadRequest, ErrorInfo};
-
-/// Prefix of the names of packed messages (`google.protobuf.Any.type_url`).
-const TYPES: &str = "type.googleapis.com";
-/// Domain of our reasons (`google.rpc.ErrorInfo.domain`).
-const DOMAIN: &str = "hvprobe";
-/// Prefix of a reason in our own interface.
-const KIND: &str = "ERROR_KIND_";
-
-/// Maximum length of an error's text, and of its candidates, in bytes. The text is in the headers three times,
-/// once with up to three bytes for each byte. Many clients take 8 KiB of headers and no more (gRPC's
-/// `max_metadata_size`), and have no reason at all to show if there are more.
-const TEXT: usize = 1000;
-const OFFERED: usize = 700;
-
-/// An error that is to be sent to a client.
-#[derive(Debug)]
-pub(crate) struct Failure {
-    code: Code,
-    message: String,
-    detail: ErrorDetail,
-    also: Box<Also>,
-}
-
-/// Details for programs that do not know [`ErrorDetail`].
-#[derive(Debug, Default)]
-struct Also {
-    /// Path of the field of the request that is to blame.
-    field: Option<String>,
-    /// Metadata of the reason.
-    metadata: HashMap<String, String>,
-}
-
-impl Failure {
-    pub(crate) fn new(code: Code, kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self {
-            code,
-            message: message.into(),
-            detail: ErrorDetail {
-                kind: kind.into(),
-                ..Default::default()
-            },
-            also: Box::default(),
-        }
-    }
-
-    /// Creates the error for a request that no server could carry out.
-    pub(crate) fn invalid(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self::new(Code::InvalidArgument, kind, message)
-    }
-
-    /// Sets the path of the field of the request that is to blame.
-    pub(crate) fn on(mut self, field: impl Into<String>) -> Self {
-        self.also.field = Some(field.into());
-        self
-    }
-
-    /// Sets the limit of the server that is in the way, its value, and what is left of it.
-    pub(crate) fn bound(
-        mut self,
-        limit: &str,
-        most: impl fmt::Display,
-        left: impl fmt::Display,
-    ) -> Self {
-        let metadata = [
-            ("limit", limit.to_owned()),
-            ("most", most.to_string()),
-            ("left", left.to_string()),
-        ];
-        let metadata = metadata.map(|(name, value)| (name.to_owned(), value));
-        self.also.metadata.extend(metadata);
-        self
-    }
-
-    /// Sets the entry of the batch that is to blame.
-    pub(crate) fn at_index(mut self, index: usize) -> Self {
-        self.detail.index = u32::try_from(index).ok();
-        self
-    }
-
-    /// Sets the character of the definition that is to blame.
-    pub(crate) fn at_column(self, column: usize) -> Self {
-        self.at_known(u32::try_from(column).ok())
-    }
-
-    /// Sets the character of the definition that is to blame, if it is known.
-    pub(crate) fn at_known(mut self, column: Option<u32>) -> Self {
-        self.detail.column = column.or(self.detail.column);
-        self
-    }
-
-    /// Sets what can be done about it.
-    fn with(mut self, can: Remedy) -> Self {
-        let (remedy, when) = remedy(can);
-        self.detail.remedy = remedy.into();
-        when.clone_into(&mut self.detail.when);
-        self
-    }
-
-    /// Sets the candidates: what could have been meant.
-    pub(crate) fn offering(mut self, candidates: impl IntoIterator<Item = String>) -> Self {
-        let mut left = OFFERED;
-        let fits = |candidate: &String| {
-            let next = left.checked_sub(candidate.len());
-            left = next.unwrap_or(0);
-            next.is_some()
-        };
-        self.detail.candidates = candidates.into_iter().take_while(fits).collect();
-        self
-    }
-}
-
-impl From<Failure> for Status {
-    fn from(failure: Failure) -> Self {
-        let Failure {
-            code,
-            message,
-            detail,
-            also,
-        } = failure;
-        let message = shortened(message);
-        let Also {
-            field,
-            mut metadata,
-        } = *also;
-        let reason = detail.kind().as_str_name();
-        let numbers = [("index", detail.index), ("column", detail.column)];
-        let numbers = numbers
-            .into_iter()
-            .filter_map(|(name, number)| Some((name.to_owned(), number?.to_string())));
-        metadata.extend(numbers);
-        let info = ErrorInfo {
-            reason: reason.strip_prefix(KIND).unwrap_or(reason).to_owned(),
-            domain: DOMAIN.to_owned(),
-            metadata,
-        };
-        let mut details = vec![
-            packed("hvprobe.v1.ErrorDetail", &detail),
-            packed("google.rpc.ErrorInfo", &info),
-        ];
-        details.extend(field.map(|field| {
-            let violation = FieldViolation {
-                field,
-                description: message.clone(),
-                reason: info.reason.clone(),
-                ..FieldViolation::default()
-            };
-            let bad = BadRequest {
-                field_violations: vec![violation],
-            };
-            packed("google.rpc.BadRequest", &bad)
-        }));
-        let packed = tonic_types::Status {
-            code: code.into(),
-            message: message.clone(),
-            details,
-        };
-        Self::with_details(code, message, packed.encode_to_vec().into())
-    }
-}
-
-/// Removes the middle of `text` if it is too long: what went wrong is said first, and why last.
-fn shortened(text: String) -> String {
-    if text.len() <= TEXT {
-        return text;
-    }
-    let mark = format!(" [… {} bytes …] ", text.len());
-    let half = (TEXT - mark.len()) / 2;
-    let head = text.floor_char_boundary(half);
-    let tail = text.ceil_char_boundary(text.len() - half);
-    [&text[..head], &mark, &text[tail..]].concat()
-}
-
-/// Packs a message of this type as a detail.
-fn packed(name: &str, message: &impl Message) -> Any {
-    Any {
-        type_url: format!("{TYPES}/{name}"),
-        value: message.encode_to_vec(),
-    }
-}
-
-/// Returns `error` and its causes in one line.
-pub(crate) fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
-}
 
 /// Returns the error for a place that cannot be probed; `message` says of which probe and why.
 pub(crate) fn refused(message: String, why: &Refused) -> Failure {
+    let (remedy, when) = remedy(why.remedy());
     match why {
         Refused::Symbol(LookupError::Unknown { near, .. }) | Refused::NoMatch { near, .. } => {
             Failure::new(Code::NotFound, ErrorKind::UnknownSymbol, message)
@@ -234,7 +37,7 @@ pub(crate) fn refused(message: String, why: &Refused) -> Failure {
             Failure::new(code, ErrorKind::Refused, message)
         }
     }
-    .with(why.remedy())
+    .with(remedy, when)
 }
 
 /// Converts what can be done about a refusal, and what to wait for.
@@ -342,6 +145,8 @@ pub(crate) fn broken(part: impl fmt::Display) -> Status {
 #[cfg(test)]
 pub(crate) mod tests {
     use hvprobe_arch::Gva;
+    use hvprobe_proto::v1::ErrorDetail;
+    use prost::Message as _;
     use tonic_types::StatusExt as _;
 
     use super::*;
@@ -351,7 +156,7 @@ pub(crate) mod tests {
         let packed = tonic_types::Status::decode(status.details()).unwrap();
         assert_eq!(packed.message, status.message());
         assert_eq!(packed.code, i32::from(status.code()));
-        ErrorDetail::decode(packed.details[0].value.as_slice()).unwrap()
+        hvprobe_proto::detail(status).unwrap()
     }
 
     /// Returns the standard details of an error, which every client knows.
@@ -454,64 +259,5 @@ pub(crate) mod tests {
             assert_eq!(status.code(), code);
             assert_eq!(info(&status).reason, reason);
         }
-    }
-
-    #[test]
-    fn reasons_are_of_the_form_that_is_asked_for() {
-        for number in 0..128 {
-            let Ok(kind) = ErrorKind::try_from(number) else {
-                continue;
-            };
-            let reason = info(&Failure::new(Code::Internal, kind, "").into()).reason;
-            // As google/rpc/error_details.proto requires.
-            let plain =
-                |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
-            assert!(reason.len() < 64 && reason.bytes().all(plain), "{reason}");
-            assert!(
-                !reason.starts_with(KIND) && !reason.ends_with('_'),
-                "{reason}"
-            );
-        }
-    }
-
-    #[test]
-    fn the_longest_error_fits_into_the_headers_that_every_client_takes() {
-        for unit in ["a", "\u{1}", "ä", "語", "😀"] {
-            let text = format!("began: {}: ended", unit.repeat(4000));
-            let failure = Failure::new(Code::InvalidArgument, ErrorKind::Definition, text)
-                .at_index(16_383)
-                .at_column(1023)
-                .on("probes[16383].definition")
-                .bound("subscribers_per_machine", u64::MAX, u64::MAX)
-                .offering((0..100).map(|_| unit.repeat(100)))
-                .with(Remedy::NotNow("the guest has unregistered its own kprobe"));
-            let status = Status::from(failure);
-            assert!(status.message().starts_with("began: "));
-            assert!(status.message().ends_with(": ended"));
-            let headers = status.into_http::<()>().into_parts().0.headers;
-            // As RFC 7541 section 4.1 counts them.
-            let each = headers
-                .iter()
-                .map(|(name, value)| name.as_str().len() + value.len() + 32);
-            let bytes = each.sum::<usize>();
-            assert!(bytes <= 8 << 10, "{unit}: {bytes} bytes");
-        }
-    }
-
-    #[test]
-    fn what_fits_is_sent_as_it_is() {
-        assert_eq!(shortened("a".repeat(TEXT)), "a".repeat(TEXT));
-        let failure = Failure::new(Code::NotFound, ErrorKind::UnknownSymbol, "");
-        let near = ["vfs_read".to_owned(), "vfs_readv".to_owned()];
-        assert_eq!(seen(failure.offering(near.clone())).1.candidates, near);
-    }
-
-    #[test]
-    fn chain_names_every_cause_once() {
-        #[derive(Debug, thiserror::Error)]
-        #[error("outer")]
-        struct Outer(#[source] std::io::Error);
-        let error = Outer(std::io::Error::other("inner"));
-        assert_eq!(chain(&error), "outer: inner");
     }
 }

@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use hvprobe_proto::Failure;
 use hvprobe_proto::v1::ErrorKind;
 use tonic::Status;
 
-use crate::status::Failure;
 
 /// Bytes of one message.
 pub(crate) const MESSAGE: usize = 8 << 20;

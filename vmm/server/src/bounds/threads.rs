@@ -7,11 +7,12 @@
 use std::sync::Arc;
 use std::thread;
 
+use hvprobe_proto::Failure;
 use hvprobe_proto::v1::ErrorKind;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tonic::{Code, Status};
 
-use crate::status::{Failure, broken};
+use crate::status::broken;
 
 /// Permits for one class of calls.
 #[derive(Debug)]

@@ -6,12 +6,12 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hvprobe_machine::queue::Pool;
+use hvprobe_proto::Failure;
 use hvprobe_proto::v1::ErrorKind;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::Code;
 
 use super::server_limits::Limits;
-use crate::status::Failure;
 
 /// Lists of subscriptions may take one part in this many of the bytes for events.
 const LISTS: usize = 4;

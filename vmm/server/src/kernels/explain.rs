@@ -4,11 +4,12 @@
 
 use hvprobe_engine::Explained;
 use hvprobe_linux::image::{ImageError, KernelImage};
+use hvprobe_proto::{Failure, chain};
 use hvprobe_vmlinux::Kernel;
 use hvprobe_proto::v1::{self, ErrorKind};
 use tonic::Status;
 
-use crate::status::{Failure, chain, refused};
+use crate::status::refused;
 use crate::wire::registration;
 
 /// Explanation of one probe.

@@ -18,13 +18,13 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use hvprobe_linux::debug_info::{DebugError, DebugFile, Index};
 use hvprobe_linux::image::KernelImage;
+use hvprobe_proto::Failure;
 use hvprobe_proto::v1::ErrorKind;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::Code;
 
 use super::sources::Sources;
 use crate::bounds::limits;
-use crate::status::Failure;
 
 /// Folder for temporary files that may be large (hier(7)), unless `TMPDIR` names another one. A small system
 /// may not have it.

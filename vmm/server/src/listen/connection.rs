@@ -9,6 +9,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use hvprobe_proto::Failure;
 use hvprobe_proto::Token;
 use hvprobe_proto::v1::ErrorKind;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -18,7 +19,6 @@ use tonic::{Code, Request, Status};
 
 use super::silent::Beginning;
 use crate::bounds::permits::Own;
-use crate::status::Failure;
 
 /// Which calls of a connection are admitted.
 #[derive(Clone, Debug)]

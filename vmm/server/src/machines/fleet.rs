@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use hvprobe_machine::{BootError, CpuError, Machine, MachineConfig, MemoryError};
+use hvprobe_proto::{Failure, chain};
 use hvprobe_proto::v1::ErrorKind;
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::task::JoinSet;
@@ -27,7 +28,7 @@ use crate::bounds::threads;
 use crate::bounds::totals::{Guest, Totals};
 use crate::events::broadcast::Broadcast;
 use crate::sessions::owners::Owners;
-use crate::status::{self, Failure, broken, chain};
+use crate::status::{self, broken};
 
 /// How long a stopping server waits for its machines to end, and for boots under way. A machine or boot that
 /// takes longer hangs in the host, and ends with the process.

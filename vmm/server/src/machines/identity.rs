@@ -5,12 +5,12 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::sync::OnceLock;
 
+use hvprobe_proto::Failure;
 use hvprobe_proto::v1::{self, ErrorKind};
 use prost::Message;
 use tonic::Status;
 
 use crate::bounds::limits;
-use crate::status::Failure;
 use crate::uuid;
 use crate::wire::anchor;
 

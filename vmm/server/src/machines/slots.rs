@@ -12,6 +12,7 @@
 
 use std::collections::BTreeMap;
 
+use hvprobe_proto::Failure;
 use hvprobe_proto::v1::ErrorKind;
 use tonic::{Code, Status};
 
@@ -19,7 +20,7 @@ use super::handle::Handle;
 use super::identity::{Asked, reused};
 use crate::bounds::limits;
 use crate::bounds::server_limits::Limits;
-use crate::status::{self, Failure};
+use crate::status;
 
 /// The names of a server's machines.
 #[derive(Debug, Default)]

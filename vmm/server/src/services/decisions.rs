@@ -11,6 +11,7 @@
 use std::collections::{HashMap, HashSet};
 
 use hvprobe_machine::{AnswerError, Asker, MISSES, Question, Token};
+use hvprobe_proto::{Failure, chain};
 use hvprobe_proto::v1::actions::Hold;
 use hvprobe_proto::v1::{
     self, Answer, DecideFor, DecideRequest, DecideResponse, ErrorKind, SessionEnd, decide_request,
@@ -27,7 +28,7 @@ use crate::bounds::limits;
 use crate::calls::panics;
 use crate::machines::{Fleet, Handle};
 use crate::sessions::keeper::{Sessions, ended};
-use crate::status::{Failure, chain, out_of_order};
+use crate::status::out_of_order;
 use crate::wire::{anchor, convert};
 
 /// Capacity of the queue of messages to one client.

@@ -12,6 +12,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use hvprobe_proto::Failure;
 use hvprobe_proto::v1::{ErrorKind, SubscribeRequest, events_server};
 use tokio::sync::{Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
@@ -31,7 +32,6 @@ use crate::events::published::Published;
 use crate::events::wanted::Wanted;
 use crate::machines::arrivals::Behind;
 use crate::machines::{Fleet, Handle};
-use crate::status::Failure;
 
 /// Capacity of the queue of messages between the machines and one client's connection.
 const MESSAGES: usize = 2;

@@ -7,6 +7,7 @@
 //! sent after the schema that describes it.
 
 use hvprobe_machine::{AGGREGATION_BYTES, AGGREGATIONS_MAX, AggregateError, Aggregation};
+use hvprobe_proto::{Failure, chain};
 use hvprobe_proto::v1::{
     AggregateFor, AggregateRequest, AggregateResponse, ErrorKind, HistogramChanged,
     HistogramCommand, HistogramSchema, aggregate_request, aggregate_response,
@@ -21,7 +22,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 use crate::bounds::limits;
 use crate::calls::panics;
 use crate::machines::{Fleet, Handle};
-use crate::status::{Failure, chain, out_of_order};
+use crate::status::out_of_order;
 use crate::wire::histogram;
 
 /// Capacity of the queue of messages to one client.

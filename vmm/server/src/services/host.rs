@@ -1,6 +1,7 @@
 //! `hvprobe.v1.Host`.
 
 use hvprobe_machine::host;
+use hvprobe_proto::chain;
 use hvprobe_proto::v1::{
     self, ReportRequest, ReportResponse,
     host_server::{self, HostServer},
@@ -9,7 +10,6 @@ use tonic::{Request, Response, Status};
 
 use crate::bounds::limits;
 use crate::bounds::threads::Lane;
-use crate::status::chain;
 use crate::wire::convert;
 
 #[derive(Debug)]

@@ -6,6 +6,7 @@ use hvprobe_arch::Gva;
 use hvprobe_machine::{
     Bounds, Console, Machine, MachineConfig, NmiError, PauseError, Printed, ReadError,
 };
+use hvprobe_proto::{Failure, chain};
 use hvprobe_proto::v1::{
     self, BootRequest, ConsoleOutput, ConsoleRequest, ConsoleWriteRequest, ConsoleWriteResponse,
     DeleteMachineRequest, DeleteMachineResponse, ErrorKind, GetMachineRequest, InjectNmiRequest,
@@ -25,7 +26,7 @@ use crate::calls::panics;
 use crate::machines::identity::{self, Asked, few_labels};
 use crate::machines::{Fleet, Handle};
 use crate::sessions::keeper::Sessions;
-use crate::status::{Failure, chain, stop_error};
+use crate::status::stop_error;
 use crate::wire::mask::Mask;
 use crate::wire::page::Page;
 use crate::wire::registration;

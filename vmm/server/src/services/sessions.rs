@@ -10,6 +10,7 @@
 
 use std::time::Duration;
 
+use hvprobe_proto::Failure;
 use hvprobe_proto::v1::{
     ErrorKind, HoldRequest, HoldResponse, ListSessionsRequest, ListSessionsResponse, OpenSession,
     Session, SessionEnd, SessionEnded, hold_request, hold_response,
@@ -24,7 +25,7 @@ use crate::bounds::limits;
 use crate::calls::panics;
 use crate::machines::Handle;
 use crate::sessions::keeper::{Asked, Open, Place, Sessions, ended};
-use crate::status::{Failure, out_of_order};
+use crate::status::out_of_order;
 use crate::wire::{anchor, page};
 
 /// Capacity of the queue of messages to one client: all messages of one session.

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use hvprobe_linux::debug_info::{DebugError, DebugFile};
 use hvprobe_linux::image::KernelImage;
+use hvprobe_proto::{Failure, chain};
 use hvprobe_proto::v1::{
     ErrorKind, ListLinesRequest, ListLinesResponse, ListVariablesRequest, ListVariablesResponse,
     UploadDebugInfoRequest, UploadDebugInfoResponse,
@@ -33,7 +34,7 @@ use crate::kernels::indexes::Indexes;
 use crate::kernels::sources::{Sources, SourcesError};
 use crate::kernels::uploads::{Upload, Uploads};
 use crate::machines::Fleet;
-use crate::status::{Failure, chain, out_of_order};
+use crate::status::out_of_order;
 
 /// The longest release of a kernel (`__NEW_UTS_LEN`).
 const RELEASE_MAX: usize = 64;

@@ -7,6 +7,7 @@ use hvprobe_arch::Gva;
 use hvprobe_linux::image::KernelImage;
 use hvprobe_linux::modules::Module;
 use hvprobe_linux::symbols::{PatternError, Symbol, SymbolKind, Symbols};
+use hvprobe_proto::{Failure, chain};
 use hvprobe_proto::v1::{
     self, DescribeTypesRequest, DescribeTypesResponse, ErrorKind, ListSymbolsRequest,
     ListSymbolsResponse,
@@ -20,7 +21,7 @@ use crate::bounds::limits;
 use crate::bounds::threads::Lane;
 use crate::calls::panics;
 use crate::machines::Fleet;
-use crate::status::{self, Failure, chain};
+use crate::status;
 use crate::wire::{convert, types};
 
 /// Symbols in one message.

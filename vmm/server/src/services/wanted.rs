@@ -1,6 +1,7 @@
 //! Reads which events a client wants.
 
 use hvprobe_engine::on_any_event;
+use hvprobe_proto::Failure;
 use hvprobe_proto::v1::{ErrorKind, EventKind, SubscribeRequest};
 use hvprobe_spec::fetch::read_filter;
 use hvprobe_spec::predicate::Predicate;
@@ -8,7 +9,6 @@ use tonic::Status;
 
 use crate::bounds::limits;
 use crate::events::wanted::Wanted;
-use crate::status::Failure;
 
 /// Reads the selection of events in `request`.
 pub(crate) fn wanted(request: &mut SubscribeRequest) -> Result<Wanted, Status> {

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use hvprobe_machine::{LetGo, Owner};
+use hvprobe_proto::Failure;
 use hvprobe_proto::v1::{self, ErrorKind, SessionEnd, SessionState};
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
@@ -19,7 +20,7 @@ use tonic::{Code, Status};
 
 use super::book::{Book, Gone, Stage, Unopened};
 use super::owners::{Named, Owners};
-use crate::status::{Failure, stopping};
+use crate::status::stopping;
 use crate::uuid;
 use crate::wire::anchor;
 

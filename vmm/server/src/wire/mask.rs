@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
+use hvprobe_proto::Failure;
 use hvprobe_proto::v1::{Ending, ErrorKind, Machine};
 use prost_types::FieldMask;
 
 use crate::bounds::limits;
-use crate::status::Failure;
 
 /// Maximum number of paths in a mask: far more than there are fields.
 const PATHS: usize = 256;

@@ -6,11 +6,11 @@
 
 use std::str::FromStr;
 
+use hvprobe_proto::Failure;
 use hvprobe_proto::v1::{self, ErrorKind};
 use prost::Message;
 
 use crate::bounds::limits;
-use crate::status::Failure;
 
 /// Bytes of the items in one message: half of what clients accept, which leaves room for everything else.
 const PAGE: usize = 2 << 20;

@@ -4,6 +4,7 @@
 //! names the entry of the batch, and the character of it, that are to blame.
 
 use hvprobe_engine::{Refusals, Registered, Skipped};
+use hvprobe_proto::{Failure, chain};
 use hvprobe_proto::v1::{self, ErrorKind, RegisterResponse};
 use hvprobe_proto::wire::registers::Meaningless;
 use hvprobe_proto::wire::{actions, budget};
@@ -12,7 +13,7 @@ use hvprobe_spec::definition::{self, Target};
 use tonic::Status;
 
 use crate::bounds::limits;
-use crate::status::{Failure, chain, remedy};
+use crate::status::remedy;
 
 /// Checks the number and the length of `probes` without parsing them: a request that is too long is not to
 /// wait, nor to make others wait.

@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hvprobe_linux::types::{Place, Prototype, PrototypeError, Types};
+use hvprobe_proto::{Failure, chain};
 use hvprobe_proto::v1::{self, ErrorKind};
 use hvprobe_proto::wire::registers;
 use tonic::Code;
 
-use crate::status::{Failure, chain};
 
 /// The words before the name of a type that is not a typedef.
 const TAGS: [&str; 3] = ["struct", "union", "enum"];

@@ -10,6 +10,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use http_body::{Body as _, Frame};
+use hvprobe_proto::Failure;
 use hvprobe_proto::v1::ErrorKind;
 use prost::bytes::Bytes;
 use tokio::time::timeout;
@@ -20,7 +21,6 @@ use super::request::Frames;
 use super::sizes::SMALL;
 use crate::bounds::permits::{AnswerPermit, Own, UNREAD};
 use crate::bounds::totals::Totals;
-use crate::status::Failure;
 
 /// Waits for the permit of a long answer.
 ///

@@ -12,6 +12,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http_body::{Body as HttpBody, Frame};
+use hvprobe_proto::Failure;
 use hvprobe_proto::v1::ErrorKind;
 use prost::bytes::Bytes;
 use tokio::time::{Instant, Sleep, sleep, timeout, timeout_at};
@@ -23,7 +24,6 @@ use super::sizes::{HEAVIEST, SMALL};
 use crate::bounds::limits;
 use crate::bounds::permits::{Own, RequestPermit};
 use crate::bounds::totals::Totals;
-use crate::status::Failure;
 
 /// How long a message may take to arrive: since its first byte, and since its permit.
 pub(super) const WHOLE: Duration = Duration::from_secs(45);
