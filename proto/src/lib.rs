@@ -7,6 +7,7 @@
 mod codec;
 mod endpoint;
 mod failure;
+pub mod limits;
 mod token;
 pub mod wire;
 

@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use hvprobe_proto::limits;
 use hvprobe_proto::v1::{DescribeTypesRequest, Parameter, TypeDescription};
 use hvprobe_proto::wire;
 use hvprobe_spec::language::text;
@@ -11,12 +12,9 @@ use crate::failure::{DONE, Refused};
 use crate::options::command_line::Types;
 use crate::output;
 
-/// Maximum number of names in one request.
-const AT_ONCE: usize = 16;
-
 pub(crate) async fn types(args: Types) -> anyhow::Result<ExitCode> {
     let (mut client, machine) = Client::on_machine(&args.on).await?;
-    for names in args.names.chunks(AT_ONCE) {
+    for names in args.names.chunks(limits::TYPES) {
         let request = DescribeTypesRequest {
             machine: machine.clone(),
             names: names.to_vec(),

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
+use hvprobe_proto::limits;
 use hvprobe_spec::ParseError;
 use hvprobe_spec::definition::{self, Definition, FileError, Trigger};
 use hvprobe_spec::histogram::read_histogram;
@@ -12,7 +13,7 @@ use crate::failure::WrongUsage;
 use crate::failure::typed::bad;
 
 /// Maximum size of a file of definitions: as many of the longest definitions as one batch may have.
-const LONGEST: u64 = 16384 * 1024;
+const LONGEST: u64 = (limits::BATCH * limits::DEFINITION) as u64;
 
 /// A histogram that a file asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]

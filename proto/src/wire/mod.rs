@@ -6,4 +6,5 @@ pub mod actions;
 pub mod arguments;
 pub mod budget;
 mod fetched;
+pub mod probe_spec;
 pub mod registers;

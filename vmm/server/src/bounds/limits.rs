@@ -3,20 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use hvprobe_proto::Failure;
+pub(crate) use hvprobe_proto::limits::{BATCH, BUILD_ID, DEFINITION, TYPES, at_most};
 use hvprobe_proto::v1::ErrorKind;
 use tonic::Status;
-
 
 /// Bytes of one message.
 pub(crate) const MESSAGE: usize = 8 << 20;
 /// Bytes of a reflection request: the headers of the answer repeat a name that reflection does not know.
 pub(crate) const REFLECTED: usize = 1024;
-/// Entries of one batch.
-pub(crate) const BATCH: usize = 16_384;
-/// Bytes of one definition, and of a pattern.
-pub(crate) const DEFINITION: usize = 1024;
-/// Types described at once. The longest description has 256 KiB.
-pub(crate) const TYPES: usize = 16;
 /// States in one request for machines: far more than exist.
 pub(crate) const STATES: usize = 64;
 /// Bytes of guest memory read at once.
@@ -34,21 +28,10 @@ pub(crate) const CONSOLE_WRITE: usize = 64 << 10;
 pub(crate) const COMM: usize = 16;
 /// Characters of a wrong text that are shown.
 pub(crate) const SHOWN: usize = 64;
-/// Bytes of a build id: linkers produce 8 to 20, unless the id is given to them.
-pub(crate) const BUILD_ID: usize = 64;
 /// Bytes of a path (`PATH_MAX`, its zero not counted).
 const PATH: usize = 4095;
 /// Bytes of the name of a machine, of a session's owner, and of a label.
 pub(crate) const NAME: usize = 63;
-
-/// Checks that `length` does not exceed `limit`.
-pub(crate) fn at_most(what: &str, length: usize, limit: usize) -> Result<(), Status> {
-    if length <= limit {
-        return Ok(());
-    }
-    let message = format!("{what} is too large: {length}, at most {limit}");
-    Err(Failure::invalid(ErrorKind::TooLarge, message).into())
-}
 
 /// Checks that `name` can be the name of a machine.
 pub(crate) fn machine_name(name: &str) -> Result<(), Failure> {

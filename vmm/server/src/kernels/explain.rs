@@ -7,10 +7,10 @@ use hvprobe_linux::image::{ImageError, KernelImage};
 use hvprobe_proto::{Failure, chain};
 use hvprobe_vmlinux::Kernel;
 use hvprobe_proto::v1::{self, ErrorKind};
+use hvprobe_proto::wire::probe_spec;
 use tonic::Status;
 
 use crate::status::refused;
-use crate::wire::registration;
 
 /// Explanation of one probe.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ pub fn explain(
     kernel: &Kernel,
     probes: Vec<v1::ProbeSpec>,
 ) -> Result<Vec<Explanation>, ExplainError> {
-    let specs = registration::specs(probes)?;
+    let specs = probe_spec::specs(probes).map_err(Status::from)?;
     for (index, spec) in specs.iter().enumerate() {
         spec.check().map_err(|error| {
             let message = format!("{}: {}", spec.definition, chain(&error));

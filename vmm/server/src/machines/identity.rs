@@ -56,7 +56,7 @@ impl Asked {
 /// Checks the length of a request's id and the number of its labels.
 pub(crate) fn bounded(request_id: &str, labels: usize) -> Result<(), Status> {
     self::request_id(request_id)?;
-    limits::at_most("the number of labels", labels, LABELS)
+    limits::at_most("the number of labels", labels, LABELS).map_err(Status::from)
 }
 
 /// Hashes all of `request`. The message must not contain maps, because they have no order.
@@ -87,7 +87,7 @@ pub(crate) fn reused(request_id: &str) -> Status {
 
 /// Checks that `id` can be the id of a request.
 pub(crate) fn request_id(id: &str) -> Result<(), Status> {
-    limits::at_most("the request's id", id.len(), REQUEST_ID)
+    limits::at_most("the request's id", id.len(), REQUEST_ID).map_err(Status::from)
 }
 
 /// Checks that `text` can be in a label.

@@ -15,6 +15,7 @@ use hvprobe_proto::v1::{
     WatchMachinesRequest, WatchMachinesResponse, WatchRequest,
     machines_server::{self, MachinesServer},
 };
+use hvprobe_proto::wire::probe_spec;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status};
@@ -358,7 +359,7 @@ fn bounded(request: &BootRequest) -> Result<(), Status> {
     limits::at_most("the guest's command", request.command.len(), COMMAND_WORDS)?;
     let bytes = request.command.iter().map(String::len).sum();
     limits::at_most("the guest's command", bytes, COMMAND_BYTES)?;
-    registration::bounded(&request.probes)
+    probe_spec::bounded(&request.probes).map_err(Status::from)
 }
 
 /// Converts the request to a configuration. Checks everything that does not depend on the host.
@@ -382,7 +383,7 @@ fn config(request: BootRequest) -> Result<MachineConfig, Status> {
             memory => memory,
         },
         command: request.command,
-        probes: registration::specs(request.probes)?,
+        probes: probe_spec::specs(request.probes)?,
         refusals: registration::refusals(request.skip_refused),
         paused: false,
         optimize: true,

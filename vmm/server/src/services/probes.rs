@@ -11,6 +11,7 @@ use hvprobe_proto::v1::{
     UnregisterRequest, UnregisterResponse,
     probes_server::{self, ProbesServer},
 };
+use hvprobe_proto::wire::probe_spec;
 use hvprobe_spec::ProbeId;
 use tonic::{Request, Response, Status};
 
@@ -19,7 +20,7 @@ use crate::machines::{Fleet, Handle};
 use crate::sessions::keeper::{Sessions, Ticket};
 use crate::status::{change_error, register_error};
 use crate::wire::page;
-use crate::wire::registration::{self, refusals, response, specs};
+use crate::wire::registration::{refusals, response};
 
 #[derive(Debug)]
 pub(crate) struct Service {
@@ -74,7 +75,7 @@ async fn register(
     let registered = handle
         .blocking(move |machine| {
             // Parsing the maximum number of definitions takes a while, too.
-            let specs = specs(request.probes)?;
+            let specs = probe_spec::specs(request.probes)?;
             // The ticket keeps the session from ending before its probes are known to belong to it.
             let owner = ticket.as_ref().map(|ticket| ticket.owner);
             let registered = machine.register_for(owner, &specs, refusals);
@@ -91,7 +92,7 @@ impl probes_server::Probes for Service {
         request: Request<RegisterRequest>,
     ) -> Result<Response<RegisterResponse>, Status> {
         let request = request.into_inner();
-        registration::bounded(&request.probes)?;
+        probe_spec::bounded(&request.probes)?;
         let handle = self.fleet.get(&request.machine)?;
         let requests = Arc::clone(&handle.requests);
         let sessions = self.sessions.clone();
