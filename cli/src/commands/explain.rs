@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use hvprobe_proto::detail;
 use hvprobe_proto::v1::ErrorKind;
-use hvprobe_server::{ExplainError, explain};
+use hvprobe_sources::{ExplainError, explain};
 use hvprobe_spec::definition::parse;
 
 use crate::definitions::debug_info::open_kernel;

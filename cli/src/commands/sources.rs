@@ -4,7 +4,7 @@
 use std::process::ExitCode;
 
 use hvprobe_proto::v1::{ListLinesRequest, ListVariablesRequest};
-use hvprobe_server::Sources;
+use hvprobe_sources::Sources;
 use hvprobe_spec::line_range::LineRange;
 use hvprobe_spec::point::Point;
 use serde::Serialize;

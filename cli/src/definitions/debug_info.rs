@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use hvprobe_server::{Indexes, Sources};
+use hvprobe_sources::{Indexes, Sources};
 use hvprobe_vmlinux::Kernel;
 
 use super::cache;

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use hvprobe_server::{Sources, SourcesError};
+use hvprobe_sources::{Sources, SourcesError};
 use hvprobe_spec::ParseError;
 use hvprobe_spec::perf_probe::{PerfProbe, is_perf_probe};
 use hvprobe_vmlinux::Kernel;

@@ -1,6 +1,6 @@
 //! Explanations of definitions, as text and as JSON.
 
-use hvprobe_server::Explained;
+use hvprobe_sources::Explained;
 use hvprobe_spec::definition;
 use hvprobe_spec::language::text as language;
 use hvprobe_spec::{Argument, Common, Item, Mechanism, Read, Source};

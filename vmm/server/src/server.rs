@@ -23,6 +23,7 @@ use hvprobe_proto::v1::{
     decisions_server, events_server, histograms_server, host_server, machines_server,
     probes_server, sessions_server, sources_server, symbols_server,
 };
+use hvprobe_sources::Indexes;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
@@ -40,7 +41,6 @@ use crate::calls::panics;
 use crate::calls::streams::StreamsLayer;
 use crate::events::broadcast::Broadcast;
 use crate::events::published::Published;
-use crate::kernels::indexes::Indexes;
 use crate::listen::acceptor::Acceptor;
 use crate::listen::connection::{self, Connection};
 use crate::listen::socket::Listener;

@@ -18,7 +18,7 @@ fn explained(definition: &str) -> Explained {
         provided: vec!["optimization is on", "no task stands there"],
         with_exits: Mechanism::Emulated,
         ftrace: true,
-        shown: hvprobe_server::Shown::default(),
+        shown: hvprobe_sources::Shown::default(),
         actions: Actions::default(),
     }
 }

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use hvprobe_server::SourceLine;
+use hvprobe_sources::SourceLine;
 
 use super::source_lines::Lines;
 use crate::output::harmless;

@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
-use hvprobe_server::{SourceLine, SourceLines, Sources};
+use hvprobe_sources::{SourceLine, SourceLines, Sources};
 use tracing::warn;
 
 use crate::output::harmless;

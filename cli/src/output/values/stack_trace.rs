@@ -1,7 +1,7 @@
 //! Kernel stacks as text.
 
 use hvprobe_proto::v1;
-use hvprobe_server::SourceLine;
+use hvprobe_sources::SourceLine;
 use hvprobe_spec::FRAME;
 
 use super::names::Names;
@@ -135,7 +135,7 @@ mod tests {
     use std::sync::Arc;
 
     use hvprobe_fixtures::module_file;
-    use hvprobe_server::Sources;
+    use hvprobe_sources::Sources;
     use hvprobe_vmlinux::Kernel;
 
     use super::*;

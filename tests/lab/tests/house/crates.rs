@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// For each crate the crates of the workspace that its code may name, and why it may not name others.
-pub(crate) const ARROWS: [(&str, &[&str], &str); 12] = [
+pub(crate) const ARROWS: [(&str, &[&str], &str); 13] = [
     ("arch", &[], "x86-64 is pure"),
     ("spec", &["arch"], "what a user asks for knows no kernel"),
     (
@@ -48,15 +48,20 @@ pub(crate) const ARROWS: [(&str, &[&str], &str); 12] = [
         "what both ends need knows no kernel and no machine",
     ),
     (
+        "sources",
+        &["arch", "spec", "vmlinux", "linux", "engine", "proto"],
+        "files are read, and definitions explained, without a machine",
+    ),
+    (
         "server",
         &[
-            "arch", "spec", "vmlinux", "linux", "hit", "engine", "machine", "proto",
+            "arch", "spec", "linux", "hit", "engine", "machine", "proto", "sources",
         ],
         "the service talks to machines, not to KVM",
     ),
     (
         "cli",
-        &["arch", "spec", "vmlinux", "proto", "server"],
+        &["arch", "spec", "vmlinux", "proto", "sources", "server"],
         "the program talks to machines through the API",
     ),
 ];

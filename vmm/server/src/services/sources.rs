@@ -5,6 +5,8 @@
 //! client is gone, but an index that it has begun is completed and kept, so that the next request finds it. An
 //! upload is written to a file as it arrives.
 
+mod uploads;
+
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,6 +21,7 @@ use hvprobe_proto::v1::{
     UploadDebugInfoRequest, UploadDebugInfoResponse,
     sources_server::{self, SourcesServer},
 };
+use hvprobe_sources::{Indexes, Sources, SourcesError};
 use hvprobe_spec::ParseError;
 use hvprobe_spec::language::text::hex;
 use hvprobe_spec::line_range::LineRange;
@@ -28,11 +31,9 @@ use tokio::time::{Instant, timeout_at};
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::{Code, Request, Response, Status, Streaming};
 
+use self::uploads::{Upload, Uploads};
 use crate::bounds::limits;
 use crate::bounds::threads::Lane;
-use crate::kernels::indexes::Indexes;
-use crate::kernels::sources::{Sources, SourcesError};
-use crate::kernels::uploads::{Upload, Uploads};
 use crate::machines::Fleet;
 use crate::status::out_of_order;
 

@@ -13,6 +13,7 @@ use hvprobe_proto::v1::{
     ListSymbolsResponse,
     symbols_server::{self, SymbolsServer},
 };
+use hvprobe_sources::refused;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status};
@@ -21,7 +22,6 @@ use crate::bounds::limits;
 use crate::bounds::threads::Lane;
 use crate::calls::panics;
 use crate::machines::Fleet;
-use crate::status;
 use crate::wire::{convert, types};
 
 /// Symbols in one message.
@@ -113,7 +113,7 @@ impl symbols_server::Symbols for Service {
             let found = handle.blocking(move |machine| machine.module_types(&wanted));
             modules = found
                 .await?
-                .map_err(|(index, why)| status::refused(chain(&why), &why).at_index(index))?;
+                .map_err(|(index, why)| refused(chain(&why), &why).at_index(index))?;
         }
         let describe = move || {
             let kernel = image.types().map_err(|error| {

@@ -3,8 +3,7 @@
 use hvprobe_engine::{Refusals, Registered, Skipped};
 use hvprobe_proto::chain;
 use hvprobe_proto::v1::{self, RegisterResponse};
-
-use crate::status::remedy;
+use hvprobe_sources::remedy;
 
 /// Returns what happens to a batch when one of its probes is refused.
 pub(crate) fn refusals(skip: bool) -> Refusals {

@@ -10,7 +10,7 @@ use hvprobe_proto::v1::{self, ErrorKind};
 use hvprobe_proto::wire::probe_spec;
 use tonic::Status;
 
-use crate::status::refused;
+use crate::refusal::refused;
 
 /// Explanation of one probe.
 #[derive(Debug)]

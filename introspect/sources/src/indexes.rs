@@ -14,11 +14,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use hvprobe_linux::debug_info::{DebugFile, Index};
+use hvprobe_proto::limits;
 use hvprobe_spec::language::text::hex;
 use tempfile::NamedTempFile;
 use tracing::debug;
-
-use crate::bounds::limits;
 
 /// Maximum length of an index that is read, in bytes: that of a distribution's kernel has a few million.
 const LONGEST: u64 = 256 << 20;

@@ -20,10 +20,10 @@ use hvprobe_linux::debug_info::{DebugError, DebugFile, Index};
 use hvprobe_linux::image::KernelImage;
 use hvprobe_proto::Failure;
 use hvprobe_proto::v1::ErrorKind;
+use hvprobe_sources::Sources;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::Code;
 
-use super::sources::Sources;
 use crate::bounds::limits;
 
 /// Folder for temporary files that may be large (hier(7)), unless `TMPDIR` names another one. A small system
@@ -35,7 +35,7 @@ const LONGEST_INDEX: usize = 16 << 20;
 
 /// The uploaded files of a server.
 #[derive(Debug)]
-pub(crate) struct Uploads {
+pub(super) struct Uploads {
     folder: PathBuf,
     room: Arc<Room>,
     under_way: Arc<Semaphore>,
@@ -63,7 +63,7 @@ struct Kept {
 
 /// A file that is being uploaded, or is complete.
 #[derive(Debug)]
-pub(crate) struct Upload {
+pub(super) struct Upload {
     file: File,
     room: Arc<Room>,
     /// Length in bytes, which is taken from the room.
@@ -106,7 +106,7 @@ impl Uploads {
     ///
     /// # Errors
     /// When too many are under way, or the host cannot create one.
-    pub(crate) fn begin(&self) -> Result<Upload, Failure> {
+    pub(super) fn begin(&self) -> Result<Upload, Failure> {
         let most = limits::UPLOADS_UNDER_WAY;
         let under_way = Arc::clone(&self.under_way).try_acquire_owned();
         let under_way = under_way.map_err(|_| {
@@ -134,7 +134,7 @@ impl Uploads {
     ///
     /// # Errors
     /// When it has no debug information of that kernel, or `abandoned` is set because nobody waits any more.
-    pub(crate) fn keep(
+    pub(super) fn keep(
         &self,
         upload: Upload,
         image: &Arc<KernelImage>,
@@ -152,7 +152,7 @@ impl Uploads {
     }
 
     /// Returns the file to use for the kernel with this `image`.
-    pub(crate) fn of(&self, image: &Arc<KernelImage>) -> Option<Arc<Upload>> {
+    pub(super) fn of(&self, image: &Arc<KernelImage>) -> Option<Arc<Upload>> {
         let kept = self.kept();
         let is_same = |other: &&Kept| image.build_id() == Some(other.build_id.as_slice());
         let own = kept.iter().find(|other| other.is_for(image));
@@ -176,12 +176,12 @@ impl Kept {
 
 impl Upload {
     /// Marks the file as complete.
-    pub(crate) fn complete(&mut self) {
+    pub(super) fn complete(&mut self) {
         self.under_way = None;
     }
 
     /// Returns the length of the file in bytes.
-    pub(crate) fn length(&self) -> u64 {
+    pub(super) fn length(&self) -> u64 {
         self.length
     }
 
@@ -189,7 +189,7 @@ impl Upload {
     ///
     /// # Errors
     /// When there is no room for them.
-    pub(crate) fn append(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+    pub(super) fn append(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         let more = bytes.len() as u64;
         let Room { each, all, taken } = &*self.room;
         let left = each.saturating_sub(self.length);
@@ -219,7 +219,7 @@ impl Upload {
     ///
     /// # Errors
     /// When it has none of that kernel, or `abandoned` is set because nobody waits any more.
-    pub(crate) fn sources(
+    pub(super) fn sources(
         &self,
         image: &Arc<KernelImage>,
         abandoned: &Arc<AtomicBool>,

@@ -125,7 +125,10 @@ impl Sources {
     }
 
     /// Uses the debug information in `file`, for the kernel with this image.
-    pub(crate) fn of(image: Arc<KernelImage>, file: DebugFile) -> Result<Self, DebugError> {
+    ///
+    /// # Errors
+    /// When it has none, or is of another kernel.
+    pub fn of(image: Arc<KernelImage>, file: DebugFile) -> Result<Self, DebugError> {
         let of = Of::Kernel(image);
         let sources = Self { of, file };
         sources.info()?;
@@ -133,7 +136,10 @@ impl Sources {
     }
 
     /// Like [`Sources::of`], with the index from `indexes`, or kept there.
-    pub(crate) fn indexed(
+    ///
+    /// # Errors
+    /// As [`Sources::of`].
+    pub fn indexed(
         image: Arc<KernelImage>,
         file: DebugFile,
         indexes: Option<&Indexes>,
@@ -147,7 +153,10 @@ impl Sources {
     }
 
     /// Returns the index of the file: what each unit describes.
-    pub(crate) fn index(&self) -> Result<&Arc<Index>, DebugError> {
+    ///
+    /// # Errors
+    /// When the debug information is damaged.
+    pub fn index(&self) -> Result<&Arc<Index>, DebugError> {
         self.file.index()
     }
 
