@@ -4,6 +4,7 @@
 //! what both ends need, or a client alone: decoding messages ([`Whole`]), converting them ([`wire`]), errors
 //! ([`Failure`]), setting up a Rust client's connection ([`roomy`]), and the token that clients show ([`Token`]).
 
+mod client;
 mod codec;
 mod endpoint;
 mod failure;
@@ -11,6 +12,7 @@ pub mod limits;
 mod token;
 pub mod wire;
 
+pub use client::{Calls, Client, ConnectError, ExplainingChannel, TokenInterceptor};
 pub use codec::{Whole, WholeDecoder};
 pub use endpoint::roomy;
 pub use failure::{Failure, chain, detail};

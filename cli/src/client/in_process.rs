@@ -26,7 +26,7 @@ impl InProcess {
             // A dropped sender requests a stop, too.
             let _asked_or_dropped = stopped.await;
         }));
-        let client = Client::over(ours, None).await?;
+        let client = hvprobe_proto::Client::over(ours, None).await?.into();
         Ok((Self { stop, task }, client))
     }
 

@@ -8,7 +8,6 @@ mod debug_info;
 pub(crate) mod in_process;
 pub(crate) mod session;
 pub(crate) mod upload;
-mod versions;
 
 pub(crate) use chosen::choose;
 pub(crate) use connection::{Client, socket_path};

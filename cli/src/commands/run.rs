@@ -389,7 +389,7 @@ impl Session {
             ids: probes.iter().map(|probe| probe.id).collect(),
         };
         match self.client.probes.disable(request).await {
-            Ok(_) => self.client.list_probes(&self.machine).await,
+            Ok(_) => Ok(self.client.list_probes(&self.machine).await?),
             // The guest has just ended on its own.
             Err(_) => Ok(probes),
         }

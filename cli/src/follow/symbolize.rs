@@ -181,7 +181,8 @@ mod tests {
                 .add_service(SymbolsServer::new(server))
                 .serve_with_incoming(connections),
         );
-        Client::over(ours, None).await.unwrap()
+        let services = hvprobe_proto::Client::over(ours, None).await;
+        services.unwrap().into()
     }
 
     #[tokio::test]

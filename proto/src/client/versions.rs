@@ -6,8 +6,6 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use hvprobe_proto::v1::ReportRequest;
-use hvprobe_proto::v1::host_client::HostClient;
 use tonic::body::Body;
 use tonic::codegen::http::header::AUTHORIZATION;
 use tonic::codegen::http::{HeaderValue, Request, Response};
@@ -15,6 +13,9 @@ use tonic::metadata::MetadataValue;
 use tonic::transport::{Channel, Error};
 use tonic::{Code, Status};
 use tower::Service;
+
+use crate::v1::ReportRequest;
+use crate::v1::host_client::HostClient;
 
 /// Version of this program.
 const OURS: &str = env!("CARGO_PKG_VERSION");
@@ -25,9 +26,9 @@ const REPORT: &str = "/hvprobe.v1.Host/Report";
 
 /// Channel that explains the failure of calls that the server does not know.
 #[derive(Clone, Debug)]
-pub(crate) struct Explained(pub(crate) Channel);
+pub struct ExplainingChannel(pub(super) Channel);
 
-impl Service<Request<Body>> for Explained {
+impl Service<Request<Body>> for ExplainingChannel {
     type Response = Response<Body>;
     type Error = Error;
     type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Error>> + Send>>;
@@ -66,9 +67,14 @@ async fn version(channel: Channel, shown: Option<HeaderValue>) -> Option<String>
     let mut host = HostClient::new(channel);
     let answer = tokio::time::timeout(PATIENCE, host.report(request)).await;
     let version = answer.ok()?.ok()?.into_inner().version;
-    // The text is foreign and is printed, so shorten it and remove control characters.
-    let version: String = version.chars().take(40).collect();
-    (!version.is_empty()).then(|| crate::output::harmless(version.as_bytes()))
+    // The text is foreign and is printed, so shorten it and replace control characters.
+    let printable = |c: char| match c {
+        char::REPLACEMENT_CHARACTER => '?',
+        c if c.is_control() => '?',
+        c => c,
+    };
+    let version: String = version.chars().take(40).map(printable).collect();
+    (!version.is_empty()).then_some(version)
 }
 
 /// Returns the message about a call that a server of version `theirs` does not know.

@@ -1,0 +1,290 @@
+//! Connections to servers.
+//!
+//! Invariants: a server on a unix socket belongs to the same user or to root, who could be it anyway; the token
+//! is sent with each call, and is in no log. A lost connection is not made again.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use hyper_util::rt::TokioIo;
+use rustix::process::geteuid;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
+use tonic::metadata::errors::InvalidMetadataValue;
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::service::Interceptor;
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::{self, Endpoint, Uri};
+use tonic::{Request, Status, Streaming};
+
+use super::versions::ExplainingChannel;
+use crate::endpoint::roomy;
+use crate::token::Token;
+use crate::v1::decisions_client::DecisionsClient;
+use crate::v1::events_client::EventsClient;
+use crate::v1::histograms_client::HistogramsClient;
+use crate::v1::host_client::HostClient;
+use crate::v1::machines_client::MachinesClient;
+use crate::v1::probes_client::ProbesClient;
+use crate::v1::sessions_client::SessionsClient;
+use crate::v1::sources_client::SourcesClient;
+use crate::v1::symbols_client::SymbolsClient;
+use crate::v1::{
+    self, ConsoleOutput, ConsoleRequest, GetMachineRequest, ListMachinesRequest, ListProbesRequest,
+};
+
+/// Maximum size in bytes of a list of probes: enough for all probes that a machine can reasonably have, with
+/// their actions.
+const LISTS: usize = 256 << 20;
+
+/// Transport under the gRPC clients.
+pub type Calls = InterceptedService<ExplainingChannel, TokenInterceptor>;
+
+/// Sends a token with each call, if the server needs one.
+#[derive(Clone, Debug)]
+pub struct TokenInterceptor(Option<MetadataValue<Ascii>>);
+
+impl TokenInterceptor {
+    fn new(token: Option<&Token>) -> Result<Self, InvalidMetadataValue> {
+        let Some(token) = token else {
+            return Ok(Self(None));
+        };
+        let mut shown: MetadataValue<Ascii> = token.bearer().parse()?;
+        // Logs of requests leave it out.
+        shown.set_sensitive(true);
+        Ok(Self(Some(shown)))
+    }
+}
+
+impl Interceptor for TokenInterceptor {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        if let Some(shown) = &self.0 {
+            let metadata = request.metadata_mut();
+            metadata.insert("authorization", shown.clone());
+        }
+        Ok(request)
+    }
+}
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// No server is there.
+    #[error("no server listens on {0}")]
+    NoServer(
+        /// Path or URL of the server.
+        String,
+    ),
+    /// The system refused.
+    #[error("cannot connect to {place}")]
+    Io {
+        /// Path or URL of the server.
+        place: String,
+        /// Error of the system.
+        source: io::Error,
+    },
+    /// Another user could read and forge everything.
+    #[error(
+        "what listens on {} is user {user}'s, neither yours nor root's, and is not believed",
+        path.display()
+    )]
+    Untrusted {
+        /// The socket.
+        path: PathBuf,
+        /// User who listens on it.
+        user: u32,
+    },
+    /// The token cannot be sent.
+    #[error("the token cannot be sent")]
+    Token(#[from] InvalidMetadataValue),
+    /// What listens there is no server.
+    #[error("the server does not speak gRPC")]
+    NotGrpc(#[source] transport::Error),
+}
+
+/// Returns what makes the error for a failed connection to `place`.
+fn failed(place: impl fmt::Display) -> impl FnOnce(io::Error) -> ConnectError {
+    move |source| {
+        let place = place.to_string();
+        match source.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+                ConnectError::NoServer(place)
+            }
+            _ => ConnectError::Io { place, source },
+        }
+    }
+}
+
+/// Returns whether the user `own` may trust a server of the user `server`. Users trust their own servers and
+/// root's. Root may use any server, which accepts root's connections.
+fn is_trusted(server: u32, own: u32) -> bool {
+    server == own || server == 0 || own == 0
+}
+
+/// A connection to a server: a client of each service.
+#[derive(Clone, Debug)]
+pub struct Client {
+    /// Machines.
+    pub machines: MachinesClient<Calls>,
+    /// Probes.
+    pub probes: ProbesClient<Calls>,
+    /// Events of probes.
+    pub events: EventsClient<Calls>,
+    /// Decisions at hits.
+    pub decisions: DecisionsClient<Calls>,
+    /// Lines and variables of sources.
+    pub sources: SourcesClient<Calls>,
+    /// Symbols and types.
+    pub symbols: SymbolsClient<Calls>,
+    /// The server's host.
+    pub host: HostClient<Calls>,
+    /// Histograms.
+    pub histograms: HistogramsClient<Calls>,
+    /// Sessions.
+    pub sessions: SessionsClient<Calls>,
+}
+
+impl Client {
+    /// Connects to the server on the TCP port at `address`, which needs `token`.
+    ///
+    /// # Errors
+    /// When no server is there.
+    pub async fn tcp(address: SocketAddr, token: &Token) -> Result<Self, ConnectError> {
+        let failed = || failed(format!("http://{address}"));
+        let stream = TcpStream::connect(address).await.map_err(failed())?;
+        stream.set_nodelay(true).map_err(failed())?;
+        Self::over(stream, Some(token)).await
+    }
+
+    /// Connects to the server on the unix socket at `path`.
+    ///
+    /// # Errors
+    /// When no server is there, or it is another user's.
+    pub async fn unix(path: &Path) -> Result<Self, ConnectError> {
+        let failed = || failed(path.display());
+        let stream = UnixStream::connect(path).await.map_err(failed())?;
+        let server = stream.peer_cred().map_err(failed())?.uid();
+        if !is_trusted(server, geteuid().as_raw()) {
+            return Err(ConnectError::Untrusted {
+                path: path.to_owned(),
+                user: server,
+            });
+        }
+        Self::over(stream, None).await
+    }
+
+    /// Talks to a server over `stream`, and shows it the token with each call.
+    ///
+    /// # Errors
+    /// When what answers is no server.
+    pub async fn over(
+        stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+        token: Option<&Token>,
+    ) -> Result<Self, ConnectError> {
+        let mut stream = Some(TokioIo::new(stream));
+        let connector = tower::service_fn(move |_: Uri| {
+            let stream = stream.take().ok_or(io::ErrorKind::NotConnected);
+            async move { stream.map_err(io::Error::from) }
+        });
+        let channel = roomy(Endpoint::from_static("http://hvprobe"))
+            .connect_with_connector(connector)
+            .await
+            .map_err(ConnectError::NotGrpc)?;
+        let token = TokenInterceptor::new(token)?;
+        let calls = InterceptedService::new(ExplainingChannel(channel), token);
+        Ok(Self {
+            machines: MachinesClient::new(calls.clone()).max_decoding_message_size(LISTS),
+            probes: ProbesClient::new(calls.clone()).max_decoding_message_size(LISTS),
+            events: EventsClient::new(calls.clone()),
+            decisions: DecisionsClient::new(calls.clone()),
+            sources: SourcesClient::new(calls.clone()),
+            symbols: SymbolsClient::new(calls.clone()),
+            host: HostClient::new(calls.clone()),
+            histograms: HistogramsClient::new(calls.clone()),
+            sessions: SessionsClient::new(calls),
+        })
+    }
+
+    /// Asks the server to describe `machine`.
+    ///
+    /// # Errors
+    /// What the server answers.
+    pub async fn get_machine(&mut self, machine: String) -> Result<v1::Machine, Status> {
+        let answer = self.machines.get_machine(GetMachineRequest { machine });
+        Ok(answer.await?.into_inner())
+    }
+
+    /// Streams the output of the console of `machine`, or only the part that the server keeps.
+    ///
+    /// # Errors
+    /// What the server answers.
+    pub async fn console(
+        &mut self,
+        machine: String,
+        kept_only: bool,
+    ) -> Result<Streaming<ConsoleOutput>, Status> {
+        let request = ConsoleRequest { machine, kept_only };
+        Ok(self.machines.console(request).await?.into_inner())
+    }
+
+    /// Lists all machines that match `request`, page by page.
+    ///
+    /// # Errors
+    /// What the server answers.
+    pub async fn list_machines(
+        &mut self,
+        mut request: ListMachinesRequest,
+    ) -> Result<Vec<v1::Machine>, Status> {
+        let mut all = Vec::new();
+        loop {
+            let answer = self.machines.list_machines(request.clone()).await;
+            let page = answer?.into_inner();
+            all.extend(page.machines);
+            if page.next_page_token.is_empty() {
+                return Ok(all);
+            }
+            request.page_token = page.next_page_token;
+        }
+    }
+
+    /// Lists the probes of `machine` that leave with the clients called `owner`, or all its probes if `owner` is
+    /// empty, page by page.
+    ///
+    /// # Errors
+    /// What the server answers.
+    pub async fn list_probes(
+        &mut self,
+        machine: &str,
+        owner: &str,
+    ) -> Result<Vec<v1::Probe>, Status> {
+        let mut all = Vec::new();
+        let mut request = ListProbesRequest {
+            machine: machine.to_owned(),
+            owner: owner.to_owned(),
+            ..Default::default()
+        };
+        loop {
+            let answer = self.probes.list_probes(request.clone()).await;
+            let page = answer?.into_inner();
+            all.extend(page.probes);
+            if page.next_page_token.is_empty() {
+                return Ok(all);
+            }
+            request.page_token = page.next_page_token;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_of_other_users_are_believed_by_root_only() {
+        for (server, own, trusted) in [(7, 7, true), (0, 7, true), (8, 7, false), (7, 0, true)] {
+            assert_eq!(is_trusted(server, own), trusted, "{server}, {own}");
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! The client end of the interface: a connection to a server, with a client of each service.
+
+mod connection;
+mod versions;
+
+pub use connection::{Calls, Client, ConnectError, TokenInterceptor};
+pub use versions::ExplainingChannel;
