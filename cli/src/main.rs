@@ -1,7 +1,7 @@
 //! `hvprobe`: boots Linux guests and probes their kernels from outside.
 //!
 //! The program is only a client of the gRPC interface. `serve` offers that interface on a socket; `run` and
-//! `doctor` start it in the same process.
+//! `doctor` start it in the same process. Without the feature `vmm` they cannot, and the program links no KVM.
 //!
 //! Each folder uses only folders below it in this list:
 //! - `commands`: one file for each command;
@@ -29,9 +29,9 @@ use std::time::Instant;
 
 use clap::CommandFactory as _;
 
-use commands::{
-    decide, doctor, explain, probe, run, serve, sources, syms, trace, types, unpack, vm,
-};
+#[cfg(feature = "vmm")]
+use commands::serve;
+use commands::{decide, doctor, explain, probe, run, sources, syms, trace, types, unpack, vm};
 use options::command_line::{self, Cli, Command};
 use terminal::log::Log;
 
@@ -57,7 +57,10 @@ fn main() -> ExitCode {
 async fn dispatch(command: Command, started: Instant) -> anyhow::Result<ExitCode> {
     match command {
         Command::Run(args) => run::run(*args, started).await,
+        #[cfg(feature = "vmm")]
         Command::Serve(args) => serve::serve(args).await,
+        #[cfg(not(feature = "vmm"))]
+        Command::Serve(_) => client::InProcess::check().map(|()| failure::DONE),
         Command::Vm(command) => vm::vm(command).await,
         Command::Probe(command) => probe::probe(command).await,
         Command::Trace(args) => trace::trace(*args).await,

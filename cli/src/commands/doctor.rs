@@ -14,8 +14,7 @@ use anyhow::Context as _;
 
 use hvprobe_proto::v1::{CatchMode, Machine, ReportRequest, ReportResponse, Verdict};
 
-use crate::client::Client;
-use crate::client::in_process::InProcess;
+use crate::client::{Client, InProcess};
 use crate::failure::{DONE, FAILED, Refused};
 use crate::options::command_line::Doctor;
 use crate::options::server::{ServerAt, SocketAt};

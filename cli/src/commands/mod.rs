@@ -6,6 +6,7 @@ pub(crate) mod doctor;
 pub(crate) mod explain;
 pub(crate) mod probe;
 pub(crate) mod run;
+#[cfg(feature = "vmm")]
 pub(crate) mod serve;
 pub(crate) mod sources;
 pub(crate) mod syms;

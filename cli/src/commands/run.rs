@@ -17,9 +17,8 @@ use tokio::task::JoinHandle;
 use tonic::Streaming;
 
 use super::{doctor, trace};
-use crate::client::Client;
 use crate::client::clock::now;
-use crate::client::in_process::InProcess;
+use crate::client::{Client, InProcess};
 use crate::definitions::events_file::FileHistogram;
 use crate::definitions::guest;
 use crate::failure::{DONE, FAILED, INTERRUPTED, Origins, Refused, as_sent};
@@ -44,6 +43,7 @@ const TAIL_LINES: usize = 20;
 const PANIC: &str = "Kernel panic - not syncing: ";
 
 pub(crate) async fn run(mut args: Run, started: Instant) -> anyhow::Result<ExitCode> {
+    InProcess::check()?;
     let script = Script::read(&args.script)?;
     args.histograms.check()?;
     let (are_counted, by_stack) = (args.histograms.is_given(), args.histograms.need_stacks());

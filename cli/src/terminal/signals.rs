@@ -41,6 +41,7 @@ impl Interrupt {
 
 /// Makes the program report and ignore signals without a meaning for it, until it ends: those at which other
 /// servers reread their configuration or write their statistics. Needs a tokio runtime.
+#[cfg(feature = "vmm")]
 pub(crate) fn outlive_others() -> io::Result<()> {
     for (name, kind) in [
         ("SIGHUP", SignalKind::hangup()),

@@ -56,7 +56,7 @@ const ROUNDS: &str = "2";
 const PAUSE: &str = "60";
 
 /// Packages whose properties get many cases in one run with `--long`, which takes hours.
-const LONG: [&str; 12] = [
+const LONG: [&str; 13] = [
     "hvprobe-arch",
     "hvprobe-cli",
     "hvprobe-engine",
@@ -64,6 +64,7 @@ const LONG: [&str; 12] = [
     "hvprobe-lab",
     "hvprobe-linux",
     "hvprobe-machine",
+    "hvprobe-proto",
     "hvprobe-server",
     "hvprobe-spec",
     "hvprobe-tests",

@@ -1,6 +1,6 @@
 //! Arrows between crates.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
 use serde_json::Value;
@@ -62,33 +62,85 @@ pub(crate) const ARROWS: [(&str, &[&str], &str); 13] = [
     (
         "cli",
         &["arch", "spec", "vmlinux", "proto", "sources", "server"],
-        "the program talks to machines through the API",
+        "the program talks to machines through the API, and to its own only if it is built with them",
     ),
 ];
 
-/// Returns a line for each dependency that is not allowed, and for each crate that is missing.
-pub(crate) fn wrong_arrows() -> Vec<String> {
+/// Crates that every client uses. Nothing of them needs KVM; of `cli`, nothing that is built without its default
+/// features.
+const CLIENTS: [&str; 3] = ["hvprobe-proto", "hvprobe-sources", "hvprobe-cli"];
+
+/// Crates that link KVM, or need one that does.
+const MACHINES: [&str; 5] = [
+    "hvprobe-machine",
+    "hvprobe-server",
+    "hvprobe-vm",
+    "kvm-bindings",
+    "kvm-ioctls",
+];
+
+/// Returns the crates of the workspace as cargo describes them.
+fn packages() -> Vec<Value> {
     let metadata = Command::new(env!("CARGO"))
         .args(["metadata", "--no-deps", "--offline", "--format-version=1"])
         .current_dir(super::root())
         .output()
         .expect("cargo runs");
-    let metadata: Value = serde_json::from_slice(&metadata.stdout).expect("cargo tells JSON");
-    let packages = metadata["packages"].as_array().expect("packages");
+    let mut metadata: Value = serde_json::from_slice(&metadata.stdout).expect("cargo writes JSON");
+    match metadata["packages"].take() {
+        Value::Array(packages) => packages,
+        other => panic!("no packages: {other}"),
+    }
+}
+
+/// Returns what the code of `package` depends on. Dependencies of tests and build scripts do not count.
+fn needed(package: &Value) -> impl Iterator<Item = &Value> {
+    let all = package["dependencies"].as_array().expect("dependencies");
+    all.iter().filter(|needed| needed["kind"].is_null())
+}
+
+/// Returns a line for each way from a client's crate to one that links KVM. Optional dependencies do not count.
+pub(crate) fn clients_with_kvm() -> Vec<String> {
+    let packages = packages();
+    let name = |value: &Value| value["name"].as_str().expect("a name").to_owned();
+    let needs = packages.iter().map(|package| {
+        let needed = needed(package).filter(|needed| needed["optional"] == false);
+        (name(package), needed.map(name).collect())
+    });
+    let needs: BTreeMap<String, Vec<String>> = needs.collect();
+    let mut wrong = Vec::new();
+    for client in CLIENTS {
+        assert!(needs.contains_key(client), "there is no crate {client}");
+        let mut ways = vec![vec![client.to_owned()]];
+        let mut seen = BTreeSet::new();
+        while let Some(way) = ways.pop() {
+            let last = &way[way.len() - 1];
+            if MACHINES.contains(&last.as_str()) {
+                wrong.push(format!("{} links KVM: clients do without", way.join(" → ")));
+            } else if seen.insert(last.clone()) {
+                // Crates from elsewhere do not need KVM.
+                let next = needs.get(last).into_iter().flatten();
+                ways.extend(next.map(|next| [&way[..], &[next.clone()]].concat()));
+            }
+        }
+    }
+    wrong
+}
+
+/// Returns a line for each dependency that is not allowed, and for each crate that is missing.
+pub(crate) fn wrong_arrows() -> Vec<String> {
+    let packages = packages();
     let short = |name: &Value| name.as_str()?.strip_prefix("hvprobe-").map(str::to_owned);
     let mut seen = BTreeSet::new();
     let mut wrong = Vec::new();
-    for package in packages {
+    for package in &packages {
         let Some(name) = short(&package["name"]) else {
             continue;
         };
         let Some((_, allowed, why)) = ARROWS.iter().find(|(of, ..)| *of == name) else {
             continue;
         };
-        let needed = package["dependencies"].as_array().expect("dependencies");
-        // Dependencies of tests and build scripts are not restricted.
-        let needed = needed.iter().filter(|needed| needed["kind"].is_null());
-        for other in needed.filter_map(|needed| short(&needed["name"])) {
+        for other in needed(package).filter_map(|needed| short(&needed["name"])) {
             if !allowed.contains(&other.as_str()) {
                 wrong.push(format!("hvprobe-{name} depends on hvprobe-{other}: {why}"));
             }

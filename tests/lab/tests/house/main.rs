@@ -2,6 +2,8 @@
 //!
 //! Rules, each named by what fails:
 //! - a crate depends only on those that [`crates::ARROWS`] allows it;
+//! - a client links no KVM: neither the messages and the connection, nor the answers from a kernel's files, nor the
+//!   program without its default features;
 //! - no file of a crate needs, through others, a file that needs it;
 //! - no folder of a crate does either, so that a crate can be read from one end to the other;
 //! - tasks of the server are begun with `panics::spawn`, so that the stream of a task that panics does not end
@@ -45,6 +47,12 @@ const ROOMS: [&str; 13] = [
 #[test]
 fn crates_depend_on_those_below_them_only() {
     let wrong = crates::wrong_arrows();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn clients_do_without_kvm() {
+    let wrong = crates::clients_with_kvm();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
