@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use hvprobe_proto::v1::{
     DeleteMachineRequest, EndReason, Ending, InjectNmiRequest, ListMachinesRequest, Machine,
-    MachineState, PauseRequest, ResumeRequest, StopRequest, WaitRequest,
+    PauseRequest, ResumeRequest, StopRequest, WaitRequest,
 };
 
 use super::doctor;
@@ -18,6 +18,7 @@ use crate::failure::{DONE, FAILED, INTERRUPTED, Refused, as_sent, done};
 use crate::follow::console::{Console, Step};
 use crate::options::server::NamedMachine;
 use crate::options::vm::{Boot, Vm};
+use crate::output::words::Word as _;
 use crate::output::{self, json, skipped, table};
 use crate::terminal::signals::Interrupt;
 
@@ -69,7 +70,7 @@ pub(crate) async fn vm(command: Vm) -> anyhow::Result<ExitCode> {
             if watch {
                 return watch::watch(client, labels.collect(), json).await;
             }
-            let states = states.into_iter().map(|it| MachineState::from(it).into());
+            let states = states.into_iter().map(i32::from);
             let request = ListMachinesRequest {
                 labels: labels.collect(),
                 states: states.collect(),
@@ -178,7 +179,7 @@ fn status(ending: &Ending) -> u8 {
 
 /// Reports the state of `machine`.
 fn report_state(machine: &Machine) -> anyhow::Result<ExitCode> {
-    let state = table::machine_state(machine.state());
+    let state = machine.state().or_unknown();
     match &machine.ending {
         Some(ending) => output::notice(format_args!(
             "{} {state}: {}",

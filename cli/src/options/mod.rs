@@ -8,6 +8,7 @@ pub(crate) mod guest;
 pub(crate) mod histograms;
 pub(crate) mod label;
 pub(crate) mod log;
+mod one_of;
 pub(crate) mod probes;
 pub(crate) mod server;
 pub(crate) mod size;

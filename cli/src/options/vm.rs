@@ -1,12 +1,14 @@
 //! The arguments of `hvprobe vm`.
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use hvprobe_proto::v1::MachineState;
 
 use super::guest::Guest;
 use super::label::Label;
+use super::one_of::one_of;
 use super::probes::hits::HoldArgs;
 use super::server::{NamedMachine, ServerAt};
+use crate::output::words::Word;
 
 /// The machine to create.
 #[derive(Debug, Args)]
@@ -50,8 +52,8 @@ pub(crate) enum Vm {
         #[arg(long = "label", value_name = "NAME=VALUE")]
         labels: Vec<Label>,
         /// Only machines in this state; repeatable
-        #[arg(long = "state", value_name = "STATE")]
-        states: Vec<StateArg>,
+        #[arg(long = "state", value_name = "STATE", value_parser = one_of(&STATES, Word::or_unknown))]
+        states: Vec<MachineState>,
         /// Keep running: print a line whenever a machine appears, changes or is removed, until interrupted
         #[arg(long, conflicts_with = "states")]
         watch: bool,
@@ -105,26 +107,13 @@ Example:
     },
 }
 
-/// What a machine is doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum StateArg {
-    /// Its kernel is starting
-    Booting,
-    /// Its kernel has started, and probes can be planted
-    Running,
-    /// Its virtual CPUs are stopped
-    Paused,
-    /// Its guest has ended
-    Ended,
-}
-
-impl From<StateArg> for MachineState {
-    fn from(state: StateArg) -> Self {
-        match state {
-            StateArg::Booting => Self::Booting,
-            StateArg::Running => Self::Running,
-            StateArg::Paused => Self::Paused,
-            StateArg::Ended => Self::Stopped,
-        }
-    }
-}
+/// What a machine may be doing, with its help.
+const STATES: [(MachineState, &str); 4] = [
+    (MachineState::Booting, "Its kernel is starting"),
+    (
+        MachineState::Running,
+        "Its kernel has started, and probes can be planted",
+    ),
+    (MachineState::Paused, "Its virtual CPUs are stopped"),
+    (MachineState::Stopped, "Its guest has ended"),
+];

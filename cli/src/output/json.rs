@@ -19,6 +19,7 @@ use super::harmless;
 use super::summary::Row;
 use super::values::names::Names;
 use super::values::value_json::Json;
+use super::words::Word as _;
 
 /// 64-bit value that is written in hexadecimal.
 #[derive(Clone, Copy, Debug)]
@@ -205,7 +206,7 @@ impl Line {
             tgid: task.map(|task| task.tgid),
             comm: task.map(|task| harmless(&task.comm)),
             cost_ns: event.cost_ns,
-            kind: super::table::event_kind(event.kind()),
+            kind: event.kind().or_unknown(),
             registers: Registers(event.registers.unwrap_or_default()),
             fault: event.fault.map(|fault| Fault {
                 exception: super::events::exception(fault.vector),
@@ -232,7 +233,7 @@ pub(crate) struct Ending {
 impl From<&v1::Ending> for Ending {
     fn from(ending: &v1::Ending) -> Self {
         Self {
-            reason: super::table::reason(ending.reason()),
+            reason: ending.reason().or_unknown(),
             guest_status: ending.guest_status,
             report: (!ending.report.is_empty()).then(|| ending.report.clone()),
         }
@@ -297,8 +298,8 @@ impl From<&v1::Machine> for Machine {
                 .collect(),
             created_ns: known_time(machine.create_ns).and_then(|ns| realtime(ns, anchor)),
             ended_ns: machine.end_ns.and_then(|ns| realtime(ns, anchor)),
-            state: super::table::machine_state(machine.state()),
-            catch_mode: super::table::catch_mode(machine.catch_mode()),
+            state: machine.state().or_unknown(),
+            catch_mode: machine.catch_mode().word(),
             kernel: machine.kernel.clone(),
             cpus: machine.cpus,
             memory: machine.memory,
@@ -372,14 +373,14 @@ impl From<&v1::Probe> for Probe {
             address: probe.address.map(Hex),
             symbol: symbol.map(|at| at.name.clone()),
             offset: symbol.map(|at| at.offset),
-            state: super::table::probe_state(probe.state()),
+            state: probe.state().or_unknown(),
             refusal: (!probe.refusal.is_empty()).then(|| probe.refusal.clone()),
             disabled: probe.disabled,
-            mechanism: super::table::mechanism(probe.mechanism()),
+            mechanism: probe.mechanism().word(),
             hits: probe.hits,
             missed: probe.missed,
             faults: probe.faults,
-            kind: super::table::probe_kind(probe.kind()),
+            kind: probe.kind().word(),
             armed: probe.armed,
             maxactive: probe.maxactive,
             vetoed: probe.vetoed,
@@ -412,7 +413,7 @@ impl From<&v1::Symbol> for Symbol {
             name: symbol.name.clone(),
             address: Hex(symbol.address),
             size: symbol.size,
-            kind: super::table::symbol_kind(symbol.kind()),
+            kind: symbol.kind().word(),
             forbidden: (!symbol.forbidden.is_empty()).then(|| symbol.forbidden.clone()),
         }
     }
@@ -432,7 +433,7 @@ impl From<&v1::Finding> for Finding {
         Self {
             what: finding.what.clone(),
             seen: finding.seen.clone(),
-            verdict: super::table::verdict(finding.verdict()),
+            verdict: finding.verdict().word().unwrap_or("?"),
             meaning: finding.meaning.clone(),
         }
     }

@@ -15,6 +15,7 @@ pub(crate) mod summary;
 pub(crate) mod table;
 pub(crate) mod values;
 pub(crate) mod waiting;
+pub(crate) mod words;
 
 pub(crate) use printable::{escaped, harmless};
 pub(crate) use streams::{eprint, error, message_line, notice, print, speak_json};

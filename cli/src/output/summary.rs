@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::events::{self, Label};
 use super::table::{self, table};
+use super::words::Word as _;
 
 /// Maximum cost that is recorded, in nanoseconds; longer ones count as this.
 const LONGEST: u64 = 60_000_000_000;
@@ -69,7 +70,7 @@ impl Tally {
                 event: probe.name.clone(),
                 at: table::place(probe).or_else(|| probe.address.map(|at| format!("{at:#x}"))),
                 state: Some(table::state(probe)),
-                mechanism: table::mechanism(probe.mechanism()),
+                mechanism: probe.mechanism().word(),
                 hits: Some(probe.hits),
                 missed: Some(probe.missed),
                 throttled: probe.throttled,

@@ -6,6 +6,7 @@ use hvprobe_proto::v1;
 
 use super::events::asked;
 use super::waiting::{Awaited, awaited};
+use super::words::Word as _;
 use super::{harmless, size};
 
 /// Column: its heading, and whether it contains numbers.
@@ -62,7 +63,7 @@ pub(crate) fn machines(machines: &[v1::Machine]) -> String {
                 standing(machine),
                 machine.cpus.to_string(),
                 size::text(machine.memory),
-                catch_mode(machine.catch_mode()).unwrap_or("-").to_owned(),
+                machine.catch_mode().word().unwrap_or("-").to_owned(),
                 harmless(machine.kernel.as_bytes()),
             ]
         }),
@@ -81,7 +82,7 @@ pub(crate) fn gone(machine: &v1::MachineGone) -> String {
 
 /// Returns the state of a machine, with the reason for it.
 fn standing(machine: &v1::Machine) -> String {
-    let state = machine_state(machine.state());
+    let state = machine.state().or_unknown();
     match (&machine.ending, &machine.stopped_at) {
         (Some(ending), _) => format!("{state}: {}", ending_text(ending)),
         (None, Some(at)) => format!("{state} at a hit of probe {} on CPU {}", at.probe, at.vcpu),
@@ -118,10 +119,10 @@ pub(crate) fn probes(probes: &[v1::Probe]) -> String {
                 probe
                     .address
                     .map_or_else(|| "-".into(), |at| format!("{at:#x}")),
-                match probe_kind(probe.kind()) {
-                    Some("probe") => "p",
-                    Some(_) => "r",
-                    None => "-",
+                match probe.kind() {
+                    v1::ProbeKind::Probe => "p",
+                    v1::ProbeKind::Return => "r",
+                    v1::ProbeKind::Unspecified => "-",
                 }
                 .to_owned(),
                 place(probe).unwrap_or_else(|| probe.definition.clone()),
@@ -197,7 +198,7 @@ fn flags(probe: &v1::Probe) -> String {
     if probe.turned_off {
         flags.push("[THROTTLED]".to_owned());
     }
-    if let Some(mechanism) = mechanism(probe.mechanism()).filter(|_| placed) {
+    if let Some(mechanism) = probe.mechanism().word().filter(|_| placed) {
         flags.push(format!("[{}]", mechanism.to_uppercase()));
     }
     flags.join(" ")
@@ -247,7 +248,7 @@ fn arranged_findings(arrangement: ContentArrangement, findings: &[v1::Finding]) 
         findings.iter().map(|finding| {
             vec![
                 finding.what.clone(),
-                verdict(finding.verdict()).to_owned(),
+                finding.verdict().word().unwrap_or("?").to_owned(),
                 finding.seen.clone(),
                 finding.meaning.clone(),
             ]
@@ -271,7 +272,7 @@ pub(crate) fn at(symbol: &str, offset: u64) -> String {
 
 /// Returns the state of a probe in words.
 pub(crate) fn state(probe: &v1::Probe) -> String {
-    let mut text = probe_state(probe.state()).to_owned();
+    let mut text = probe.state().or_unknown().to_owned();
     if probe.disabled {
         text.push_str(", disabled");
     }
@@ -284,96 +285,10 @@ pub(crate) fn state(probe: &v1::Probe) -> String {
 
 /// Returns in words how a guest ended.
 pub(crate) fn ending_text(ending: &v1::Ending) -> String {
-    let reason = reason(ending.reason());
+    let reason = ending.reason().or_unknown();
     match ending.guest_status {
         Some(status) => format!("{reason}, status {status}"),
         None => reason.to_owned(),
-    }
-}
-
-pub(crate) fn machine_state(state: v1::MachineState) -> &'static str {
-    match state {
-        v1::MachineState::Unspecified => "unknown",
-        v1::MachineState::Booting => "booting",
-        v1::MachineState::Running => "running",
-        v1::MachineState::Paused => "paused",
-        v1::MachineState::Stopped => "ended",
-    }
-}
-
-pub(crate) fn catch_mode(mode: v1::CatchMode) -> Option<&'static str> {
-    match mode {
-        v1::CatchMode::Unspecified => None,
-        v1::CatchMode::DebugExit => Some("debug-exit"),
-        v1::CatchMode::EmulationExit => Some("emulation-exit"),
-        v1::CatchMode::IdtGate => Some("idt-gate"),
-    }
-}
-
-pub(crate) fn reason(reason: v1::EndReason) -> &'static str {
-    match reason {
-        v1::EndReason::Unspecified => "unknown",
-        v1::EndReason::Shutdown => "shutdown",
-        v1::EndReason::Reset => "reset",
-        v1::EndReason::Stopped => "stopped",
-        v1::EndReason::TripleFault => "triple fault",
-        v1::EndReason::Crash => "crash",
-    }
-}
-
-pub(crate) fn probe_state(state: v1::ProbeState) -> &'static str {
-    match state {
-        v1::ProbeState::Unspecified => "unknown",
-        v1::ProbeState::Pending => "pending",
-        v1::ProbeState::Placed => "placed",
-        v1::ProbeState::Refused => "refused",
-        v1::ProbeState::Gone => "gone",
-    }
-}
-
-pub(crate) fn mechanism(mechanism: v1::Mechanism) -> Option<&'static str> {
-    match mechanism {
-        v1::Mechanism::Unspecified => None,
-        v1::Mechanism::Optimized => Some("optimized"),
-        v1::Mechanism::Emulated => Some("emulated"),
-        v1::Mechanism::Boosted => Some("boosted"),
-        v1::Mechanism::Stepped => Some("stepped"),
-    }
-}
-
-pub(crate) fn probe_kind(kind: v1::ProbeKind) -> Option<&'static str> {
-    match kind {
-        v1::ProbeKind::Unspecified => None,
-        v1::ProbeKind::Probe => Some("probe"),
-        v1::ProbeKind::Return => Some("return"),
-    }
-}
-
-pub(crate) fn event_kind(kind: v1::EventKind) -> &'static str {
-    match kind {
-        v1::EventKind::Unspecified => "unknown",
-        v1::EventKind::Hit => "hit",
-        v1::EventKind::Post => "post",
-        v1::EventKind::Fault => "fault",
-        v1::EventKind::Return => "return",
-    }
-}
-
-pub(crate) fn symbol_kind(kind: v1::SymbolKind) -> Option<&'static str> {
-    match kind {
-        v1::SymbolKind::Unspecified => None,
-        v1::SymbolKind::Text => Some("text"),
-        v1::SymbolKind::Data => Some("data"),
-        v1::SymbolKind::Absolute => Some("absolute"),
-    }
-}
-
-pub(crate) fn verdict(verdict: v1::Verdict) -> &'static str {
-    match verdict {
-        v1::Verdict::Unspecified => "?",
-        v1::Verdict::Good => "ok",
-        v1::Verdict::Limited => "limited",
-        v1::Verdict::Bad => "bad",
     }
 }
 

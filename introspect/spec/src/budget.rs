@@ -24,6 +24,17 @@ pub enum Excess {
     Disable,
 }
 
+impl Excess {
+    /// Returns the name by which it is requested and shown.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sample => "sample",
+            Self::Disable => "disable",
+        }
+    }
+}
+
 impl Budget {
     pub(crate) fn check(&self) -> Result<(), SpecError> {
         match (self.max_rate, self.max_share) {

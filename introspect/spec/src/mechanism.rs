@@ -15,13 +15,21 @@ pub enum Mechanism {
     Stepped,
 }
 
-impl fmt::Display for Mechanism {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl Mechanism {
+    /// Returns the name by which it is requested and shown.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
             Self::Optimized => "optimized",
             Self::Emulated => "emulated",
             Self::Boosted => "boosted",
             Self::Stepped => "stepped",
-        })
+        }
+    }
+}
+
+impl fmt::Display for Mechanism {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }

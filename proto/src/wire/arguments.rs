@@ -2,9 +2,9 @@
 
 use crate::v1::{self, TypeKind, argument};
 use hvprobe_spec::shape::{Enumerator, Member, Shape, ShapeKind};
-use hvprobe_spec::{Argument, Common, Source};
+use hvprobe_spec::{Argument, Source};
 
-use super::registers::named;
+use super::enums::WireEnum as _;
 
 /// Converts the description of an argument.
 #[must_use]
@@ -23,7 +23,7 @@ pub fn to_wire(argument: &Argument) -> v1::Argument {
 fn source(source: &Source) -> argument::Source {
     match source {
         Source::Registers { registers, entry } => {
-            let registers = registers.iter().map(|gpr| named(*gpr).into());
+            let registers = registers.iter().map(|register| register.number());
             argument::Source::Registers(v1::ArgumentRegisters {
                 registers: registers.collect(),
                 entry: *entry,
@@ -32,15 +32,7 @@ fn source(source: &Source) -> argument::Source {
         // There are far fewer than this can count.
         Source::Item(index) => argument::Source::Item(u32::try_from(*index).unwrap_or(u32::MAX)),
         Source::Constant(bytes) => argument::Source::Constant(bytes.clone()),
-        Source::Common(common) => argument::Source::Field(
-            match common {
-                Common::Comm => v1::EventField::Comm,
-                Common::Ip => v1::EventField::Ip,
-                Common::Flags => v1::EventField::Flags,
-                Common::Retval => v1::EventField::Retval,
-            }
-            .into(),
-        ),
+        Source::Common(common) => argument::Source::Field(common.number()),
     }
 }
 

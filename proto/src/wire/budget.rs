@@ -3,7 +3,8 @@
 use crate::v1;
 use hvprobe_spec::{Budget, Excess};
 
-use super::registers::Meaningless;
+use super::enums::WireEnum as _;
+use super::meaningless::Meaningless;
 
 /// Converts a requested budget. The engine checks its limits.
 ///
@@ -23,16 +24,7 @@ pub fn budget(wire: v1::Budget) -> Result<Budget, Meaningless> {
     Ok(Budget {
         max_rate: (wire.max_rate > 0).then_some(wire.max_rate),
         max_share,
-        excess: match v1::Excess::try_from(wire.excess) {
-            Ok(v1::Excess::Unspecified | v1::Excess::Sample) => Excess::Sample,
-            Ok(v1::Excess::Disable) => Excess::Disable,
-            Err(_) => {
-                return Err(Meaningless::Unknown {
-                    what: "policy for what exceeds a budget",
-                    number: wire.excess,
-                });
-            }
-        },
+        excess: Excess::numbered(wire.excess)?.unwrap_or_default(),
     })
 }
 
@@ -42,11 +34,7 @@ pub fn to_wire(budget: &Budget) -> v1::Budget {
     v1::Budget {
         max_rate: budget.max_rate.unwrap_or_default(),
         max_cpu_percent: budget.max_share.unwrap_or_default().into(),
-        excess: match budget.excess {
-            Excess::Sample => v1::Excess::Sample,
-            Excess::Disable => v1::Excess::Disable,
-        }
-        .into(),
+        excess: budget.excess.number(),
     }
 }
 

@@ -3,14 +3,9 @@
 use crate::v1::{self, fetched_item};
 use hvprobe_spec::{Base, Fetched, Memory, Pointer, Read};
 
-use super::registers::{self, Meaningless, named, register};
-
-/// Address spaces with their names on the wire.
-const MEMORY: [(Memory, v1::MemoryOf); 3] = [
-    (Memory::Kernel, v1::MemoryOf::Kernel),
-    (Memory::User, v1::MemoryOf::User),
-    (Memory::Either, v1::MemoryOf::Either),
-];
+use super::enums::WireEnum as _;
+use super::meaningless::Meaningless;
+use super::registers::register;
 
 pub(super) fn from_wire(wire: v1::FetchedItem) -> Result<Fetched, Meaningless> {
     let short = |number| {
@@ -39,31 +34,22 @@ pub(super) fn from_wire(wire: v1::FetchedItem) -> Result<Fetched, Meaningless> {
 }
 
 fn pointer(wire: v1::Pointer) -> Result<Pointer, Meaningless> {
-    let memory = match v1::MemoryOf::try_from(wire.memory) {
-        Ok(wire) => registers::from_wire(&MEMORY, &wire).unwrap_or(Memory::Kernel),
-        Err(_) => {
-            return Err(Meaningless::Unknown {
-                what: "memory",
-                number: wire.memory,
-            });
-        }
-    };
     Ok(Pointer {
         offset: wire.offset,
-        memory,
+        memory: Memory::numbered(wire.memory)?.unwrap_or_default(),
     })
 }
 
 pub(super) fn to_wire(fetched: &Fetched) -> v1::FetchedItem {
     let base = match fetched.base {
-        Base::Register(gpr) => fetched_item::Base::Register(named(gpr).into()),
-        Base::Entry(gpr) => fetched_item::Base::EntryRegister(named(gpr).into()),
+        Base::Register(gpr) => fetched_item::Base::Register(gpr.number()),
+        Base::Entry(gpr) => fetched_item::Base::EntryRegister(gpr.number()),
         Base::Constant(value) => fetched_item::Base::Constant(value),
         Base::Task => fetched_item::Base::Task(v1::CurrentTask {}),
     };
     let pointer = |it: &Pointer| v1::Pointer {
         offset: it.offset,
-        memory: registers::on_wire(&MEMORY, &it.memory).into(),
+        memory: it.memory.number(),
     };
     v1::FetchedItem {
         base: Some(base),
@@ -79,21 +65,22 @@ pub(super) fn to_wire(fetched: &Fetched) -> v1::FetchedItem {
 pub(super) mod tests {
     use hvprobe_arch::regs::Gpr;
     use proptest::prelude::*;
+    use proptest::sample::select;
 
     use super::*;
+    use crate::wire::enums::WireEnum;
 
     pub(in super::super) fn any_fetched() -> impl Strategy<Value = Fetched> {
-        let gpr = || (0..Gpr::ALL.len()).prop_map(|at| Gpr::ALL[at]);
+        let gpr = || select(Gpr::VALUES);
         let base = prop_oneof![
             gpr().prop_map(Base::Register),
             gpr().prop_map(Base::Entry),
             any::<u64>().prop_map(Base::Constant),
             Just(Base::Task),
         ];
-        let pointer = (any::<i64>(), 0..MEMORY.len()).prop_map(|(offset, row)| Pointer {
-            offset,
-            memory: MEMORY[row].0,
-        });
+        let memory = select(Memory::VALUES);
+        let pointer =
+            (any::<i64>(), memory).prop_map(|(offset, memory)| Pointer { offset, memory });
         let read = prop_oneof![
             any::<u16>().prop_map(Read::Bytes),
             any::<u16>().prop_map(Read::Text)

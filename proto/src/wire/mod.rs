@@ -5,6 +5,11 @@
 pub mod actions;
 pub mod arguments;
 pub mod budget;
+mod enums;
 mod fetched;
+mod meaningless;
 pub mod probe_spec;
 pub mod registers;
+
+pub use enums::WireEnum;
+pub use meaningless::Meaningless;

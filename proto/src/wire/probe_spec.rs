@@ -3,10 +3,11 @@
 //! Invariant: a request is bounded and parsed as a whole before any of its probes is registered. A refusal
 //! names the entry of the batch, and the character of it, that are to blame.
 
-use hvprobe_spec::ProbeSpec;
 use hvprobe_spec::definition::{self, Target};
+use hvprobe_spec::{Mechanism, ProbeSpec};
 
-use super::registers::Meaningless;
+use super::enums::WireEnum as _;
+use super::meaningless::Meaningless;
 use super::{actions, budget};
 use crate::failure::Failure;
 use crate::limits;
@@ -59,7 +60,7 @@ pub fn specs(probes: Vec<v1::ProbeSpec>) -> Result<Vec<ProbeSpec>, Failure> {
             }
         }
         specs.push(ProbeSpec {
-            mechanism: actions::mechanism(probe.mechanism).map_err(bad)?,
+            mechanism: Mechanism::numbered(probe.mechanism).map_err(bad)?,
             actions: actions::actions(probe.actions.unwrap_or_default()).map_err(bad)?,
             disabled: probe.disabled,
             maxactive_auto: probe.maxactive_auto,

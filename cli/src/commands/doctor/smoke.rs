@@ -16,6 +16,7 @@ use tokio::time::timeout;
 use super::init::{self, CALLS};
 use crate::client::Client;
 use crate::failure::Refused;
+use crate::output::words::Word as _;
 use crate::output::{harmless, table};
 
 /// Function that the guest's program calls.
@@ -341,7 +342,7 @@ impl<'a> Guest<'a> {
                 }
                 Ok(probe) => {
                     self.unregister(probe.id).await?;
-                    let name = table::mechanism(probe.mechanism()).unwrap_or("unknown");
+                    let name = probe.mechanism().or_unknown();
                     let why = probe.unoptimized;
                     format!(
                         "it is {name} there{}{why}",

@@ -7,6 +7,7 @@ use hvprobe_spec::{Budget, Excess, language};
 
 use crate::failure::WrongUsage;
 use crate::failure::typed::one;
+use crate::options::one_of::one_of;
 
 /// Limits on hits; for all probes defined in the same command.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Args)]
@@ -21,18 +22,21 @@ pub(crate) struct BudgetArgs {
     max_cpu: Option<String>,
 
     /// What happens to hits beyond these limits [default: sample]
-    #[arg(long, value_name = "HOW")]
-    throttle: Option<How>,
+    #[arg(long, value_name = "HOW", value_parser = one_of(&EXCESSES, Excess::name))]
+    throttle: Option<Excess>,
 }
 
-/// What becomes of hits beyond a limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum How {
-    /// They make no events until the second is over, and are counted as THROTTLED
-    Sample,
-    /// The probe is disabled, until `hvprobe probe enable`
-    Disable,
-}
+/// What may happen to hits beyond a limit, with its help.
+const EXCESSES: [(Excess, &str); 2] = [
+    (
+        Excess::Sample,
+        "They make no events until the second is over, and are counted as THROTTLED",
+    ),
+    (
+        Excess::Disable,
+        "The probe is disabled, until `hvprobe probe enable`",
+    ),
+];
 
 impl BudgetArgs {
     /// Returns the budget that the options ask for, or `None` without such an option.
@@ -43,10 +47,7 @@ impl BudgetArgs {
         let budget = Budget {
             max_rate: one("max-rate", self.max_rate.as_deref(), language::rate)?,
             max_share: one("max-cpu", self.max_cpu.as_deref(), language::share)?,
-            excess: match self.throttle {
-                None | Some(How::Sample) => Excess::Sample,
-                Some(How::Disable) => Excess::Disable,
-            },
+            excess: self.throttle.unwrap_or_default(),
         };
         Ok(Some(wire::budget::to_wire(&budget)))
     }

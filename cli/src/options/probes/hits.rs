@@ -1,16 +1,19 @@
 //! Options for the actions of probes at their hits, and their conversion to requests.
 
 use clap::Args;
-use hvprobe_proto::v1::{self, Mechanism};
-use hvprobe_proto::wire;
+use hvprobe_proto::v1;
+use hvprobe_proto::wire::{self, WireEnum as _};
 use hvprobe_spec::definition::{self, Definition, Kind};
 use hvprobe_spec::fetch::{Filter, read_filter};
 use hvprobe_spec::language::{self, Capture};
-use hvprobe_spec::{Actions, FRAMES_MAX, Hold, Item, ParseError, RegisterSet, Then, bounded};
+use hvprobe_spec::{
+    Actions, FRAMES_MAX, Hold, Item, Mechanism, ParseError, RegisterSet, Then, bounded,
+};
 
 use super::budget::BudgetArgs;
 use crate::failure::WrongUsage;
 use crate::failure::typed::{all, bad_option, one};
+use crate::options::one_of::one_of;
 
 /// What happens at a hit; for all probes defined in the same command.
 #[derive(Clone, Debug, Default, Args)]
@@ -83,8 +86,8 @@ pub(crate) struct ActArgs {
 
     /// Use at least this mechanism for the probed instruction; a costlier one is used where the instruction or
     /// another probe there needs it [default: the cheapest that works]
-    #[arg(long, value_name = "HOW")]
-    mechanism: Option<How>,
+    #[arg(long, value_name = "HOW", value_parser = one_of(&MECHANISMS, Mechanism::name))]
+    mechanism: Option<Mechanism>,
 
     #[command(flatten)]
     budget: BudgetArgs,
@@ -104,18 +107,19 @@ pub(crate) struct HoldArgs {
     ask: Option<String>,
 }
 
-/// A mechanism by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum How {
-    /// A jump to code that records the hit without an exit; refused where that is impossible
-    Optimized,
-    /// Emulated by the host
-    Emulated,
-    /// An out-of-line copy that jumps back
-    Boosted,
-    /// An out-of-line copy with a second exit at its end
-    Stepped,
-}
+/// The mechanisms with their help.
+const MECHANISMS: [(Mechanism, &str); 4] = [
+    (
+        Mechanism::Optimized,
+        "A jump to code that records the hit without an exit; refused where that is impossible",
+    ),
+    (Mechanism::Emulated, "Emulated by the host"),
+    (Mechanism::Boosted, "An out-of-line copy that jumps back"),
+    (
+        Mechanism::Stepped,
+        "An out-of-line copy with a second exit at its end",
+    ),
+];
 
 /// Maximum number of addresses of a stack.
 #[expect(clippy::cast_possible_truncation, reason = "it is small")]
@@ -172,13 +176,6 @@ impl ActArgs {
         text: &str,
         definition: Definition,
     ) -> Result<v1::ProbeSpec, WrongUsage> {
-        let mechanism = match self.mechanism {
-            None => Mechanism::Unspecified,
-            Some(How::Optimized) => Mechanism::Optimized,
-            Some(How::Emulated) => Mechanism::Emulated,
-            Some(How::Boosted) => Mechanism::Boosted,
-            Some(How::Stepped) => Mechanism::Stepped,
-        };
         let mut actions = self.actions(hold)?;
         if self.stack {
             let captures = match definition.kind {
@@ -195,7 +192,7 @@ impl ActArgs {
         let is_asked = actions != Actions::default();
         let mut spec = v1::ProbeSpec {
             definition: text.to_owned(),
-            mechanism: mechanism.into(),
+            mechanism: self.mechanism.map_or(0, Mechanism::number),
             actions: is_asked.then(|| wire::actions::to_wire(&actions)),
             default_arguments: by_name && !has_arguments,
             budget: self.budget.budget()?,
@@ -366,7 +363,7 @@ mod tests {
         );
         assert_eq!(rendered(&["--return", "-5", "p a"]), "return=-EIO");
         let boosted = spec(&["--mechanism", "boosted", "p a"]).unwrap();
-        assert_eq!(boosted.mechanism(), Mechanism::Boosted);
+        assert_eq!(boosted.mechanism(), v1::Mechanism::Boosted);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use hvprobe_arch::regs::Gpr;
 
 use crate::actions::{Actions, Change, Comparison, Condition, Decision, Hold, RegisterSet, Then};
-use crate::budget::{Budget, Excess};
+use crate::budget::Budget;
 use crate::errno;
 use crate::item::{Base, Fetched, Item, Memory, Read};
 
@@ -219,13 +219,7 @@ pub fn budget(budget: &Budget) -> Vec<String> {
     if let Some(share) = budget.max_share {
         options.push(format!("max-cpu={share}%"));
     }
-    options.push(
-        match budget.excess {
-            Excess::Sample => "throttle=sample",
-            Excess::Disable => "throttle=disable",
-        }
-        .to_owned(),
-    );
+    options.push(format!("throttle={}", budget.excess.name()));
     options
 }
 

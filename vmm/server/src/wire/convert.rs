@@ -9,9 +9,9 @@ use hvprobe_linux::task::Task;
 use hvprobe_machine::host::{Fact, Finding, Verdict};
 use hvprobe_machine::{CatchMode, EndReason, Ending, Machine, State, ThrottleNotice};
 use hvprobe_proto::v1;
-use hvprobe_proto::wire::{actions, arguments, budget, registers};
-use hvprobe_spec::RegisterSet;
+use hvprobe_proto::wire::{WireEnum as _, actions, arguments, budget, registers};
 use hvprobe_spec::definition::Kind;
+use hvprobe_spec::{Mechanism, RegisterSet};
 
 use super::anchor;
 
@@ -89,8 +89,6 @@ fn probe(info: ProbeInfo, armed: bool) -> v1::Probe {
         ProbeState::Refused(why) => (v1::ProbeState::Refused, why),
         ProbeState::Gone => (v1::ProbeState::Gone, String::new()),
     };
-    let mechanism = info.mechanism.as_ref();
-    let mechanism = mechanism.map(|it| registers::on_wire(&actions::MECHANISMS, it));
     let kind = match info.kind {
         Kind::Probe => v1::ProbeKind::Probe,
         Kind::Return { .. } => v1::ProbeKind::Return,
@@ -106,7 +104,7 @@ fn probe(info: ProbeInfo, armed: bool) -> v1::Probe {
         state: state.into(),
         refusal,
         disabled: info.disabled,
-        mechanism: mechanism.unwrap_or_default().into(),
+        mechanism: info.mechanism.map_or(0, Mechanism::number),
         unoptimized: info
             .unoptimized
             .map_or_else(String::new, |why| why.to_string()),

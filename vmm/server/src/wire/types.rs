@@ -9,7 +9,8 @@ use std::sync::Arc;
 use hvprobe_linux::types::{Place, Prototype, PrototypeError, Types};
 use hvprobe_proto::{Failure, chain};
 use hvprobe_proto::v1::{self, ErrorKind};
-use hvprobe_proto::wire::registers;
+use hvprobe_proto::wire::WireEnum;
+use hvprobe_proto::{Failure, chain};
 use tonic::Code;
 
 
@@ -109,10 +110,7 @@ fn parameters(types: &Types, prototype: &Prototype) -> Vec<v1::Parameter> {
             v1::Parameter {
                 name: parameter.name.clone(),
                 r#type: types.name(parameter.ty),
-                registers: registers
-                    .into_iter()
-                    .map(|it| registers::named(it).into())
-                    .collect(),
+                registers: registers.into_iter().map(WireEnum::number).collect(),
                 stack,
             }
         })

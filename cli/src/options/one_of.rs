@@ -1,0 +1,20 @@
+//! Options that take one of a few values by its name.
+
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+
+/// Returns the parser of one of `values` by its `name`. Beside each value is its help.
+pub(crate) fn one_of<T: Copy + Send + Sync + 'static>(
+    values: &'static [(T, &'static str)],
+    name: fn(T) -> &'static str,
+) -> impl TypedValueParser<Value = T> {
+    let possible = values
+        .iter()
+        .map(move |(value, help)| PossibleValue::new(name(*value)).help(*help));
+    PossibleValuesParser::new(possible).try_map(move |text| {
+        let found = values.iter().find(|(value, _)| name(*value) == text);
+        // Other texts are refused before.
+        found
+            .map(|(value, _)| *value)
+            .ok_or("there is no such value")
+    })
+}
