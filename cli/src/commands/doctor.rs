@@ -116,7 +116,7 @@ async fn report(client: &mut Client, json: bool) -> anyhow::Result<ExitCode> {
     let report = ask(client).await?;
     if json {
         for finding in &report.findings {
-            json::print(&json::Finding::from(finding))?;
+            json::print(&json::Shown(finding))?;
         }
     } else {
         output::print(&table::findings(&report.findings))?;

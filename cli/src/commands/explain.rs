@@ -30,7 +30,7 @@ pub(crate) fn run(args: Explain) -> anyhow::Result<ExitCode> {
     let mut status = DONE;
     for (number, explanation) in all.iter().enumerate() {
         match &explanation.outcome {
-            Ok(explained) if args.json => json::print(&explained::json(explained))?,
+            Ok(explained) if args.json => json::print(&json::Shown(explained))?,
             Ok(explained) => {
                 let gap = if number > 0 { "\n" } else { "" };
                 output::print(&format!("{gap}{}", explained::text(explained)))?;

@@ -112,7 +112,7 @@ async fn choose(chosen: &ChosenProbes) -> anyhow::Result<(Client, String, Vec<u3
 fn list(probes: &[v1::Probe], json: bool) -> anyhow::Result<ExitCode> {
     if json {
         for probe in probes {
-            json::print(&json::Probe::from(probe))?;
+            json::print(&json::Shown(probe))?;
         }
     } else {
         output::print(&table::probes(probes))?;

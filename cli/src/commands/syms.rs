@@ -26,7 +26,7 @@ pub(crate) async fn syms(args: Syms) -> anyhow::Result<ExitCode> {
         for symbol in &piece.symbols {
             found = true;
             if args.json {
-                json::print(&json::Symbol::from(symbol))?;
+                json::print(&json::Shown(symbol))?;
             } else {
                 output::print(&table::symbol(symbol))?;
             }

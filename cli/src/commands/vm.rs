@@ -46,7 +46,7 @@ pub(crate) async fn vm(command: Vm) -> anyhow::Result<ExitCode> {
             let answer = answer.map_err(|status| Refused::of_probes(status, &definitions))?;
             let machine = answer.into_inner();
             if json {
-                json::print(&json::Machine::from(&machine))?;
+                json::print(&json::Shown(&machine))?;
             } else {
                 output::print(&machine.name)?;
             }
@@ -79,7 +79,7 @@ pub(crate) async fn vm(command: Vm) -> anyhow::Result<ExitCode> {
             let machines = client.list_machines(request).await?;
             if json {
                 for machine in &machines {
-                    json::print(&json::Machine::from(machine))?;
+                    json::print(&json::Shown(machine))?;
                 }
             } else {
                 output::print(&table::machines(&machines))?;
@@ -89,7 +89,7 @@ pub(crate) async fn vm(command: Vm) -> anyhow::Result<ExitCode> {
         Vm::Show(on) => {
             let (mut client, machine) = find(&on).await?;
             let machine = client.get_machine(machine).await?;
-            json::print(&json::Machine::from(&machine))?;
+            json::print(&json::Shown(&machine))?;
             Ok(DONE)
         }
         Vm::Wait(on) => {

@@ -12,7 +12,7 @@ use crate::output::events::captured::records_stacks;
 use crate::output::events::times::Times;
 use crate::output::events::{self, Labels};
 use crate::output::file::{OutputFile, Unwritten};
-use crate::output::json;
+use crate::output::json::{self, Hit, Shown};
 use crate::output::summary::{Tally, is_hit};
 use crate::output::values::names::Names;
 
@@ -132,7 +132,7 @@ impl Printer {
             self.tally.dropped = self.tally.dropped.saturating_add(batch.dropped);
             let line = match self.format {
                 Format::Json => serde_json::to_string(&json::Line::Dropped {
-                    machine: machine.clone(),
+                    machine,
                     count: batch.dropped,
                 })?,
                 Format::Text | Format::Aside => events::dropped(batch.dropped),
@@ -141,7 +141,10 @@ impl Printer {
         }
         for notice in &batch.throttled {
             let line = match self.format {
-                Format::Json => serde_json::to_string(&json::Line::throttled(machine, notice))?,
+                Format::Json => serde_json::to_string(&json::Line::Throttled {
+                    machine,
+                    notice: Shown(notice),
+                })?,
                 Format::Text | Format::Aside => events::throttled(notice),
             };
             writeln!(text, "{line}")?;
@@ -155,8 +158,13 @@ impl Printer {
             let label = self.labels.of(event.probe);
             self.tally.count(event, &label);
             if self.format == Format::Json {
-                let anchor = self.times.anchor.as_ref();
-                let line = json::Line::event(machine, event.clone(), label, anchor, &self.names);
+                let line = json::Line::Event(Hit {
+                    machine,
+                    event,
+                    label: &label,
+                    anchor: self.times.anchor.as_ref(),
+                    names: &self.names,
+                });
                 writeln!(text, "{}", serde_json::to_string(&line)?)?;
             } else {
                 if !std::mem::replace(&mut self.headed, true) {
@@ -168,8 +176,8 @@ impl Printer {
         }
         if let (Some(ending), Format::Json) = (&batch.ended, self.format) {
             let line = json::Line::Ended {
-                machine: machine.clone(),
-                ending: ending.into(),
+                machine,
+                ending: Shown(ending),
             };
             writeln!(text, "{}", serde_json::to_string(&line)?)?;
         }

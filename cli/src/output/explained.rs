@@ -4,7 +4,10 @@ use hvprobe_sources::Explained;
 use hvprobe_spec::definition;
 use hvprobe_spec::language::text as language;
 use hvprobe_spec::{Argument, Common, Item, Mechanism, Read, Source};
-use serde::Serialize;
+use serde::ser::SerializeMap as _;
+use serde::{Serialize, Serializer};
+
+use super::json::{Shown, object};
 
 /// Returns the explanation of one probe, with one line per fact.
 pub(crate) fn text(explained: &Explained) -> String {
@@ -121,75 +124,46 @@ fn filter(explained: &Explained) -> Option<(String, &'static str)> {
     Some((filter.to_string(), when))
 }
 
-/// Explanation of one probe as JSON.
-#[derive(Debug, Serialize)]
-pub(crate) struct Json {
-    definition: String,
-    event: String,
-    address: String,
-    symbol: String,
-    offset: u64,
-    bytes: String,
-    instruction: String,
-    mechanism: String,
-    exit: Option<String>,
-    provided: Vec<&'static str>,
-    with_exits: String,
-    ftrace: bool,
-    arguments: Vec<JsonArgument>,
-    registers: Vec<String>,
-    filter: Option<String>,
-    filter_when: Option<&'static str>,
+impl Serialize for Shown<&Explained> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let explained = self.0;
+        let arguments = explained.shown.arguments.iter();
+        let registers = explained.shown.registers.iter();
+        let filter = filter(explained);
+        let mechanism = match &explained.exit {
+            None => Mechanism::Optimized,
+            Some(_) => explained.with_exits,
+        };
+        object!(serializer, {
+            "definition": explained.definition,
+            "event": explained.event,
+            "address": explained.at.to_string(),
+            "symbol": explained.symbol.0,
+            "offset": explained.symbol.1,
+            "bytes": language::hex(&explained.code),
+            "instruction": explained.instruction,
+            "mechanism": mechanism.name(),
+            "exit": explained.exit,
+            "provided": explained.provided,
+            "with_exits": explained.with_exits.name(),
+            "ftrace": explained.ftrace,
+            "arguments": arguments.map(|each| Shown((explained, each))).collect::<Vec<_>>(),
+            "registers": registers.map(language::register).collect::<Vec<_>>(),
+            "filter": filter.as_ref().map(|(filter, _)| filter),
+            "filter_when": filter.as_ref().map(|(_, when)| when),
+        })
+    }
 }
 
-/// Argument as JSON.
-#[derive(Debug, Serialize)]
-struct JsonArgument {
-    name: String,
-    #[serde(rename = "type")]
-    ty: String,
-    size: u32,
-    place: String,
-}
-
-/// Converts `explained` to JSON.
-pub(crate) fn json(explained: &Explained) -> Json {
-    let (symbol, offset) = explained.symbol.clone();
-    let arguments = explained.shown.arguments.iter();
-    let mechanism = match &explained.exit {
-        None => Mechanism::Optimized,
-        Some(_) => explained.with_exits,
-    };
-    let filter = filter(explained);
-    Json {
-        definition: explained.definition.clone(),
-        event: explained.event.clone(),
-        address: format!("{}", explained.at),
-        symbol,
-        offset,
-        bytes: language::hex(&explained.code),
-        instruction: explained.instruction.clone(),
-        mechanism: mechanism.to_string(),
-        exit: explained.exit.clone(),
-        provided: explained.provided.clone(),
-        with_exits: explained.with_exits.to_string(),
-        ftrace: explained.ftrace,
-        arguments: arguments
-            .map(|argument| JsonArgument {
-                name: argument.name.clone(),
-                ty: argument.shape.name.clone(),
-                size: argument.shape.size,
-                place: place(explained, argument),
-            })
-            .collect(),
-        registers: explained
-            .shown
-            .registers
-            .iter()
-            .map(language::register)
-            .collect(),
-        filter_when: filter.as_ref().map(|(_, when)| *when),
-        filter: filter.map(|(filter, _)| filter),
+impl Serialize for Shown<(&Explained, &Argument)> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self((explained, argument)) = self;
+        object!(serializer, {
+            "name": argument.name,
+            "type": argument.shape.name,
+            "size": argument.shape.size,
+            "place": place(explained, argument),
+        })
     }
 }
 

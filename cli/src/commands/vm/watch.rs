@@ -33,9 +33,9 @@ pub(crate) async fn watch(
             return Ok(DONE);
         };
         match message.what {
-            Some(What::Machine(machine)) if json => json::print(&json::Machine::from(&machine))?,
+            Some(What::Machine(machine)) if json => json::print(&json::Shown(&machine))?,
             Some(What::Machine(machine)) => output::print(&table::machine(&machine))?,
-            Some(What::Gone(gone)) if json => json::print(&json::MachineGone::from(&gone))?,
+            Some(What::Gone(gone)) if json => json::print(&json::Shown(&gone))?,
             Some(What::Gone(gone)) => output::print(&table::gone(&gone))?,
             // Messages of newer servers that this client does not know are ignored, too.
             Some(What::AllTold(_)) | None => {}

@@ -3,7 +3,7 @@ use hvprobe_spec::language::{self, Capture};
 use hvprobe_spec::shape::{Shape, ShapeKind};
 use hvprobe_spec::{Actions, Base, Bits, Fetched, Memory, Pointer, RegisterSet};
 
-use super::{Argument, Common, Explained, Item, Mechanism, Read, Source, json, text};
+use super::{Argument, Common, Explained, Item, Mechanism, Read, Shown, Source, text};
 
 /// Returns the explanation of a probe with this `definition` in `vfs_read`.
 fn explained(definition: &str) -> Explained {
@@ -175,5 +175,5 @@ fn arguments_are_printed_with_their_places() {
           "filter": "x > 1 && comm == \"a\"",
           "filter_when": "before anything is recorded"
         }"#]]
-    .assert_eq(&serde_json::to_string_pretty(&json(&explained)).unwrap());
+    .assert_eq(&serde_json::to_string_pretty(&Shown(&explained)).unwrap());
 }
