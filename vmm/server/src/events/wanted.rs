@@ -16,7 +16,7 @@ use hvprobe_machine::queue::Share;
 use hvprobe_proto::v1;
 use hvprobe_spec::predicate::Predicate;
 
-use crate::wire::convert;
+use crate::wire::event;
 
 /// Selection of events; all events by default. An event has to match each set that is not empty.
 #[derive(Debug, Default)]
@@ -126,7 +126,7 @@ impl Wanted {
             && (self.kinds.is_empty() || self.kinds.contains(&facts.kind.into()))
             && (self.pids.is_empty() || of_task(|it, task| it.pids.contains(&task.pid)))
             && (self.tgids.is_empty() || of_task(|it, task| it.tgids.contains(&task.tgid)))
-            && (self.comms.is_empty() || of_task(|it, task| it.comms.contains(convert::comm(task))))
+            && (self.comms.is_empty() || of_task(|it, task| it.comms.contains(event::comm(task))))
     }
 }
 

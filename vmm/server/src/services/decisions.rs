@@ -29,7 +29,7 @@ use crate::calls::panics;
 use crate::machines::{Fleet, Handle};
 use crate::sessions::keeper::{Sessions, ended};
 use crate::status::out_of_order;
-use crate::wire::{anchor, convert};
+use crate::wire::{anchor, event};
 
 /// Capacity of the queue of messages to one client.
 const MESSAGES: usize = 16;
@@ -170,7 +170,7 @@ impl Desk {
     async fn put(&mut self, question: &Question) -> Result<(), Over> {
         let question = v1::Question {
             token: question.token.0,
-            event: Some(convert::event(&question.event)),
+            event: Some(event::decoded(&question.event)),
             deadline_ns: question.deadline_ns,
         };
         let what = decide_response::What::Question(question);
