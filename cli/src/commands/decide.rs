@@ -14,7 +14,7 @@ use hvprobe_proto::v1::{
     self, Answer, DecideFor, DecideRequest, DecideResponse, Question, actions, decide_request,
     decide_response,
 };
-use hvprobe_proto::wire;
+use hvprobe_proto::wire::Wire as _;
 use hvprobe_spec::{Decision, language};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -215,7 +215,7 @@ impl Desk {
         output::eprint(format_args!("  {}", language::text::decision(&decision)));
         let answer = Answer {
             token: question.token,
-            decision: Some(wire::actions::decision_to_wire(&decision)),
+            decision: Some(decision.to_wire()),
         };
         let request = DecideRequest {
             what: Some(decide_request::What::Answer(answer)),
@@ -306,9 +306,7 @@ mod tests {
         match answers.try_recv().unwrap().what {
             Some(decide_request::What::Answer(answer)) => (
                 answer.token,
-                language::text::decision(
-                    &wire::actions::decision(answer.decision.unwrap()).unwrap(),
-                ),
+                language::text::decision(&Decision::from_wire(answer.decision.unwrap()).unwrap()),
             ),
             other => panic!("{other:?}"),
         }

@@ -53,7 +53,7 @@ fn place(parameter: &Parameter) -> String {
     let registers: Vec<_> = parameter
         .registers
         .iter()
-        .filter_map(|number| wire::registers::register(*number).ok())
+        .filter_map(|number| wire::register(*number).ok())
         .map(text::register)
         .collect();
     match registers.as_slice() {

@@ -13,7 +13,7 @@ use hvprobe_spec::language::text::hex;
 use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
 
-use super::events::captured::Item;
+use super::events::captured::ItemData;
 use super::events::registers::general;
 use super::events::times::realtime;
 use super::events::{Label, asked};
@@ -105,7 +105,7 @@ objects! {
         "entry": Registers(call.entry.unwrap_or_default()),
     }
 
-    item: Item<'_> => {
+    item: ItemData<'_> => {
         "what": item.what,
         // Hexadecimal digits, byte by byte; `null` if the item could not be read.
         "data": item.data.map(|data| hex(data.bytes())),
@@ -231,9 +231,11 @@ struct Registers(v1::Registers);
 impl Serialize for Registers {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Self(regs) = self;
-        let special = [("rip", Some(regs.rip)), ("rflags", Some(regs.rflags))];
-        let all = general(regs).into_iter().chain(special);
-        serializer.collect_map(all.map(|(name, value)| (name, value.map(Hex))))
+        let general = general(regs).into_iter();
+        let general = general.map(|(_, name, value)| (name, value.map(Hex)));
+        let special = [("rip", Hex(regs.rip)), ("rflags", Hex(regs.rflags))];
+        let special = special.map(|(name, value)| (name, Some(value)));
+        serializer.collect_map(general.chain(special))
     }
 }
 

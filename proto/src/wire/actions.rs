@@ -1,215 +1,217 @@
-//! Actions of a probe at its hits: conversion between the wire and the engine.
+//! Actions of a probe at its hits, and decisions.
 //!
-//! Invariants: actions of the engine survive a round trip over the wire; a required field that is missing, or a
-//! number that means nothing, is refused by name. Limits are the engine's own
-//! ([`ProbeSpec::check`](hvprobe_spec::ProbeSpec::check)).
+//! Invariant: limits are checked elsewhere ([`ProbeSpec::check`](hvprobe_spec::ProbeSpec::check)); here a required
+//! field that is missing, or a number that means nothing, is refused by name.
 
 use std::time::Duration;
 
-use super::enums::WireEnum as _;
-use super::fetched;
-use super::meaningless::Meaningless;
-use super::registers::{self, register};
-use crate::v1;
 use hvprobe_arch::Gva;
 use hvprobe_arch::regs::Gpr;
 use hvprobe_spec::{
-    Actions, Change, Comparison, Condition, Decision, Hold, Item, RegisterSet, Then,
+    Actions, Change, Comparison, Condition, Decision, Fetched, Hold, Item, RegisterSet, Then,
 };
 
-/// Converts the actions of a probe.
-///
-/// # Errors
-/// When a field means nothing to the engine.
-pub fn actions(wire: v1::Actions) -> Result<Actions, Meaningless> {
-    use v1::actions::{Hold as WireHold, Then as WireThen};
-    Ok(Actions {
-        when: all(wire.when, condition)?,
-        registers: match wire.registers {
-            None => RegisterSet::default(),
-            Some(set) => all(set.registers, register)?.into_iter().collect(),
-        },
-        // The filter is a part of the definition.
-        filter: None,
-        capture: all(wire.capture, item)?,
-        capture_at_return: all(wire.capture_at_return, item)?,
-        changes: all(wire.changes, change)?,
-        then: match wire.then {
-            None => Then::Proceed,
-            Some(WireThen::ReturnValue(value)) => Then::Return(value),
-            Some(WireThen::Jump(at)) => Then::Jump(Gva(at)),
-        },
-        post: wire.post,
-        faults: wire.faults,
-        hold: match wire.hold {
-            None => None,
-            Some(WireHold::Stop(v1::StopMachine {})) => Some(Hold::Stop),
-            Some(WireHold::Ask(ask)) => Some(Hold::Ask {
-                deadline: Duration::from_millis(ask.deadline_ms.into()),
-                default: decision(ask.fallback.unwrap_or_default())?,
+use super::enums::WireEnum as _;
+use super::meaningless::Meaningless;
+use super::registers::register;
+use super::value::{Wire, small};
+use crate::v1::{self, actions, change, decision, item};
+
+impl Wire for Actions {
+    type Message = v1::Actions;
+
+    fn to_wire(&self) -> v1::Actions {
+        v1::Actions {
+            when: self.when.to_wire(),
+            registers: self.registers.to_wire(),
+            capture: self.capture.to_wire(),
+            capture_at_return: self.capture_at_return.to_wire(),
+            changes: self.changes.to_wire(),
+            then: match self.then {
+                Then::Proceed => None,
+                Then::Return(value) => Some(actions::Then::ReturnValue(value)),
+                Then::Jump(at) => Some(actions::Then::Jump(at.0)),
+            },
+            post: self.post,
+            faults: self.faults,
+            hold: self.hold.as_ref().map(|hold| match hold {
+                Hold::Stop => actions::Hold::Stop(v1::StopMachine {}),
+                Hold::Ask { deadline, default } => actions::Hold::Ask(v1::Ask {
+                    deadline_ms: u32::try_from(deadline.as_millis()).unwrap_or(u32::MAX),
+                    fallback: Some(default.to_wire()),
+                }),
             }),
-        },
-        wait_for_room: wire.wait_for_room,
-    })
-}
-
-/// Converts the decision of a client.
-///
-/// # Errors
-/// When a field means nothing to the engine.
-pub fn decision(wire: v1::Decision) -> Result<Decision, Meaningless> {
-    Ok(Decision {
-        changes: all(wire.changes, change)?,
-        then: match wire.then {
-            None => Then::Proceed,
-            Some(v1::decision::Then::ReturnValue(value)) => Then::Return(value),
-            Some(v1::decision::Then::Jump(at)) => Then::Jump(Gva(at)),
-        },
-    })
-}
-
-fn all<W, T>(
-    wire: Vec<W>,
-    convert: impl Fn(W) -> Result<T, Meaningless>,
-) -> Result<Vec<T>, Meaningless> {
-    wire.into_iter().map(convert).collect()
-}
-
-fn condition(wire: v1::Condition) -> Result<Condition, Meaningless> {
-    let comparison = Comparison::of(wire.comparison());
-    Ok(Condition {
-        register: register(wire.register)?,
-        comparison: comparison.ok_or(Meaningless::Missing("the comparison of a condition"))?,
-        value: wire.value,
-    })
-}
-
-/// Converts an item to read at a hit.
-///
-/// # Errors
-/// When a field means nothing to the engine.
-pub fn item(wire: v1::Item) -> Result<Item, Meaningless> {
-    let short =
-        |what, number| u16::try_from(number).map_err(|_| Meaningless::TooLarge { what, number });
-    match wire.what {
-        None => Err(Meaningless::Missing("what is to be captured")),
-        Some(v1::item::What::Memory(memory)) => Ok(Item::Memory {
-            base: register(memory.base)?,
-            offset: memory.offset,
-            len: short("a capture's length", memory.length)?,
-        }),
-        Some(v1::item::What::Stack(word)) => Ok(Item::Stack(short("a stack word", word)?)),
-        Some(v1::item::What::Fetched(fetched)) => {
-            Ok(Item::Fetched(Box::new(fetched::from_wire(fetched)?)))
-        }
-        Some(v1::item::What::StackTrace(frames)) => {
-            let what = "the number of a stack's addresses";
-            let frames = u8::try_from(frames).map_err(|_| Meaningless::TooLarge {
-                what,
-                number: frames,
-            })?;
-            Ok(Item::StackTrace(frames))
+            wait_for_room: self.wait_for_room,
         }
     }
-}
 
-fn change(wire: v1::Change) -> Result<Change, Meaningless> {
-    match wire.what {
-        None => Err(Meaningless::Missing("what is to be changed")),
-        Some(v1::change::What::Register(set)) => Ok(Change::Register {
-            register: register(set.register)?,
-            value: set.value,
-        }),
-        Some(v1::change::What::Memory(write)) => Ok(Change::Memory {
-            base: Gpr::numbered(write.base)?,
-            offset: write.offset,
-            bytes: write.data.into(),
-        }),
+    fn from_wire(wire: v1::Actions) -> Result<Self, Meaningless> {
+        Ok(Self {
+            when: Wire::from_wire(wire.when)?,
+            // The filter is a part of the definition.
+            filter: None,
+            registers: Wire::from_wire(wire.registers)?,
+            capture: Wire::from_wire(wire.capture)?,
+            capture_at_return: Wire::from_wire(wire.capture_at_return)?,
+            changes: Wire::from_wire(wire.changes)?,
+            then: match wire.then {
+                None => Then::Proceed,
+                Some(actions::Then::ReturnValue(value)) => Then::Return(value),
+                Some(actions::Then::Jump(at)) => Then::Jump(Gva(at)),
+            },
+            post: wire.post,
+            faults: wire.faults,
+            hold: match wire.hold {
+                None => None,
+                Some(actions::Hold::Stop(v1::StopMachine {})) => Some(Hold::Stop),
+                Some(actions::Hold::Ask(ask)) => Some(Hold::Ask {
+                    deadline: Duration::from_millis(ask.deadline_ms.into()),
+                    default: Wire::from_wire(ask.fallback.unwrap_or_default())?,
+                }),
+            },
+            wait_for_room: wire.wait_for_room,
+        })
     }
 }
 
-/// Converts the actions of a probe to the wire.
-#[must_use]
-pub fn to_wire(actions: &Actions) -> v1::Actions {
-    use v1::actions::{Hold as WireHold, Then as WireThen};
-    v1::Actions {
-        when: actions.when.iter().map(wire_condition).collect(),
-        registers: registers::set_to_wire(actions.registers),
-        capture: actions.capture.iter().map(wire_item).collect(),
-        capture_at_return: actions.capture_at_return.iter().map(wire_item).collect(),
-        changes: actions.changes.iter().map(wire_change).collect(),
-        then: match actions.then {
-            Then::Proceed => None,
-            Then::Return(value) => Some(WireThen::ReturnValue(value)),
-            Then::Jump(at) => Some(WireThen::Jump(at.0)),
-        },
-        post: actions.post,
-        faults: actions.faults,
-        hold: match &actions.hold {
-            None => None,
-            Some(Hold::Stop) => Some(WireHold::Stop(v1::StopMachine {})),
-            Some(Hold::Ask { deadline, default }) => Some(WireHold::Ask(v1::Ask {
-                deadline_ms: u32::try_from(deadline.as_millis()).unwrap_or(u32::MAX),
-                fallback: Some(decision_to_wire(default)),
-            })),
-        },
-        wait_for_room: actions.wait_for_room,
+impl Wire for Decision {
+    type Message = v1::Decision;
+
+    fn to_wire(&self) -> v1::Decision {
+        v1::Decision {
+            changes: self.changes.to_wire(),
+            then: match self.then {
+                Then::Proceed => None,
+                Then::Return(value) => Some(decision::Then::ReturnValue(value)),
+                Then::Jump(at) => Some(decision::Then::Jump(at.0)),
+            },
+        }
+    }
+
+    fn from_wire(wire: v1::Decision) -> Result<Self, Meaningless> {
+        Ok(Self {
+            changes: Wire::from_wire(wire.changes)?,
+            then: match wire.then {
+                None => Then::Proceed,
+                Some(decision::Then::ReturnValue(value)) => Then::Return(value),
+                Some(decision::Then::Jump(at)) => Then::Jump(Gva(at)),
+            },
+        })
     }
 }
 
-/// Converts a decision to the wire.
-#[must_use]
-pub fn decision_to_wire(decision: &Decision) -> v1::Decision {
-    v1::Decision {
-        changes: decision.changes.iter().map(wire_change).collect(),
-        then: match decision.then {
-            Then::Proceed => None,
-            Then::Return(value) => Some(v1::decision::Then::ReturnValue(value)),
-            Then::Jump(at) => Some(v1::decision::Then::Jump(at.0)),
-        },
+impl Wire for RegisterSet {
+    /// `None` for all registers.
+    type Message = Option<v1::RegisterSet>;
+
+    fn to_wire(&self) -> Self::Message {
+        let shown = Gpr::VALUES.iter().copied();
+        let shown = shown.filter(|register| self.contains(*register));
+        (*self != Self::default()).then(|| v1::RegisterSet {
+            registers: shown.map(Gpr::number).collect(),
+        })
+    }
+
+    fn from_wire(wire: Self::Message) -> Result<Self, Meaningless> {
+        match wire {
+            None => Ok(Self::default()),
+            Some(set) => set.registers.into_iter().map(register).collect(),
+        }
     }
 }
 
-fn wire_condition(condition: &Condition) -> v1::Condition {
-    v1::Condition {
-        register: condition.register.number(),
-        comparison: condition.comparison.number(),
-        value: condition.value,
+impl Wire for Condition {
+    type Message = v1::Condition;
+
+    fn to_wire(&self) -> v1::Condition {
+        v1::Condition {
+            register: self.register.number(),
+            comparison: self.comparison.number(),
+            value: self.value,
+        }
+    }
+
+    fn from_wire(wire: v1::Condition) -> Result<Self, Meaningless> {
+        let comparison = Comparison::of(wire.comparison());
+        Ok(Self {
+            register: register(wire.register)?,
+            comparison: comparison.ok_or(Meaningless::Missing("the comparison of a condition"))?,
+            value: wire.value,
+        })
     }
 }
 
-fn wire_item(item: &Item) -> v1::Item {
-    v1::Item {
-        what: Some(match item {
-            Item::Memory { base, offset, len } => v1::item::What::Memory(v1::MemoryItem {
-                base: base.number(),
-                offset: *offset,
-                length: (*len).into(),
+impl Wire for Item {
+    type Message = v1::Item;
+
+    fn to_wire(&self) -> v1::Item {
+        v1::Item {
+            what: Some(match self {
+                Self::Memory { base, offset, len } => item::What::Memory(v1::MemoryItem {
+                    base: base.number(),
+                    offset: *offset,
+                    length: (*len).into(),
+                }),
+                Self::Stack(word) => item::What::Stack((*word).into()),
+                Self::Fetched(fetched) => item::What::Fetched(fetched.to_wire()),
+                Self::StackTrace(frames) => item::What::StackTrace((*frames).into()),
             }),
-            Item::Stack(word) => v1::item::What::Stack((*word).into()),
-            Item::Fetched(fetched) => v1::item::What::Fetched(fetched::to_wire(fetched)),
-            Item::StackTrace(frames) => v1::item::What::StackTrace((*frames).into()),
-        }),
+        }
+    }
+
+    fn from_wire(wire: v1::Item) -> Result<Self, Meaningless> {
+        Ok(match wire.what {
+            None => return Err(Meaningless::Missing("what is to be captured")),
+            Some(item::What::Memory(memory)) => Self::Memory {
+                base: register(memory.base)?,
+                offset: memory.offset,
+                len: small("a capture's length", memory.length)?,
+            },
+            Some(item::What::Stack(word)) => Self::Stack(small("a stack word", word)?),
+            Some(item::What::Fetched(wire)) => Self::Fetched(Fetched::from_wire(wire)?.into()),
+            Some(item::What::StackTrace(frames)) => {
+                Self::StackTrace(small("the number of a stack's addresses", frames)?)
+            }
+        })
     }
 }
 
-fn wire_change(change: &Change) -> v1::Change {
-    v1::Change {
-        what: Some(match change {
-            Change::Register { register, value } => v1::change::What::Register(v1::SetRegister {
-                register: register.number(),
-                value: *value,
+impl Wire for Change {
+    type Message = v1::Change;
+
+    fn to_wire(&self) -> v1::Change {
+        v1::Change {
+            what: Some(match self {
+                Self::Register { register, value } => change::What::Register(v1::SetRegister {
+                    register: register.number(),
+                    value: *value,
+                }),
+                Self::Memory {
+                    base,
+                    offset,
+                    bytes,
+                } => change::What::Memory(v1::WriteMemory {
+                    base: base.map_or(0, Gpr::number),
+                    offset: *offset,
+                    data: bytes.to_vec(),
+                }),
             }),
-            Change::Memory {
-                base,
-                offset,
-                bytes,
-            } => v1::change::What::Memory(v1::WriteMemory {
-                base: base.map_or(0, Gpr::number),
-                offset: *offset,
-                data: bytes.to_vec(),
-            }),
-        }),
+        }
+    }
+
+    fn from_wire(wire: v1::Change) -> Result<Self, Meaningless> {
+        Ok(match wire.what {
+            None => return Err(Meaningless::Missing("what is to be changed")),
+            Some(change::What::Register(set)) => Self::Register {
+                register: register(set.register)?,
+                value: set.value,
+            },
+            Some(change::What::Memory(write)) => Self::Memory {
+                base: Gpr::numbered(write.base)?,
+                offset: write.offset,
+                bytes: write.data.into(),
+            },
+        })
     }
 }
 
@@ -221,6 +223,7 @@ mod tests {
 
     use super::*;
     use crate::wire::enums::WireEnum;
+    use crate::wire::fetched::tests::any_fetched;
 
     fn any_gpr() -> impl Strategy<Value = Gpr> {
         select(Gpr::VALUES)
@@ -260,7 +263,7 @@ mod tests {
             }),
             any::<u16>().prop_map(Item::Stack),
             any::<u8>().prop_map(Item::StackTrace),
-            fetched::tests::any_fetched().prop_map(|it| Item::Fetched(Box::new(it))),
+            any_fetched().prop_map(|it| Item::Fetched(Box::new(it))),
         ]
     }
 
@@ -314,14 +317,23 @@ mod tests {
 
     proptest! {
         #[test]
+        fn decisions_come_back_as_they_went_out(
+            changes in proptest::collection::vec(any_change(), 0..4),
+            then in any_then(),
+        ) {
+            let out = Decision { changes, then };
+            prop_assert_eq!(Decision::from_wire(out.to_wire()), Ok(out));
+        }
+
+        #[test]
         fn actions_come_back_as_they_went_out(out in any_actions()) {
-            prop_assert_eq!(actions(to_wire(&out)), Ok(out));
+            prop_assert_eq!(Actions::from_wire(out.to_wire()), Ok(out));
         }
     }
 
     #[test]
     fn messages_that_mean_nothing_are_refused_by_name() {
-        let refused = |wire: v1::Actions| actions(wire).unwrap_err().to_string();
+        let refused = |wire: v1::Actions| Actions::from_wire(wire).unwrap_err().to_string();
         let of_change = |what| v1::Actions {
             changes: vec![v1::Change { what }],
             ..Default::default()

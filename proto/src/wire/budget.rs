@@ -1,40 +1,30 @@
-//! Budgets of probes: conversion between the wire and the engine.
+//! Budgets of probes.
 
-use crate::v1;
 use hvprobe_spec::{Budget, Excess};
 
 use super::enums::WireEnum as _;
 use super::meaningless::Meaningless;
+use super::value::{Wire, small};
+use crate::v1;
 
-/// Converts a requested budget. The engine checks its limits.
-///
-/// # Errors
-/// When a field means nothing to the engine.
-pub fn budget(wire: v1::Budget) -> Result<Budget, Meaningless> {
-    let max_share = match u8::try_from(wire.max_cpu_percent) {
-        Ok(0) => None,
-        Ok(percent) => Some(percent),
-        Err(_) => {
-            return Err(Meaningless::TooLarge {
-                what: "a share of the time",
-                number: wire.max_cpu_percent,
-            });
+impl Wire for Budget {
+    type Message = v1::Budget;
+
+    fn to_wire(&self) -> v1::Budget {
+        v1::Budget {
+            max_rate: self.max_rate.unwrap_or_default(),
+            max_cpu_percent: self.max_share.unwrap_or_default().into(),
+            excess: self.excess.number(),
         }
-    };
-    Ok(Budget {
-        max_rate: (wire.max_rate > 0).then_some(wire.max_rate),
-        max_share,
-        excess: Excess::numbered(wire.excess)?.unwrap_or_default(),
-    })
-}
+    }
 
-/// Converts a budget to the wire.
-#[must_use]
-pub fn to_wire(budget: &Budget) -> v1::Budget {
-    v1::Budget {
-        max_rate: budget.max_rate.unwrap_or_default(),
-        max_cpu_percent: budget.max_share.unwrap_or_default().into(),
-        excess: budget.excess.number(),
+    fn from_wire(wire: v1::Budget) -> Result<Self, Meaningless> {
+        let share = small("a share of the time", wire.max_cpu_percent)?;
+        Ok(Self {
+            max_rate: (wire.max_rate > 0).then_some(wire.max_rate),
+            max_share: (share > 0).then_some(share),
+            excess: Excess::numbered(wire.excess)?.unwrap_or_default(),
+        })
     }
 }
 
@@ -54,9 +44,9 @@ mod tests {
                 max_cpu_percent,
                 excess: excess.into(),
             };
-            assert_eq!(to_wire(&budget(wire).unwrap()), wire);
+            assert_eq!(Budget::from_wire(wire).unwrap().to_wire(), wire);
         }
-        let unspecified = budget(v1::Budget::default()).unwrap();
+        let unspecified = Budget::from_wire(v1::Budget::default()).unwrap();
         assert_eq!(unspecified, Budget::default());
     }
 
@@ -70,6 +60,6 @@ mod tests {
             excess: 9,
             ..Default::default()
         };
-        assert!(budget(share).is_err() && budget(policy).is_err());
+        assert!(Budget::from_wire(share).is_err() && Budget::from_wire(policy).is_err());
     }
 }

@@ -1,63 +1,67 @@
-//! Fetch arguments: conversion between the wire and the engine.
+//! Fetch arguments.
 
-use crate::v1::{self, fetched_item};
 use hvprobe_spec::{Base, Fetched, Memory, Pointer, Read};
 
 use super::enums::WireEnum as _;
 use super::meaningless::Meaningless;
 use super::registers::register;
+use super::value::{Wire, small};
+use crate::v1::{self, fetched_item};
 
-pub(super) fn from_wire(wire: v1::FetchedItem) -> Result<Fetched, Meaningless> {
-    let short = |number| {
+impl Wire for Fetched {
+    type Message = v1::FetchedItem;
+
+    fn to_wire(&self) -> v1::FetchedItem {
+        v1::FetchedItem {
+            base: Some(match self.base {
+                Base::Register(register) => fetched_item::Base::Register(register.number()),
+                Base::Entry(register) => fetched_item::Base::EntryRegister(register.number()),
+                Base::Constant(value) => fetched_item::Base::Constant(value),
+                Base::Task => fetched_item::Base::Task(v1::CurrentTask {}),
+            }),
+            pointers: self.pointers.to_wire(),
+            read: Some(match self.read {
+                Read::Bytes(len) => fetched_item::Read::Bytes(len.into()),
+                Read::Text(most) => fetched_item::Read::Text(most.into()),
+            }),
+        }
+    }
+
+    fn from_wire(wire: v1::FetchedItem) -> Result<Self, Meaningless> {
         let what = "a capture's length";
-        u16::try_from(number).map_err(|_| Meaningless::TooLarge { what, number })
-    };
-    Ok(Fetched {
-        base: match wire.base {
-            None => Base::Constant(0),
-            Some(fetched_item::Base::Register(number)) => Base::Register(register(number)?),
-            Some(fetched_item::Base::EntryRegister(number)) => Base::Entry(register(number)?),
-            Some(fetched_item::Base::Constant(value)) => Base::Constant(value),
-            Some(fetched_item::Base::Task(v1::CurrentTask {})) => Base::Task,
-        },
-        pointers: wire
-            .pointers
-            .into_iter()
-            .map(pointer)
-            .collect::<Result<_, _>>()?,
-        read: match wire.read {
-            None => return Err(Meaningless::Missing("what is to be read at the end")),
-            Some(fetched_item::Read::Bytes(len)) => Read::Bytes(short(len)?),
-            Some(fetched_item::Read::Text(most)) => Read::Text(short(most)?),
-        },
-    })
+        Ok(Self {
+            base: match wire.base {
+                None => Base::Constant(0),
+                Some(fetched_item::Base::Register(number)) => Base::Register(register(number)?),
+                Some(fetched_item::Base::EntryRegister(number)) => Base::Entry(register(number)?),
+                Some(fetched_item::Base::Constant(value)) => Base::Constant(value),
+                Some(fetched_item::Base::Task(v1::CurrentTask {})) => Base::Task,
+            },
+            pointers: Wire::from_wire(wire.pointers)?,
+            read: match wire.read {
+                None => return Err(Meaningless::Missing("what is to be read at the end")),
+                Some(fetched_item::Read::Bytes(len)) => Read::Bytes(small(what, len)?),
+                Some(fetched_item::Read::Text(most)) => Read::Text(small(what, most)?),
+            },
+        })
+    }
 }
 
-fn pointer(wire: v1::Pointer) -> Result<Pointer, Meaningless> {
-    Ok(Pointer {
-        offset: wire.offset,
-        memory: Memory::numbered(wire.memory)?.unwrap_or_default(),
-    })
-}
+impl Wire for Pointer {
+    type Message = v1::Pointer;
 
-pub(super) fn to_wire(fetched: &Fetched) -> v1::FetchedItem {
-    let base = match fetched.base {
-        Base::Register(gpr) => fetched_item::Base::Register(gpr.number()),
-        Base::Entry(gpr) => fetched_item::Base::EntryRegister(gpr.number()),
-        Base::Constant(value) => fetched_item::Base::Constant(value),
-        Base::Task => fetched_item::Base::Task(v1::CurrentTask {}),
-    };
-    let pointer = |it: &Pointer| v1::Pointer {
-        offset: it.offset,
-        memory: it.memory.number(),
-    };
-    v1::FetchedItem {
-        base: Some(base),
-        pointers: fetched.pointers.iter().map(pointer).collect(),
-        read: Some(match fetched.read {
-            Read::Bytes(len) => fetched_item::Read::Bytes(len.into()),
-            Read::Text(most) => fetched_item::Read::Text(most.into()),
-        }),
+    fn to_wire(&self) -> v1::Pointer {
+        v1::Pointer {
+            offset: self.offset,
+            memory: self.memory.number(),
+        }
+    }
+
+    fn from_wire(wire: v1::Pointer) -> Result<Self, Meaningless> {
+        Ok(Self {
+            offset: wire.offset,
+            memory: Memory::numbered(wire.memory)?.unwrap_or_default(),
+        })
     }
 }
 
@@ -96,7 +100,7 @@ pub(super) mod tests {
 
     #[test]
     fn what_means_nothing_is_refused_by_name() {
-        let refused = |wire| from_wire(wire).unwrap_err().to_string();
+        let refused = |wire| Fetched::from_wire(wire).unwrap_err().to_string();
         let nothing = v1::FetchedItem::default();
         assert_eq!(
             refused(nothing.clone()),

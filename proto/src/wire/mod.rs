@@ -2,14 +2,18 @@
 //!
 //! Invariant: a message that means nothing is refused by name; nothing is guessed.
 
-pub mod actions;
-pub mod arguments;
-pub mod budget;
+mod actions;
+mod arguments;
+mod budget;
 mod enums;
 mod fetched;
 mod meaningless;
 pub mod probe_spec;
-pub mod registers;
+mod registers;
+mod shapes;
+mod value;
 
 pub use enums::WireEnum;
 pub use meaningless::Meaningless;
+pub use registers::register;
+pub use value::Wire;

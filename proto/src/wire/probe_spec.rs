@@ -4,11 +4,11 @@
 //! names the entry of the batch, and the character of it, that are to blame.
 
 use hvprobe_spec::definition::{self, Target};
-use hvprobe_spec::{Mechanism, ProbeSpec};
+use hvprobe_spec::{Actions, Budget, Mechanism, ProbeSpec};
 
 use super::enums::WireEnum as _;
 use super::meaningless::Meaningless;
-use super::{actions, budget};
+use super::value::Wire as _;
 use crate::failure::Failure;
 use crate::limits;
 use crate::v1::{self, ErrorKind};
@@ -61,12 +61,16 @@ pub fn specs(probes: Vec<v1::ProbeSpec>) -> Result<Vec<ProbeSpec>, Failure> {
         }
         specs.push(ProbeSpec {
             mechanism: Mechanism::numbered(probe.mechanism).map_err(bad)?,
-            actions: actions::actions(probe.actions.unwrap_or_default()).map_err(bad)?,
+            actions: Actions::from_wire(probe.actions.unwrap_or_default()).map_err(bad)?,
             disabled: probe.disabled,
             maxactive_auto: probe.maxactive_auto,
             default_arguments: probe.default_arguments,
             module_build_id: probe.module_build_id,
-            budget: probe.budget.map(budget::budget).transpose().map_err(bad)?,
+            budget: probe
+                .budget
+                .map(Budget::from_wire)
+                .transpose()
+                .map_err(bad)?,
             definition,
         });
     }

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use hvprobe_proto::v1;
-use hvprobe_proto::wire;
+use hvprobe_proto::wire::Wire as _;
 use hvprobe_spec::{Budget, Excess, language};
 
 use crate::failure::WrongUsage;
@@ -49,7 +49,7 @@ impl BudgetArgs {
             max_share: one("max-cpu", self.max_cpu.as_deref(), language::share)?,
             excess: self.throttle.unwrap_or_default(),
         };
-        Ok(Some(wire::budget::to_wire(&budget)))
+        Ok(Some(budget.to_wire()))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use hvprobe_proto::v1;
-use hvprobe_proto::wire::{self, WireEnum as _};
+use hvprobe_proto::wire::{Wire as _, WireEnum as _};
 use hvprobe_spec::definition::{self, Definition, Kind};
 use hvprobe_spec::fetch::{Filter, read_filter};
 use hvprobe_spec::language::{self, Capture};
@@ -193,7 +193,7 @@ impl ActArgs {
         let mut spec = v1::ProbeSpec {
             definition: text.to_owned(),
             mechanism: self.mechanism.map_or(0, Mechanism::number),
-            actions: is_asked.then(|| wire::actions::to_wire(&actions)),
+            actions: is_asked.then(|| actions.to_wire()),
             default_arguments: by_name && !has_arguments,
             budget: self.budget.budget()?,
             ..Default::default()

@@ -4,9 +4,12 @@
 
 use std::sync::Arc;
 
-use hvprobe_proto::v1::{self, EventField, EventKind, TypeKind, argument};
+use hvprobe_proto::v1::{self, EventKind};
+use hvprobe_proto::wire::Wire as _;
+use hvprobe_spec::shape::{Shape, ShapeKind};
+use hvprobe_spec::{Argument, Common, Source};
 
-use super::captured::{Captures, Data, Item};
+use super::captured::{Captures, Data, ItemData};
 use super::registers;
 use crate::output::harmless;
 use crate::output::values::{Value, decode};
@@ -17,7 +20,8 @@ pub(crate) struct Arguments(Arc<Schema>);
 
 #[derive(Debug, Default, PartialEq)]
 struct Schema {
-    arguments: Vec<v1::Argument>,
+    /// Arguments with their names; `None` for one that this program does not understand.
+    arguments: Vec<(String, Option<Argument>)>,
     call: bool,
     /// Whether some values are addresses that may have names.
     has_symbols: bool,
@@ -40,15 +44,16 @@ pub(crate) enum HitValues<'a> {
 impl Arguments {
     /// Returns the description for `probe`.
     pub(crate) fn of(probe: &v1::Probe) -> Self {
-        let mut arguments = probe.arguments.clone();
-        for argument in &mut arguments {
-            make_harmless(&mut argument.name);
-            if let Some(ty) = &mut argument.r#type {
-                make_type_harmless(ty);
+        let arguments = probe.arguments.iter().map(|wire| {
+            let mut argument = Argument::from_wire(wire.clone()).ok();
+            if let Some(argument) = &mut argument {
+                make_harmless(&mut argument.shape);
             }
-        }
-        let mut types = arguments.iter().filter_map(|each| each.r#type.as_ref());
-        let has_symbols = types.any(has_symbols);
+            (harmless(wire.name.as_bytes()), argument)
+        });
+        let arguments: Vec<_> = arguments.collect();
+        let mut known = arguments.iter().filter_map(|(_, known)| known.as_ref());
+        let has_symbols = known.any(|argument| has_symbols(&argument.shape));
         Self(Arc::new(Schema {
             arguments,
             call: probe.call,
@@ -77,7 +82,7 @@ impl Arguments {
     pub(crate) fn values_of<'a>(
         &'a self,
         event: &v1::Event,
-        items: &[Item<'_>],
+        items: &[ItemData<'_>],
     ) -> Option<HitValues<'a>> {
         let Schema {
             arguments, call, ..
@@ -89,19 +94,22 @@ impl Arguments {
             EventKind::Unspecified | EventKind::Hit | EventKind::Return => {}
             EventKind::Post | EventKind::Fault => return None,
         }
-        let named = |each: &'a v1::Argument| (each.name.as_str(), value(each, event, items));
-        let mut values: Vec<_> = arguments.iter().map(named).collect();
+        let values = arguments.iter().map(|(name, argument)| {
+            let value = argument.as_ref().map(|it| value(it, event, items));
+            (name.as_str(), value.unwrap_or(Value::Unknown))
+        });
+        let mut values: Vec<_> = values.collect();
         if !call {
             return Some(HitValues::Values(values));
         }
         let returns = event.kind() == EventKind::Return;
-        let is_result = |last: &v1::Argument| match &last.source {
-            Some(argument::Source::Field(field)) => *field == i32::from(EventField::Retval),
+        let last = arguments.last().and_then(|(_, last)| last.as_ref());
+        let has_result = match last.map(|last| &last.source) {
+            Some(Source::Common(common)) => *common == Common::Retval,
             // The result is larger than one register. The arguments are those of the entry.
-            Some(argument::Source::Registers(registers)) => returns && !registers.entry,
+            Some(Source::Registers { entry, .. }) => returns && !entry,
             _ => false,
         };
-        let has_result = arguments.last().is_some_and(is_result);
         let result = if has_result { values.pop() } else { None };
         Some(HitValues::Call {
             arguments: values,
@@ -126,87 +134,73 @@ impl<'a> HitValues<'a> {
     }
 }
 
-fn make_harmless(name: &mut String) {
-    *name = harmless(name.as_bytes());
-}
-
-fn make_type_harmless(ty: &mut v1::Type) {
-    make_harmless(&mut ty.name);
-    for each in &mut ty.enumerators {
-        make_harmless(&mut each.name);
-    }
-    if let Some(element) = &mut ty.element {
-        make_type_harmless(element);
-    }
-    for member in &mut ty.members {
-        make_harmless(&mut member.name);
-        if let Some(ty) = &mut member.r#type {
-            make_type_harmless(ty);
-        }
-    }
-}
-
-/// Returns whether a value of type `ty` contains addresses that may have names.
-fn has_symbols(ty: &v1::Type) -> bool {
-    let mut members = ty.members.iter().filter_map(|each| each.r#type.as_ref());
-    ty.kind() == TypeKind::Symbol
-        || ty.element.as_deref().is_some_and(has_symbols)
-        || members.any(has_symbols)
-}
-
-/// Returns the value of `argument` at `event`.
-fn value<'a>(argument: &'a v1::Argument, event: &v1::Event, items: &[Item<'_>]) -> Value<'a> {
-    let (Some(ty), Some(source)) = (&argument.r#type, &argument.source) else {
-        return Value::Unknown;
-    };
-    let read = |bytes: &[u8]| Value::read(ty, argument.bits, bytes);
-    match source {
-        argument::Source::Registers(wanted) => {
-            let entry = || event.call.as_ref()?.entry.as_ref();
-            let regs = match wanted.entry {
-                true => entry(),
-                false => event.registers.as_ref(),
-            };
-            let values = regs.map(|regs| {
-                let wanted = wanted.registers.iter().take(REGISTERS);
-                let values = wanted.map(|number| registers::value(regs, *number));
-                values.map(|value| value.map(u64::to_le_bytes)).collect()
-            });
-            match values {
-                Some(Some::<Vec<[u8; 8]>>(values)) => read(&values.concat()),
-                _ => Value::Unknown,
+/// Replaces control characters in the names that values of this shape are printed with.
+fn make_harmless(shape: &mut Shape) {
+    let clean = |name: &mut String| *name = harmless(name.as_bytes());
+    match &mut shape.kind {
+        ShapeKind::Enum { values, .. } => values.iter_mut().for_each(|it| clean(&mut it.name)),
+        ShapeKind::Array { element, .. } => make_harmless(element),
+        ShapeKind::Struct { members, .. } => {
+            for member in members {
+                clean(&mut member.name);
+                make_harmless(&mut member.shape);
             }
         }
-        argument::Source::Item(at) => {
-            let item = usize::try_from(*at).ok().and_then(|at| items.get(at));
-            match item.map(|item| item.data) {
-                None | Some(Some(Data::StackTrace { .. })) => Value::Unknown,
-                Some(None) => Value::Fault,
-                Some(Some(Data::Bytes(bytes))) => read(bytes),
-                Some(Some(Data::Text { bytes, truncated })) => decode::text(bytes, truncated),
-            }
-        }
-        argument::Source::Constant(bytes) => read(bytes),
-        argument::Source::Field(field) => field_value(*field, event, read),
+        _ => {}
+    }
+}
+
+/// Returns whether a value of this shape contains addresses that may have names.
+fn has_symbols(shape: &Shape) -> bool {
+    match &shape.kind {
+        ShapeKind::Symbol => true,
+        ShapeKind::Array { element, .. } => has_symbols(element),
+        ShapeKind::Struct { members, .. } => members.iter().any(|it| has_symbols(&it.shape)),
+        _ => false,
     }
 }
 
 /// Maximum number of registers of a value.
 const REGISTERS: usize = 2;
 
-/// Returns the value of a field that every event has.
-fn field_value<'a>(field: i32, event: &v1::Event, read: impl Fn(&[u8]) -> Value<'a>) -> Value<'a> {
-    let number = match EventField::try_from(field) {
-        Ok(EventField::Comm) => {
-            let task = event.task.as_ref();
-            return task.map_or(Value::Fault, |task| decode::text(&task.comm, false));
+/// Returns the value of `argument` at `event`.
+fn value<'a>(argument: &'a Argument, event: &v1::Event, items: &[ItemData<'_>]) -> Value<'a> {
+    let read = |bytes: &[u8]| Value::read(&argument.shape, argument.bits, bytes);
+    let call = event.call.as_ref();
+    match &argument.source {
+        Source::Registers { registers, entry } => {
+            let regs = match entry {
+                true => call.and_then(|call| call.entry.as_ref()),
+                false => event.registers.as_ref(),
+            };
+            let words: Option<Vec<[u8; 8]>> = regs.and_then(|regs| {
+                let wanted = registers.iter().take(REGISTERS);
+                let values = wanted.map(|register| registers::value(regs, *register));
+                values.map(|value| value.map(u64::to_le_bytes)).collect()
+            });
+            words.map_or(Value::Unknown, |words| read(&words.concat()))
         }
-        Ok(EventField::Ip) => event.registers.as_ref().map(|regs| regs.rip),
-        Ok(EventField::Flags) => event.registers.as_ref().map(|regs| regs.rflags),
-        Ok(EventField::Retval) => event.call.as_ref().map(|call| call.value),
-        Ok(EventField::Unspecified) | Err(_) => None,
-    };
-    number.map_or(Value::Unknown, |number| read(&number.to_le_bytes()))
+        Source::Item(at) => match items.get(*at).map(|item| item.data) {
+            None | Some(Some(Data::StackTrace { .. })) => Value::Unknown,
+            Some(None) => Value::Fault,
+            Some(Some(Data::Bytes(bytes))) => read(bytes),
+            Some(Some(Data::Text { bytes, truncated })) => decode::text(bytes, truncated),
+        },
+        Source::Constant(bytes) => read(bytes),
+        Source::Common(common) => {
+            let regs = event.registers.as_ref();
+            let number = match common {
+                Common::Comm => {
+                    let task = event.task.as_ref();
+                    return task.map_or(Value::Fault, |task| decode::text(&task.comm, false));
+                }
+                Common::Ip => regs.map(|regs| regs.rip),
+                Common::Flags => regs.map(|regs| regs.rflags),
+                Common::Retval => call.map(|call| call.value),
+            };
+            number.map_or(Value::Unknown, |number| read(&number.to_le_bytes()))
+        }
+    }
 }
 
 #[cfg(test)]

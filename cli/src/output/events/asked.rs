@@ -1,13 +1,14 @@
 //! Actions and budgets of probes, written as the options that request them.
 
 use hvprobe_proto::v1;
-use hvprobe_proto::wire;
+use hvprobe_proto::wire::Wire as _;
 use hvprobe_spec::language::text;
+use hvprobe_spec::{Actions, Budget};
 
 use super::valued;
 
 /// Text for a value from a newer server that this client does not know.
-const UNKNOWN: &str = "?";
+pub(super) const UNKNOWN: &str = "?";
 
 /// Returns the actions at a hit of `probe`, without the captures for its arguments.
 pub(crate) fn of(probe: &v1::Probe) -> Vec<String> {
@@ -30,7 +31,7 @@ pub(crate) fn actions(asked: Option<&v1::Actions>) -> Vec<String> {
     let Some(asked) = asked else {
         return Vec::new();
     };
-    let read = wire::actions::actions(asked.clone());
+    let read = Actions::from_wire(asked.clone());
     read.map_or_else(
         |_| vec![UNKNOWN.to_owned()],
         |actions| text::actions(&actions),
@@ -42,14 +43,8 @@ pub(crate) fn budget(asked: Option<&v1::Budget>) -> Vec<String> {
     let Some(asked) = asked else {
         return Vec::new();
     };
-    let read = wire::budget::budget(*asked);
+    let read = Budget::from_wire(*asked);
     read.map_or_else(|_| vec![UNKNOWN.to_owned()], |budget| text::budget(&budget))
-}
-
-/// Returns the source of an item: `+16(%di)`, `$stack3`.
-pub(crate) fn item_name(asked: &v1::Item) -> String {
-    let read = wire::actions::item(asked.clone());
-    read.map_or_else(|_| UNKNOWN.to_owned(), |item| text::item_name(&item))
 }
 
 #[cfg(test)]

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use hvprobe_proto::v1::{self, fetched_item, item};
-use hvprobe_spec::TextHeader;
+use hvprobe_proto::v1::{self, item};
+use hvprobe_proto::wire::Wire as _;
+use hvprobe_spec::language::text;
+use hvprobe_spec::{Item, TextHeader};
 
-use super::{asked, valued};
+use super::asked::UNKNOWN;
+use super::valued;
 use crate::output::values::stack_trace::StackTrace;
-
-/// Size in bytes of a stack word.
-const WORD: usize = 8;
 
 /// Captured items of a probe. Clones share the list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -18,37 +18,25 @@ pub(crate) struct Captures(Arc<[Capture]>);
 /// Item that is read at a hit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Capture {
-    length: Length,
+    /// `None` for an item of a kind that only a newer server knows.
+    item: Option<Item>,
     what: String,
     /// Whether the item is one of the values of a hit.
     is_argument: bool,
-}
-
-/// Length of an item in the captured bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Length {
-    /// Fixed number of bytes.
-    Bytes(usize),
-    /// Length in the header of the text.
-    Text,
-    /// Length in the header of the stack.
-    StackTrace,
-    /// The item is of a kind that only a newer server knows.
-    Unknown,
 }
 
 /// Captured data of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Captured<'a> {
     /// Items in the order of the probe's. Some kinds of events capture nothing.
-    pub(crate) items: Vec<Item<'a>>,
+    pub(crate) items: Vec<ItemData<'a>>,
     /// Bytes without an item, because the probe is unknown.
     rest: &'a [u8],
 }
 
 /// Item that was read at a hit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Item<'a> {
+pub(crate) struct ItemData<'a> {
     /// Source of the item: `+16(%di)`, `$stack3`; empty if unknown.
     pub(crate) what: &'a str,
     /// Data; `None` if it could not be read.
@@ -104,10 +92,13 @@ impl Captures {
         };
         let items = actions.capture.iter().chain(&actions.capture_at_return);
         let mut captures: Vec<_> = items
-            .map(|item| Capture {
-                length: length(item),
-                what: asked::item_name(item),
-                is_argument: false,
+            .map(|item| {
+                let item = Item::from_wire(item.clone()).ok();
+                Capture {
+                    what: item.as_ref().map_or(UNKNOWN.to_owned(), text::item_name),
+                    item,
+                    is_argument: false,
+                }
             })
             .collect();
         for at in valued::items(probe) {
@@ -123,7 +114,8 @@ impl Captures {
         let mut rest = &event.captured[..];
         let mut items = Vec::new();
         for (index, capture) in self.0.iter().enumerate() {
-            let Some((data, others)) = capture.length.split(rest) else {
+            let split = capture.item.as_ref().and_then(|item| split(item, rest));
+            let Some((data, others)) = split else {
                 break;
             };
             rest = others;
@@ -131,7 +123,7 @@ impl Captures {
                 .ok()
                 .and_then(|at| event.unreadable.checked_shr(at));
             let unreadable = bit.is_some_and(|bit| bit & 1 == 1);
-            items.push(Item {
+            items.push(ItemData {
                 what: &capture.what,
                 data: (!unreadable).then_some(data),
                 is_argument: capture.is_argument,
@@ -151,64 +143,44 @@ impl<'a> Captured<'a> {
     }
 
     /// Returns the items that are neither values of the hit nor its stack.
-    pub(crate) fn others(&self) -> impl Iterator<Item = Item<'a>> {
+    pub(crate) fn others(&self) -> impl Iterator<Item = ItemData<'a>> {
         // A probe that was removed before its events were sent is unknown.
-        let rest = (!self.rest.is_empty()).then_some(Item {
+        let rest = (!self.rest.is_empty()).then_some(ItemData {
             what: "",
             data: Some(Data::Bytes(self.rest)),
             is_argument: false,
         });
         let items = self.items.iter().copied();
-        let is_stack = |item: &Item<'_>| matches!(item.data, Some(Data::StackTrace { .. }));
+        let is_stack = |item: &ItemData<'_>| matches!(item.data, Some(Data::StackTrace { .. }));
         items
             .filter(move |item| !item.is_argument && !is_stack(item))
             .chain(rest)
     }
 }
 
-impl Length {
-    /// Splits the first item off `bytes`.
-    fn split(self, bytes: &[u8]) -> Option<(Data<'_>, &[u8])> {
-        match self {
-            Self::Bytes(len) => {
-                let (bytes, rest) = bytes.split_at_checked(len)?;
-                Some((Data::Bytes(bytes), rest))
-            }
-            Self::Text | Self::StackTrace => {
-                let (header, rest) = bytes.split_first_chunk()?;
-                let TextHeader { len, truncated } = TextHeader::from_bytes(*header);
-                let (bytes, rest) = rest.split_at_checked(len.into())?;
-                let data = match self {
-                    Self::StackTrace => Data::StackTrace {
-                        halves: bytes,
-                        goes_on: truncated,
-                    },
-                    _ => Data::Text { bytes, truncated },
-                };
-                Some((data, rest))
-            }
-            Self::Unknown => None,
-        }
+/// Splits the data of `item` off `bytes`, which begin with it.
+fn split<'b>(item: &Item, bytes: &'b [u8]) -> Option<(Data<'b>, &'b [u8])> {
+    if !item.has_header() {
+        let (bytes, rest) = bytes.split_at_checked(item.len())?;
+        return Some((Data::Bytes(bytes), rest));
     }
-}
-
-fn length(item: &v1::Item) -> Length {
-    let bytes = |length| usize::try_from(length).map_or(Length::Unknown, Length::Bytes);
-    match &item.what {
-        Some(item::What::Memory(memory)) => bytes(memory.length),
-        Some(item::What::Stack(_)) => Length::Bytes(WORD),
-        Some(item::What::StackTrace(_)) => Length::StackTrace,
-        Some(item::What::Fetched(fetched)) => match fetched.read {
-            Some(fetched_item::Read::Bytes(length)) => bytes(length),
-            Some(fetched_item::Read::Text(_)) => Length::Text,
-            None => Length::Unknown,
+    let (header, rest) = bytes.split_first_chunk()?;
+    let TextHeader { len, truncated } = TextHeader::from_bytes(*header);
+    let (bytes, rest) = rest.split_at_checked(len.into())?;
+    let data = match item.is_stack_trace() {
+        true => Data::StackTrace {
+            halves: bytes,
+            goes_on: truncated,
         },
-        None => Length::Unknown,
-    }
+        false => Data::Text { bytes, truncated },
+    };
+    Some((data, rest))
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use hvprobe_proto::v1::fetched_item;
+
     use super::*;
 
     /// Returns a probe that captures three bytes at rdi-4, and a stack word at the return.
@@ -242,7 +214,7 @@ pub(crate) mod tests {
             unreadable,
             ..Default::default()
         };
-        let shown = |item: Item<'_>| {
+        let shown = |item: ItemData<'_>| {
             let data = item.data.map(|data| data.bytes().to_vec());
             (item.what.to_owned(), data)
         };

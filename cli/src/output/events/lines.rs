@@ -5,6 +5,8 @@ use std::fmt::{self, Write as _};
 use std::time::Duration;
 
 use hvprobe_proto::v1::{self, EventKind};
+use hvprobe_proto::wire;
+use hvprobe_spec::RegisterSet;
 use hvprobe_spec::errno;
 use hvprobe_spec::language::text::hex;
 
@@ -31,7 +33,7 @@ pub(crate) struct Label {
     /// Values of the probe's hits.
     pub(crate) arguments: Arguments,
     /// Registers that the user chose, if any.
-    pub(crate) chosen: Option<Vec<i32>>,
+    pub(crate) chosen: Option<RegisterSet>,
 }
 
 impl Labels {
@@ -65,9 +67,10 @@ impl Labels {
 }
 
 /// Returns the registers that the user chose for `probe`, if any.
-fn chosen(probe: &v1::Probe) -> Option<Vec<i32>> {
+fn chosen(probe: &v1::Probe) -> Option<RegisterSet> {
     let chosen = probe.actions.as_ref()?.registers.as_ref()?;
-    Some(chosen.registers.clone())
+    let chosen = chosen.registers.iter();
+    Some(chosen.filter_map(|it| wire::register(*it).ok()).collect())
 }
 
 /// Returns a hit as one line, with `time` as its timestamp and names for its addresses. A recorded stack
@@ -116,7 +119,7 @@ fn what(line: &mut String, event: &v1::Event, label: &Label, names: &Names) -> f
         }
         None => {
             place(line, event, label)?;
-            for (name, value) in registers::shown(&regs) {
+            for (_, name, value) in registers::shown(&regs) {
                 write!(line, " {name}={value:#x}")?;
             }
         }
@@ -201,12 +204,8 @@ fn values(
 /// Writes the registers that the user chose, for a probe whose hits have values. The event may contain more
 /// registers, which the values need.
 fn asked_for(line: &mut String, regs: &v1::Registers, label: &Label) -> fmt::Result {
-    for (name, value) in registers::shown(regs) {
-        let was_chosen = |chosen: &Vec<i32>| {
-            let mut names = chosen.iter().filter_map(|number| registers::name(*number));
-            names.any(|chosen| chosen == name)
-        };
-        if label.chosen.as_ref().is_none_or(was_chosen) {
+    for (register, name, value) in registers::shown(regs) {
+        if label.chosen.is_none_or(|chosen| chosen.contains(register)) {
             write!(line, " {name}={value:#x}")?;
         }
     }

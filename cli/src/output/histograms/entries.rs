@@ -256,7 +256,7 @@ fn json_key(key: &HistogramKey, value: &HistogramKeyValue, names: &Names) -> Jso
         (Some(What::StackTrace(stack)), _) => StackTrace::from(stack).json(names),
         (Some(What::Text(text)), _) => Json::of(&text_value(text, false), names),
         (Some(What::Number(number)), HistogramForm::Unspecified) => {
-            Json::of(&typed(key, *number), names)
+            typed(key, *number, |value| Json::of(value, names))
         }
         (Some(What::Number(number)), HistogramForm::Hex) => Json::Text(format!("{number:#x}")),
         (Some(What::Number(number)), form) => match form {

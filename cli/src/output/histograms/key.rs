@@ -3,6 +3,8 @@
 use hvprobe_proto::v1::{
     HistogramForm, HistogramKey, HistogramKeyValue, TypeKind, histogram_key_value::What,
 };
+use hvprobe_proto::wire::Wire as _;
+use hvprobe_spec::shape::Shape;
 
 use crate::output::escaped;
 use crate::output::values::names::Names;
@@ -61,14 +63,15 @@ pub(crate) fn shown(
             format!("~ {first}-{}", most.min(first + width))
         }
         HistogramForm::Usecs => number.to_string(),
-        _ => value_text::text(&typed(key, number), names),
+        _ => typed(key, number, |value| value_text::text(value, names)),
     }
 }
 
-/// Returns a number as a value of the key's type.
-pub(super) fn typed(key: &HistogramKey, number: u64) -> Value<'_> {
-    match &key.r#type {
-        Some(ty) => Value::read(ty, None, &number.to_le_bytes()),
-        None => Value::Unsigned(number.into()),
+/// Shows a number as a value of the key's type.
+pub(super) fn typed<T>(key: &HistogramKey, number: u64, show: impl Fn(&Value<'_>) -> T) -> T {
+    match key.r#type.clone().map(Shape::from_wire) {
+        Some(Ok(shape)) => show(&Value::read(&shape, None, &number.to_le_bytes())),
+        Some(Err(_)) => show(&Value::Unknown),
+        None => show(&Value::Unsigned(number.into())),
     }
 }

@@ -3,7 +3,8 @@
 //! Invariant: whatever a type says, nothing beyond the bytes is read, and at most [`MOST`] values result.
 //! Contradictory input becomes [`Value::Unknown`].
 
-use hvprobe_proto::v1::{self, TypeKind};
+use hvprobe_spec::Bits;
+use hvprobe_spec::shape::{Enumerator, Member, Shape, ShapeKind};
 
 use super::bits;
 
@@ -58,13 +59,13 @@ pub(crate) enum Value<'a> {
 }
 
 impl<'a> Value<'a> {
-    /// Reads a value of type `ty`, or the bit field `part` of it, from the start of `bytes`.
-    pub(crate) fn read(ty: &'a v1::Type, part: Option<v1::Bits>, bytes: &[u8]) -> Self {
+    /// Reads a value of this shape, or the bit field `part` of it, from the start of `bytes`.
+    pub(crate) fn read(shape: &'a Shape, part: Option<Bits>, bytes: &[u8]) -> Self {
         match part {
-            Some(part) => of_size(ty, bytes).map_or(Value::Unknown, |bytes| {
-                number(ty, bytes, part.offset, part.width)
+            Some(part) => of_size(shape, bytes).map_or(Value::Unknown, |bytes| {
+                number(&shape.kind, bytes, part.offset.into(), part.width.into())
             }),
-            None => Reader { left: MOST }.whole(ty, bytes),
+            None => Reader { left: MOST }.whole(shape, bytes),
         }
     }
 
@@ -85,34 +86,30 @@ struct Reader {
 }
 
 impl Reader {
-    fn whole<'a>(&mut self, ty: &'a v1::Type, bytes: &[u8]) -> Value<'a> {
+    fn whole<'a>(&mut self, shape: &'a Shape, bytes: &[u8]) -> Value<'a> {
         let Some(left) = self.left.checked_sub(1) else {
             return Value::More;
         };
         self.left = left;
-        if ty.kind() == TypeKind::String {
+        if shape.kind == ShapeKind::String {
             return text(bytes, false);
         }
-        let Some(bytes) = of_size(ty, bytes) else {
+        let Some(bytes) = of_size(shape, bytes) else {
             return Value::Unknown;
         };
-        match ty.kind() {
-            TypeKind::Unspecified | TypeKind::String => Value::Bytes(bytes.to_vec()),
-            TypeKind::Array => self.array(ty, bytes),
-            TypeKind::Struct | TypeKind::Union => self.members(ty, bytes),
-            _ => match u32::try_from(bytes.len()) {
-                Ok(len) if bytes.len() <= NUMBER => number(ty, bytes, 0, len * 8),
+        match &shape.kind {
+            ShapeKind::Bytes => Value::Bytes(bytes.to_vec()),
+            ShapeKind::Array { element, count } => self.array(element, *count, bytes),
+            ShapeKind::Struct { members, .. } => self.members(members, bytes),
+            kind => match u32::try_from(bytes.len()) {
+                Ok(len) if bytes.len() <= NUMBER => number(kind, bytes, 0, len * 8),
                 _ => Value::Unknown,
             },
         }
     }
 
-    fn array<'a>(&mut self, ty: &'a v1::Type, bytes: &[u8]) -> Value<'a> {
-        let Some(element) = ty.element.as_deref() else {
-            return Value::Unknown;
-        };
-        let (Ok(size), Ok(count)) = (usize::try_from(element.size), usize::try_from(ty.count))
-        else {
+    fn array<'a>(&mut self, element: &'a Shape, count: u32, bytes: &[u8]) -> Value<'a> {
+        let (Ok(size), Ok(count)) = (usize::try_from(element.size), usize::try_from(count)) else {
             return Value::Unknown;
         };
         let all = size
@@ -121,7 +118,7 @@ impl Reader {
             .filter(|_| size > 0);
         match all {
             None => Value::Unknown,
-            Some(all) if element.kind() == TypeKind::Char && size == 1 => text(all, false),
+            Some(all) if element.kind == ShapeKind::Char && size == 1 => text(all, false),
             Some(all) => {
                 let mut elements = Vec::new();
                 for bytes in all.chunks(size) {
@@ -135,9 +132,9 @@ impl Reader {
         }
     }
 
-    fn members<'a>(&mut self, ty: &'a v1::Type, bytes: &[u8]) -> Value<'a> {
+    fn members<'a>(&mut self, all: &'a [Member], bytes: &[u8]) -> Value<'a> {
         let mut members = Vec::new();
-        for member in &ty.members {
+        for member in all {
             let value = self.member(member, bytes);
             if value == Value::More {
                 members.push(("...", value));
@@ -148,28 +145,26 @@ impl Reader {
         Value::Struct(members)
     }
 
-    fn member<'a>(&mut self, member: &'a v1::Member, bytes: &[u8]) -> Value<'a> {
-        let Some(ty) = member.r#type.as_ref() else {
-            return Value::Unknown;
-        };
+    fn member<'a>(&mut self, member: &'a Member, bytes: &[u8]) -> Value<'a> {
+        let shape = &member.shape;
         if let Some(width) = member.width {
             let Some(left) = self.left.checked_sub(1) else {
                 return Value::More;
             };
             self.left = left;
-            return number(ty, bytes, member.offset, width);
+            return number(&shape.kind, bytes, member.offset, width.into());
         }
         let at = usize::try_from(member.offset / 8).ok();
         match at.and_then(|at| bytes.get(at..)) {
-            Some(bytes) if member.offset.is_multiple_of(8) => self.whole(ty, bytes),
+            Some(bytes) if member.offset.is_multiple_of(8) => self.whole(shape, bytes),
             _ => Value::Unknown,
         }
     }
 }
 
-/// Returns the part of `bytes` that a value of type `ty` occupies.
-fn of_size<'b>(ty: &v1::Type, bytes: &'b [u8]) -> Option<&'b [u8]> {
-    bytes.get(..usize::try_from(ty.size).ok()?)
+/// Returns the part of `bytes` that a value of this shape occupies.
+fn of_size<'b>(shape: &Shape, bytes: &'b [u8]) -> Option<&'b [u8]> {
+    bytes.get(..usize::try_from(shape.size).ok()?)
 }
 
 /// Returns the text in `bytes`, up to the first NUL if there is one.
@@ -181,28 +176,28 @@ pub(crate) fn text<'a>(bytes: &[u8], truncated: bool) -> Value<'a> {
     }
 }
 
-/// Returns a number of type `ty` from `width` bits of `bytes`, starting at bit `offset`.
-fn number<'a>(ty: &'a v1::Type, bytes: &[u8], offset: u32, width: u32) -> Value<'a> {
+/// Returns a number of this kind from `width` bits of `bytes`, starting at bit `offset`.
+fn number<'a>(kind: &'a ShapeKind, bytes: &[u8], offset: u32, width: u32) -> Value<'a> {
     let Some(number) = bits::unsigned(bytes, offset, width) else {
         return Value::Unknown;
     };
     let address = u64::try_from(number);
-    match (ty.kind(), address) {
-        (TypeKind::Unsigned, _) => Value::Unsigned(number),
-        (TypeKind::Signed, _) => Value::Signed(bits::signed(number, width)),
-        (TypeKind::Hex, _) => Value::Hex(number),
-        (TypeKind::Char, _) => u8::try_from(number).map_or(Value::Unknown, Value::Char),
-        (TypeKind::Bool, _) => Value::Bool(number != 0),
-        (TypeKind::Pointer, Ok(at)) => Value::Pointer(at),
-        (TypeKind::Symbol, Ok(at)) => Value::Symbol(at),
-        (TypeKind::Enum, _) => enumerated(ty, number, width),
+    match (kind, address) {
+        (ShapeKind::Unsigned, _) => Value::Unsigned(number),
+        (ShapeKind::Signed, _) => Value::Signed(bits::signed(number, width)),
+        (ShapeKind::Hex, _) => Value::Hex(number),
+        (ShapeKind::Char, _) => u8::try_from(number).map_or(Value::Unknown, Value::Char),
+        (ShapeKind::Bool, _) => Value::Bool(number != 0),
+        (ShapeKind::Pointer, Ok(at)) => Value::Pointer(at),
+        (ShapeKind::Symbol, Ok(at)) => Value::Symbol(at),
+        (ShapeKind::Enum { signed, values }, _) => enumerated(*signed, values, number, width),
         _ => Value::Unknown,
     }
 }
 
 /// Returns a number with its own name, or with the names of its bits if the enumeration consists of flags.
-fn enumerated(ty: &v1::Type, number: u128, width: u32) -> Value<'_> {
-    let plain = match ty.signed {
+fn enumerated(signed: bool, all: &[Enumerator], number: u128, width: u32) -> Value<'_> {
+    let plain = match signed {
         true => Value::Signed(bits::signed(number, width)),
         false => Value::Unsigned(number),
     };
@@ -213,8 +208,8 @@ fn enumerated(ty: &v1::Type, number: u128, width: u32) -> Value<'_> {
     let Some(value) = value else {
         return plain;
     };
-    let own = |each: &&v1::Enumerator| each.value == value && each.mask.is_none();
-    let own = ty.enumerators.iter().find(own);
+    let own = |each: &&Enumerator| each.value == value && each.mask.is_none();
+    let own = all.iter().find(own);
     if let Some(own) = own {
         return Value::Named {
             names: vec![&own.name],
@@ -226,9 +221,9 @@ fn enumerated(ty: &v1::Type, number: u128, width: u32) -> Value<'_> {
         rest &= (1 << width) - 1;
     }
     let mut names = Vec::new();
-    if ty.enumerators.iter().any(|each| each.mask.is_some()) {
+    if all.iter().any(|each| each.mask.is_some()) {
         let (whole, mut covered) = (rest, 0);
-        for each in &ty.enumerators {
+        for each in all {
             let mask = each.mask.unwrap_or(u64::MAX);
             if whole & mask == each.value.cast_unsigned() && mask & covered == 0 {
                 names.push(each.name.as_str());
@@ -236,8 +231,8 @@ fn enumerated(ty: &v1::Type, number: u128, width: u32) -> Value<'_> {
                 rest &= !mask;
             }
         }
-    } else if are_flags(&ty.enumerators) {
-        for each in &ty.enumerators {
+    } else if are_flags(all) {
+        for each in all {
             let bit = each.value.cast_unsigned();
             if bit.is_power_of_two() && rest & bit != 0 {
                 names.push(each.name.as_str());
@@ -253,7 +248,7 @@ fn enumerated(ty: &v1::Type, number: u128, width: u32) -> Value<'_> {
 
 /// Returns whether an enumeration consists of flags: whether more of its values are single bits than other
 /// non-zero numbers. In an enumeration that counts, few values are single bits.
-fn are_flags(all: &[v1::Enumerator]) -> bool {
+fn are_flags(all: &[Enumerator]) -> bool {
     let all = all.iter().map(|each| each.value.cast_unsigned());
     let (bits, others): (Vec<u64>, Vec<u64>) = all
         .filter(|value| *value != 0)

@@ -10,7 +10,7 @@ use crate::errno;
 use crate::item::{Base, Fetched, Item, Memory, Read};
 
 /// General registers with their long names, in the order of their display.
-pub(super) const REGISTERS: [(Gpr, &str); 16] = [
+pub const REGISTERS: [(Gpr, &str); 16] = [
     (Gpr::Rax, "rax"),
     (Gpr::Rbx, "rbx"),
     (Gpr::Rcx, "rcx"),

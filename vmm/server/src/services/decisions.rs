@@ -18,8 +18,9 @@ use hvprobe_proto::v1::{
     decide_response,
     decisions_server::{self, DecisionsServer},
 };
-use hvprobe_proto::wire::actions;
-use hvprobe_spec::ProbeId;
+use hvprobe_proto::wire::Wire as _;
+use hvprobe_proto::{Failure, chain};
+use hvprobe_spec::{Decision, ProbeId};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming};
@@ -187,7 +188,7 @@ impl Desk {
             let message = format!("the answer to question {token}: {}", chain(error));
             Over::Because(Failure::invalid(ErrorKind::BadActions, message).into())
         };
-        let decision = actions::decision(decision.unwrap_or_default()).map_err(|e| bad(&e))?;
+        let decision = Decision::from_wire(decision.unwrap_or_default()).map_err(|e| bad(&e))?;
         match self.asker.answer(Token(token), decision) {
             Ok(()) => Ok(()),
             Err(AnswerError::Invalid(error)) => Err(bad(&error)),

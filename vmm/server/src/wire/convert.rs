@@ -6,7 +6,7 @@ use hvprobe_linux::symbols::{Symbol, SymbolKind};
 use hvprobe_machine::host::{Fact, Finding, Verdict};
 use hvprobe_machine::{CatchMode, EndReason, Ending, Machine, State, ThrottleNotice};
 use hvprobe_proto::v1;
-use hvprobe_proto::wire::{WireEnum as _, actions, arguments, budget, registers};
+use hvprobe_proto::wire::{Wire, WireEnum as _};
 use hvprobe_spec::Mechanism;
 use hvprobe_spec::definition::Kind;
 
@@ -115,18 +115,13 @@ fn probe(info: ProbeInfo, armed: bool) -> v1::Probe {
         errors: info.counts.errors,
         armed: armed && !info.disabled && state == v1::ProbeState::Placed,
         actions: Some(v1::Actions {
-            registers: registers::set_to_wire(info.shown.registers),
-            ..actions::to_wire(&info.actions)
+            registers: info.shown.registers.to_wire(),
+            ..info.actions.to_wire()
         }),
         throttled: info.counts.throttled,
         turned_off: info.turned_off,
-        budget: info.budget.as_ref().map(budget::to_wire),
-        arguments: info
-            .shown
-            .arguments
-            .iter()
-            .map(arguments::to_wire)
-            .collect(),
+        budget: info.budget.as_ref().map(Wire::to_wire),
+        arguments: info.shown.arguments.to_wire(),
         call: info.shown.call,
         // The machine's handle sets the owner.
         ..v1::Probe::default()

@@ -2,7 +2,7 @@
 
 use hvprobe_hit::aggregate::{KeyValue, Row, Snapshot, Sum};
 use hvprobe_proto::v1::{self, HistogramForm, histogram_key_value};
-use hvprobe_proto::wire::arguments::shape;
+use hvprobe_proto::wire::Wire as _;
 use hvprobe_spec::aggregate::{Aggregate, Measured, Part};
 use hvprobe_spec::histogram::{Histogram, Key, KeyForm, ValueForm};
 
@@ -51,7 +51,7 @@ fn key(key: &Key, part: Option<&Part>) -> v1::HistogramKey {
         name: key.name(),
         form: form.into(),
         width,
-        r#type: part.filter(|_| !is_stack).map(|part| shape(&part.shape)),
+        r#type: part.filter(|_| !is_stack).map(|part| part.shape.to_wire()),
     }
 }
 

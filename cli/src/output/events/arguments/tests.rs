@@ -1,4 +1,4 @@
-use hvprobe_proto::v1::{Register, TypeKind};
+use hvprobe_proto::v1::{EventField, Register, TypeKind, argument};
 
 use super::*;
 use crate::output::events::captured::Captures;
