@@ -3,7 +3,7 @@
 use std::process;
 
 use anyhow::bail;
-use hvprobe_proto::v1::{DisableRequest, ProbeSpec, RegisterRequest};
+use hvprobe_proto::v1::{DisableRequest, ProbeSpec, RegisterRequest, RegisterResponse};
 use hvprobe_spec::bounded;
 
 use crate::client::Client;
@@ -34,7 +34,7 @@ pub(crate) struct ToPlant {
 #[derive(Debug)]
 pub(crate) struct Planted {
     pub(crate) session: Session,
-    pub(crate) ids: Vec<u32>,
+    pub(crate) answer: RegisterResponse,
 }
 
 /// Returns the default owner of the probes.
@@ -130,8 +130,10 @@ impl ToPlant {
         if registered.ids.is_empty() {
             bail!("no probe was planted");
         }
-        let ids = registered.ids;
-        Ok(Planted { session, ids })
+        Ok(Planted {
+            session,
+            answer: registered,
+        })
     }
 }
 
