@@ -5,6 +5,7 @@
 //! registers nor memory have changed, and the guest can get the fault as if the instruction had raised it.
 
 mod alu;
+mod execute;
 mod flow;
 mod operand;
 mod operation;
@@ -12,143 +13,8 @@ mod operation;
 mod tests;
 
 pub(super) use alu::{Binary, Unary};
+pub(super) use execute::execute;
 pub(super) use flow::{Condition, Count, Target};
 pub(super) use operand::{Address, Register, Source, Width};
 pub use operation::Emulated;
 pub(super) use operation::Operation;
-
-use super::displaced::{Action, Displaced};
-use super::memory::{Effect, Memory, MemoryFault, reachable};
-use crate::Gva;
-use crate::regs::{Regs, rflags};
-
-/// The flags that `popfq` loads at privilege level 0: all but the reserved ones, RF, which it
-/// clears, and VM, VIF and VIP, which it leaves alone (SDM vol. 2, POPF, table 4-16).
-const POPPED: u64 = rflags::ARITHMETIC
-    | rflags::TF
-    | rflags::IF
-    | rflags::DF
-    | rflags::IOPL
-    | rflags::NT
-    | rflags::AC
-    | rflags::ID;
-
-impl Displaced {
-    /// Carries the instruction out on `regs`, RIP included, as the kernel (privilege level 0). The old value of
-    /// RIP is ignored. Hit path: at most two memory accesses, no decoding, no allocation.
-    ///
-    /// The caller has to handle the following, where it matters. A trap flag that is set in `regs` before raises
-    /// no #DB here (one set by `popfq` does after the next instruction, by the processor itself). A call pushes
-    /// nothing on a shadow stack and a return pops nothing from it. An indirect branch neither waits for
-    /// `endbr64` nor ends such a wait.
-    ///
-    /// # Errors
-    /// When memory cannot be accessed, or when the instruction goes to an address that no kernel code can have;
-    /// then `regs` and memory are unchanged.
-    ///
-    /// # Panics
-    /// When the action is not [`Emulate`](Action::Emulate).
-    #[inline]
-    pub fn emulate(&self, regs: &mut Regs, mem: &mut impl Memory) -> Result<Effect, MemoryFault> {
-        let Action::Emulate(Emulated(operation)) = self.action else {
-            unreachable!("{} is not emulated", self.at);
-        };
-        // With function tracing built in, most functions of a kernel begin with a nop.
-        if operation == Operation::Nop {
-            regs.rip = self.next().0;
-            regs.rflags &= !rflags::RF;
-            return Ok(Effect::Done);
-        }
-        self.emulate_any(operation, regs, mem)
-    }
-
-    #[inline(never)]
-    fn emulate_any(
-        &self,
-        operation: Operation,
-        regs: &mut Regs,
-        mem: &mut impl Memory,
-    ) -> Result<Effect, MemoryFault> {
-        let mut rip = self.next();
-        let mut effect = Effect::Done;
-        match operation {
-            Operation::Nop => {}
-            Operation::Push(from) => push(from.read(regs), regs, mem)?,
-            Operation::Pop(to) => {
-                let value = mem.read_u64(Gva(regs.rsp))?;
-                // The increment comes first: after `pop rsp`, RSP is the word that was popped.
-                regs.rsp = regs.rsp.wrapping_add(8);
-                regs.set(to, value);
-            }
-            Operation::PushFlags => {
-                let flags = regs.rflags & !(rflags::RF | rflags::VM) | rflags::FIXED;
-                push(flags, regs, mem)?;
-            }
-            Operation::PopFlags => {
-                let flags = mem.read_u64(Gva(regs.rsp))?;
-                regs.rsp = regs.rsp.wrapping_add(8);
-                regs.rflags = regs.rflags & !POPPED | flags & POPPED | rflags::FIXED;
-            }
-            Operation::Move { to, from } => to.write(regs, from.read(regs)),
-            Operation::Lea { to, address } => to.write(regs, address.of(regs).0),
-            Operation::Binary {
-                operation,
-                to,
-                from,
-            } => alu::binary(operation, to, from, regs),
-            Operation::Unary { operation, to } => alu::unary(operation, to, regs),
-            Operation::Flags { clear, set, flip } => {
-                regs.rflags = (regs.rflags & !clear | set) ^ flip;
-            }
-            Operation::EnableInterrupts => {
-                if regs.rflags & rflags::IF == 0 {
-                    effect = Effect::Shadow;
-                }
-                regs.rflags |= rflags::IF;
-            }
-            Operation::Call(target) => {
-                let target = target.find(regs, mem)?;
-                push(rip.0, regs, mem)?;
-                rip = target;
-            }
-            Operation::Jump(target) => rip = target.find(regs, mem)?,
-            Operation::Branch { condition, target } => {
-                if condition.holds(regs.rflags) {
-                    rip = reachable(target)?;
-                }
-            }
-            Operation::CountedBranch {
-                count,
-                counter,
-                target,
-            } => {
-                let mut counted = *regs;
-                if count.is_taken(counter, &mut counted) {
-                    rip = reachable(target)?;
-                }
-                *regs = counted;
-            }
-            Operation::Return { release } => {
-                rip = reachable(Gva(mem.read_u64(Gva(regs.rsp))?))?;
-                regs.rsp = regs.rsp.wrapping_add(8 + u64::from(release));
-            }
-            Operation::Leave => {
-                let value = mem.read_u64(Gva(regs.rbp))?;
-                regs.rsp = regs.rbp.wrapping_add(8);
-                regs.rbp = value;
-            }
-        }
-        regs.rip = rip.0;
-        // Every instruction that completes clears RF (SDM vol. 3, "Instruction-Breakpoint Exception
-        // Condition").
-        regs.rflags &= !rflags::RF;
-        Ok(effect)
-    }
-}
-
-fn push(value: u64, regs: &mut Regs, mem: &mut impl Memory) -> Result<(), MemoryFault> {
-    let top = regs.rsp.wrapping_sub(8);
-    mem.write_u64(Gva(top), value)?;
-    regs.rsp = top;
-    Ok(())
-}

@@ -5,9 +5,12 @@ mod native;
 mod native_flow;
 
 use super::super::testing::{AT, Words, displaced};
-use super::super::{Effect, MemoryFault, classify};
+use super::super::{Action, Effect, MemoryFault, classify};
+use super::execute::POPPED;
 use super::*;
+use crate::Gva;
 use crate::paging::WalkError;
+use crate::regs::{Regs, rflags};
 use expect_test::{Expect, expect};
 
 const TOP: u64 = 0xffff_c900_0000_1000;
