@@ -7,7 +7,7 @@ use hvprobe_arch::Gva;
 use hvprobe_machine::{Ending, Event, Machine, MachineConfig};
 use hvprobe_vm::{CatchMode, host};
 
-use super::{Asm, MicroKernel, RESULTS};
+use super::kernel::{Asm, MicroKernel, RESULTS};
 use crate::rig::Running;
 
 /// Far beyond what any host needs: work that takes longer hangs.

@@ -9,7 +9,7 @@ use hvprobe_arch::Gva;
 use hvprobe_machine::Machine;
 use iced_x86::code_asm::{CodeLabel, ptr, qword_ptr, registers::*};
 
-use super::{APIC, Asm, DATA, MicroKernel, VIRT};
+use super::kernel::{APIC, Asm, DATA, MicroKernel, VIRT};
 
 /// Address of the number of records. The records begin at offset `FIRST` and have 1 << `SIZE_SHIFT` bytes each.
 pub const RECORDS: u64 = VIRT + 0x20_0000;
@@ -97,25 +97,25 @@ impl MicroKernel {
     /// # Errors
     /// When the code cannot be assembled.
     pub fn record(&mut self, vectors: &[u8], own_stack: bool) -> Asm<()> {
-        let mut common = self.asm.create_label();
-        let name = self.asm.create_label();
+        let mut common = self.asm().create_label();
+        let name = self.asm().create_label();
         self.function("recorder", name)?;
         for vector in vectors {
-            let mut entry = self.asm.create_label();
-            self.asm.set_label(&mut entry)?;
+            let mut entry = self.asm().create_label();
+            self.asm().set_label(&mut entry)?;
             if !has_error_code(*vector) {
-                self.asm.push(0)?;
+                self.asm().push(0)?;
             }
-            self.asm.push(i32::from(*vector))?;
-            self.asm.jmp(common)?;
+            self.asm().push(i32::from(*vector))?;
+            self.asm().jmp(common)?;
             self.handler(*vector, entry, u8::from(own_stack));
         }
-        self.asm.set_label(&mut common)?;
+        self.asm().set_label(&mut common)?;
         self.recorder()
     }
 
     fn recorder(&mut self) -> Asm<()> {
-        let a = &mut self.asm;
+        let a = self.asm();
         let (mut full, mut interrupt, mut resolve, mut back) = (
             a.create_label(),
             a.create_label(),
@@ -181,7 +181,7 @@ impl MicroKernel {
     /// # Errors
     /// When the code cannot be assembled.
     pub fn start_recording(&mut self) -> Asm<()> {
-        let a = &mut self.asm;
+        let a = self.asm();
         // All in the page of results: the loader's GDT followed by the task state segment's descriptor, the GDT
         // pointer, and the segment.
         let (gdt, gdtr, tss) = (
@@ -224,6 +224,6 @@ impl MicroKernel {
 
     /// Returns a new label, for a jump to code that follows.
     pub fn label(&mut self) -> CodeLabel {
-        self.asm.create_label()
+        self.asm().create_label()
     }
 }
