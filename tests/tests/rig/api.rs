@@ -27,10 +27,7 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
-use client::{Running, detail, request, specs};
-
-/// Prints that it is ready, then exits with the status that it reads.
-const OBEDIENT: &[&str] = &["sh", "-c", "echo ready; read status; exit $status"];
+use client::{OBEDIENT, Running, detail, request, specs};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pending_probe_counts_a_workload_and_the_stream_ends_with_the_machine() {

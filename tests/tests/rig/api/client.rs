@@ -26,6 +26,9 @@ use tonic::transport::{Channel, Endpoint};
 /// Maximum number of pages of a list, with one probe each: more than any list here has.
 const PAGES: usize = 1000;
 
+/// A command that prints that it is ready, then exits with the status that it reads.
+pub(crate) const OBEDIENT: &[&str] = &["sh", "-c", "echo ready; read status; exit $status"];
+
 /// A server on its own socket.
 pub(crate) struct Running {
     folder: TempDir,

@@ -21,8 +21,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tonic::Code;
 
-use super::OBEDIENT;
-use super::client::{Client, Running, request};
+use super::client::{Client, OBEDIENT, Running, request};
 use super::sessions::LONG;
 use super::used::Used;
 

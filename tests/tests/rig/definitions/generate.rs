@@ -1,5 +1,8 @@
 //! Generates definitions, the same every time: valid ones by the grammar, invalid ones by changing those.
 
+/// Number of generated definitions, in addition to those in `written.txt`.
+pub(super) const MADE_UP: usize = 1700;
+
 /// SplitMix64.
 struct Random(u64);
 

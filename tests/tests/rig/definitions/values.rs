@@ -306,7 +306,7 @@ fn values_are_those_that_the_guests_kernel_fetches() {
     let all = generate::definitions(
         function,
         names::behind_entry(function),
-        rounds(super::MADE_UP),
+        rounds(generate::MADE_UP),
     );
     let mut texts = Vec::new();
     for text in all {
