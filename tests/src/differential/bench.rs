@@ -20,7 +20,7 @@ use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_regs, kvm_sregs, kvm_xsave};
 use kvm_ioctls::{Cap, Kvm, SyncReg, VcpuExit, VcpuFd, VmFd};
 
 use super::layout::{self, Spaces};
-use super::state::Host;
+use super::start::{Extended, Host, Start};
 use super::system::{STUB, has_error_code, set_pat, set_registers, write_pages};
 use super::text::Text;
 use super::watchdog::Watchdog;
@@ -77,9 +77,6 @@ fn kvm(what: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> BenchError {
     move |error| BenchError::Kvm(what, error)
 }
 
-/// Extended state (x87, SSE, AVX, ...), in the uncompacted layout of `xsave`.
-pub type Extended = Box<[u32; 1024]>;
-
 /// Returns the state without `XSTATE_BV`, for comparisons. The processor may clear a component's bit there at
 /// any time when the component is in its initial state (SDM vol. 1, 13.6), and KVM returns the values in any
 /// case.
@@ -121,19 +118,6 @@ pub struct PortAccess {
     pub written: Option<Vec<u8>>,
     /// Number of bytes.
     pub len: usize,
-}
-
-/// Registers at the start of a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Start {
-    /// General registers, RIP and RFLAGS.
-    pub regs: Regs,
-    /// The base of FS.
-    pub fs_base: u64,
-    /// The base of GS.
-    pub gs_base: u64,
-    /// Whether operands whose address depends on no register are mapped.
-    pub is_full: bool,
 }
 
 /// State at the end of a run.

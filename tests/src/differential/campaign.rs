@@ -11,7 +11,8 @@ use hvprobe_arch::insn::classify;
 
 use super::bench::{Bench, End};
 use super::random::Random;
-use super::state::{Host, case};
+use super::start::Host;
+use super::state::case;
 use super::text::{Form, Site, Text};
 use super::trial::{self, Difference, Mechanism, Verdict};
 

@@ -14,9 +14,11 @@
 pub mod bench;
 pub mod campaign;
 pub mod coverage;
+mod draft;
 mod layout;
 pub mod random;
 mod special;
+mod start;
 pub mod state;
 mod system;
 pub mod text;

@@ -1,38 +1,11 @@
 //! Operands that particular instructions need, to have an effect, or to do no harm to the bench.
 
-use hvprobe_arch::regs::{Gpr, rflags};
+use hvprobe_arch::regs::rflags;
 use iced_x86::{Mnemonic as M, OpKind, Register};
 
+use super::draft::{Draft, Exactness, gpr};
 use super::layout::ARENA;
-use super::state::{Draft, Exactness};
 use super::system::DATA;
-
-/// The general registers in the order of their encoding.
-pub(super) const GPRS: [Gpr; 16] = [
-    Gpr::Rax,
-    Gpr::Rcx,
-    Gpr::Rdx,
-    Gpr::Rbx,
-    Gpr::Rsp,
-    Gpr::Rbp,
-    Gpr::Rsi,
-    Gpr::Rdi,
-    Gpr::R8,
-    Gpr::R9,
-    Gpr::R10,
-    Gpr::R11,
-    Gpr::R12,
-    Gpr::R13,
-    Gpr::R14,
-    Gpr::R15,
-];
-
-/// Returns the general register that `name` is, or is a part of.
-pub(super) fn gpr(name: Register) -> Option<Gpr> {
-    name.is_gpr()
-        .then(|| GPRS.get(name.full_register().number()).copied())
-        .flatten()
-}
 
 /// IA32_KERNEL_GS_BASE, which nothing on the bench uses.
 const KERNEL_GS_BASE: u64 = 0xc000_0102;

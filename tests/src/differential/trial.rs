@@ -13,11 +13,12 @@ use hvprobe_arch::paging::{PageTables, WalkError};
 use hvprobe_arch::regs::{Regs, rflags};
 use hvprobe_vm::memory::GuestRam;
 
-use super::bench::{Bench, End, Left, PF, Start};
+use super::bench::{Bench, End, Left, PF};
+use super::draft::{Exactness, GPRS};
 use super::layout::{PAGE, SLOTS};
 use super::random::Random;
-use super::special::GPRS;
-use super::state::{Case, Exactness};
+use super::start::Start;
+use super::state::Case;
 
 /// Way in which an instruction is executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
