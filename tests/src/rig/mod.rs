@@ -1,7 +1,9 @@
 //! Helpers for tests that boot stock Linux guests in a rig.
 
+mod chain;
 mod running;
 mod shared;
+mod terminal;
 
 use std::env;
 use std::path::PathBuf;
@@ -13,6 +15,7 @@ use hvprobe_machine::{
 };
 use hvprobe_spec::definition;
 
+pub use chain::chain;
 pub use hvprobe_fixtures::{is_short, rounds};
 pub use running::{Ended, Running};
 
@@ -192,19 +195,6 @@ pub fn assert_clean(ended: &Ended, printed: &str, status: u8) {
             "the guest printed:\n{printed}"
         );
     }
-}
-
-/// Formats an error and its sources in one line.
-#[must_use]
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }
 
 /// Prints the progress of a long test directly to standard error, because the test runner captures what tests

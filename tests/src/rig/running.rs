@@ -8,21 +8,21 @@
 
 use std::mem;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::insn::instruction_len;
 use hvprobe_linux::image::KernelImage;
 use hvprobe_machine::{
-    Console, Delivery, EndReason, Ending, Event, KernelFile, Machine, MachineConfig, ProbeId,
-    ProbeSpec, State, Subscription,
+    Delivery, EndReason, Ending, Event, KernelFile, Machine, MachineConfig, ProbeId, ProbeSpec,
+    State, Subscription,
 };
 
-use super::chain;
+use super::chain::chain;
 use super::shared::Lease;
+use super::terminal::{Quiet, Terminal, boot_paused};
 use crate::wait;
 
 /// A running machine, with its events and output.
@@ -32,8 +32,7 @@ pub struct Running {
     pub machine: Arc<Machine>,
     events: Option<Subscription>,
     seen: Vec<Event>,
-    console: Console,
-    printed: Text,
+    console: Terminal,
     /// Lease of a guest that other tests use, too; `None` if the guest is this test's own.
     lease: Option<Lease>,
 }
@@ -81,17 +80,9 @@ impl Running {
     #[must_use]
     pub fn boot(config: MachineConfig) -> Self {
         keep(&config.kernel);
-        // Paused, so that nothing happens before there is a subscriber.
-        let config = MachineConfig {
-            paused: true,
-            ..config
-        };
-        let machine = match Machine::boot(config) {
-            Ok(machine) => machine,
-            Err(error) => panic!("cannot boot: {}", chain(&error)),
-        };
+        let machine = boot_paused(config);
         let events = Some(machine.subscribe(Vec::new(), 1 << 20));
-        let console = machine.console();
+        let console = Terminal::of(&machine);
         if let Err(error) = machine.resume() {
             panic!("cannot start: {}", chain(&error));
         }
@@ -100,7 +91,6 @@ impl Running {
             events,
             seen: Vec::new(),
             console,
-            printed: Text::default(),
             lease: None,
         }
     }
@@ -119,15 +109,14 @@ impl Running {
         let mut running = Self {
             events: Some(machine.subscribe(Vec::new(), 1 << 20)),
             seen: Vec::new(),
-            console: machine.console(),
-            printed: Text::default(),
+            console: Terminal::of(&machine),
             machine,
             lease: None,
         };
         // The console replays the output of earlier commands as well.
         let begins = lease.start(config);
         running.wait_for(&begins);
-        running.printed.forget_before(&begins);
+        running.console.forget_before(&begins);
         running.lease = Some(lease);
         running
     }
@@ -175,32 +164,15 @@ impl Running {
     /// # Panics
     /// When the guest ends first.
     pub fn wait_for(&mut self, text: &str) -> String {
-        // Does not search the same text again for every piece of a long output.
-        let mut searched = 0;
-        self.wait_printed(|printed| {
-            let found = printed[searched..].contains(text);
-            searched = printed.floor_char_boundary(printed.len().saturating_sub(text.len()));
-            found
-        })
+        self.console.wait_for(text)
     }
 
     /// Waits until `enough` accepts the guest's output; returns that output.
     ///
     /// # Panics
     /// When the guest ends first.
-    pub fn wait_printed(&mut self, mut enough: impl FnMut(&str) -> bool) -> String {
-        let _quiet = Quiet::watch(&self.machine);
-        while !enough(&self.printed.whole) {
-            match self.console.blocking_next() {
-                Some(more) => self.printed.extend(more.bytes),
-                None => panic!(
-                    "the guest ended too early: {:?}\n{}",
-                    self.machine.wait(),
-                    self.printed.whole
-                ),
-            }
-        }
-        self.printed.whole.clone()
+    pub fn wait_printed(&mut self, enough: impl FnMut(&str) -> bool) -> String {
+        self.console.wait_printed(enough)
     }
 
     /// Waits until `enough` accepts the events since the start; returns them.
@@ -316,13 +288,11 @@ impl Running {
                 }
             }
             None => {
-                while let Some(more) = self.console.blocking_next() {
-                    self.printed.extend(more.bytes);
-                }
+                self.console.read_to_end();
                 self.machine.wait().into()
             }
         };
-        (ended, self.printed.whole.clone())
+        (ended, self.console.printed().to_owned())
     }
 
     /// Does the same as [`Running::end`] and also returns every event.
@@ -356,72 +326,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if let Some(lease) = self.lease.take() {
-            lease.give_back(&self.printed.whole);
+            lease.give_back(self.console.printed());
         }
-    }
-}
-
-/// Output of the guest as text; invalid UTF-8 is replaced.
-#[derive(Debug, Default)]
-struct Text {
-    whole: String,
-    /// Possible beginning of a character.
-    rest: Vec<u8>,
-}
-
-impl Text {
-    /// Removes the text up to the end of `mark`.
-    fn forget_before(&mut self, mark: &str) {
-        if let Some(at) = self.whole.find(mark) {
-            self.whole.drain(..at + mark.len());
-        }
-    }
-
-    fn extend(&mut self, bytes: Vec<u8>) {
-        self.rest.extend(bytes);
-        let bytes = mem::take(&mut self.rest);
-        let mut chunks = bytes.utf8_chunks().peekable();
-        while let Some(chunk) = chunks.next() {
-            self.whole.push_str(chunk.valid());
-            match chunk.invalid() {
-                [] => {}
-                rest if chunks.peek().is_none() => self.rest = rest.to_vec(),
-                _ => self.whole.push(char::REPLACEMENT_CHARACTER),
-            }
-        }
-    }
-}
-
-/// Time to wait for a guest. After it, the state of its virtual CPUs is printed and the guest is stopped, so
-/// that the test fails. Less than the time that `cargo lab test` allows without output.
-const LONG: Duration = Duration::from_secs(80);
-
-/// Prints the state of the virtual CPUs and stops the guest, unless dropped within [`LONG`].
-struct Quiet(#[expect(dead_code, reason = "ends the watch when dropped")] Sender<()>);
-
-impl Quiet {
-    fn watch(machine: &Arc<Machine>) -> Self {
-        let (over, watched) = channel();
-        let machine = Arc::clone(machine);
-        thread::spawn(move || {
-            if watched.recv_timeout(LONG) == Err(RecvTimeoutError::Timeout) {
-                print_standings(&machine);
-                machine.stop();
-            }
-        });
-        Self(over)
-    }
-}
-
-fn print_standings(machine: &Machine) {
-    eprintln!("waited in vain for the guest; {:?}", machine.status());
-    match machine.standings() {
-        Ok(all) => all.iter().for_each(|cpu| {
-            let place = machine.image().symbols().containing(cpu.rip());
-            let place = place.map(|(symbol, offset)| format!("{}+{offset:#x}", symbol.name));
-            let place = place.unwrap_or_else(|| "outside of the kernel".to_owned());
-            eprintln!("rip {} ({place}), rsp {}", cpu.rip(), cpu.rsp());
-        }),
-        Err(error) => eprintln!("{}", chain(&error)),
     }
 }

@@ -18,8 +18,8 @@ use std::thread;
 use hvprobe_arch::Gva;
 use hvprobe_machine::{Machine, MachineConfig, ProbeId, Refusals, State};
 
-use super::chain;
-use super::running::Running;
+use super::chain::chain;
+use super::terminal::{Terminal, boot_paused};
 use crate::wait;
 
 /// Program in the guest's image that runs commands (`tests/guest/commands`).
@@ -144,10 +144,17 @@ impl Guest {
             refusals: Refusals::Fail,
             ..config.clone()
         };
-        let mut running = Running::boot(config.clone());
-        running.wait_for(READY);
-        let machine = Arc::clone(&running.machine);
-        let (text_at, end) = (running.address("_stext"), running.address("_etext"));
+        let machine = boot_paused(config.clone());
+        let mut console = Terminal::of(&machine);
+        if let Err(error) = machine.resume() {
+            panic!("cannot start: {}", chain(&error));
+        }
+        console.wait_for(READY);
+        let address = |symbol: &str| match machine.image().symbols().lookup(symbol) {
+            Ok(symbol) => symbol.addr,
+            Err(error) => panic!("{symbol}: {error}"),
+        };
+        let (text_at, end) = (address("_stext"), address("_etext"));
         let size = usize::try_from(end.0 - text_at.0).expect("text fits memory");
         let mut text = vec![0; size];
         if let Err(error) = machine.read_kernel(text_at, &mut text) {

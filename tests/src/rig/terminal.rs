@@ -1,0 +1,159 @@
+//! A guest's console as text, and waiting for what the guest prints there, with a deadline.
+
+use std::mem;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread;
+use std::time::Duration;
+
+use hvprobe_machine::{Console, Machine, MachineConfig};
+
+use super::chain::chain;
+
+/// Boots `config`, paused, so that nothing happens before there is a subscriber.
+///
+/// # Panics
+/// When it cannot be booted.
+pub(super) fn boot_paused(config: MachineConfig) -> Arc<Machine> {
+    let config = MachineConfig {
+        paused: true,
+        ..config
+    };
+    match Machine::boot(config) {
+        Ok(machine) => machine,
+        Err(error) => panic!("cannot boot: {}", chain(&error)),
+    }
+}
+
+/// A guest's console, and what was read of it.
+#[derive(Debug)]
+pub(super) struct Terminal {
+    machine: Arc<Machine>,
+    console: Console,
+    printed: Text,
+}
+
+impl Terminal {
+    pub(super) fn of(machine: &Arc<Machine>) -> Self {
+        Self {
+            machine: Arc::clone(machine),
+            console: machine.console(),
+            printed: Text::default(),
+        }
+    }
+
+    /// Returns what was read so far.
+    pub(super) fn printed(&self) -> &str {
+        &self.printed.whole
+    }
+
+    /// Waits until the guest has printed `text`; returns everything it printed.
+    ///
+    /// # Panics
+    /// When the guest ends first.
+    pub(super) fn wait_for(&mut self, text: &str) -> String {
+        // Does not search the same text again for every piece of a long output.
+        let mut searched = 0;
+        self.wait_printed(|printed| {
+            let found = printed[searched..].contains(text);
+            searched = printed.floor_char_boundary(printed.len().saturating_sub(text.len()));
+            found
+        })
+    }
+
+    /// Waits until `enough` accepts the guest's output; returns that output.
+    ///
+    /// # Panics
+    /// When the guest ends first.
+    pub(super) fn wait_printed(&mut self, mut enough: impl FnMut(&str) -> bool) -> String {
+        let _quiet = Quiet::watch(&self.machine);
+        while !enough(&self.printed.whole) {
+            match self.console.blocking_next() {
+                Some(more) => self.printed.extend(more.bytes),
+                None => panic!(
+                    "the guest ended too early: {:?}\n{}",
+                    self.machine.wait(),
+                    self.printed.whole
+                ),
+            }
+        }
+        self.printed.whole.clone()
+    }
+
+    /// Reads until the guest ends.
+    pub(super) fn read_to_end(&mut self) {
+        while let Some(more) = self.console.blocking_next() {
+            self.printed.extend(more.bytes);
+        }
+    }
+
+    /// Removes the text up to the end of `mark`.
+    pub(super) fn forget_before(&mut self, mark: &str) {
+        self.printed.forget_before(mark);
+    }
+}
+
+/// Output of the guest as text; invalid UTF-8 is replaced.
+#[derive(Debug, Default)]
+struct Text {
+    whole: String,
+    /// Possible beginning of a character.
+    rest: Vec<u8>,
+}
+
+impl Text {
+    /// Removes the text up to the end of `mark`.
+    fn forget_before(&mut self, mark: &str) {
+        if let Some(at) = self.whole.find(mark) {
+            self.whole.drain(..at + mark.len());
+        }
+    }
+
+    fn extend(&mut self, bytes: Vec<u8>) {
+        self.rest.extend(bytes);
+        let bytes = mem::take(&mut self.rest);
+        let mut chunks = bytes.utf8_chunks().peekable();
+        while let Some(chunk) = chunks.next() {
+            self.whole.push_str(chunk.valid());
+            match chunk.invalid() {
+                [] => {}
+                rest if chunks.peek().is_none() => self.rest = rest.to_vec(),
+                _ => self.whole.push(char::REPLACEMENT_CHARACTER),
+            }
+        }
+    }
+}
+
+/// Time to wait for a guest. After it, the state of its virtual CPUs is printed and the guest is stopped, so
+/// that the test fails. Less than the time that `cargo lab test` allows without output.
+const LONG: Duration = Duration::from_secs(80);
+
+/// Prints the state of the virtual CPUs and stops the guest, unless dropped within [`LONG`].
+pub(super) struct Quiet(#[expect(dead_code, reason = "ends the watch when dropped")] Sender<()>);
+
+impl Quiet {
+    pub(super) fn watch(machine: &Arc<Machine>) -> Self {
+        let (over, watched) = channel();
+        let machine = Arc::clone(machine);
+        thread::spawn(move || {
+            if watched.recv_timeout(LONG) == Err(RecvTimeoutError::Timeout) {
+                print_standings(&machine);
+                machine.stop();
+            }
+        });
+        Self(over)
+    }
+}
+
+fn print_standings(machine: &Machine) {
+    eprintln!("waited in vain for the guest; {:?}", machine.status());
+    match machine.standings() {
+        Ok(all) => all.iter().for_each(|cpu| {
+            let place = machine.image().symbols().containing(cpu.rip());
+            let place = place.map(|(symbol, offset)| format!("{}+{offset:#x}", symbol.name));
+            let place = place.unwrap_or_else(|| "outside of the kernel".to_owned());
+            eprintln!("rip {} ({place}), rsp {}", cpu.rip(), cpu.rsp());
+        }),
+        Err(error) => eprintln!("{}", chain(&error)),
+    }
+}
