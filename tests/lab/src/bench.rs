@@ -16,10 +16,12 @@ use crate::choose::choose;
 use crate::instructions;
 use crate::job::{Job, Stdio, Step};
 use crate::kernel::Choice;
+use crate::kind::Kind;
+use crate::outcome::{Finish, Listener};
 use crate::packages;
 use crate::process::{self, Audience, End, Limits};
 use crate::progress;
-use crate::rig::{Finish, Kind, Listener};
+use crate::rig;
 use crate::run::{self, MachineOptions};
 use crate::setup::Ready;
 
@@ -367,7 +369,7 @@ fn tried(rig: Kind, ready: &Ready, job: &Job, program: &str) -> Result<Heard> {
     loop {
         number += 1;
         let mut heard = Heard::default();
-        let outcome = rig.run(ready, job, &mut heard)?;
+        let outcome = rig::run(rig, ready, job, &mut heard)?;
         heard.status = run::report(&outcome);
         let why = match &outcome.finish {
             Finish::Interrupted(_) => return Ok(heard),

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
+use crate::kind::Kind;
 use crate::process::{self, Apart, Audience, End, Group, Limits, Streams};
 use crate::progress;
-use crate::rig::Kind;
 use crate::signals::Signals;
 
 const PATIENCE: Duration = Duration::from_secs(60);

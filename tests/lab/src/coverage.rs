@@ -10,7 +10,7 @@ use clap::Args;
 
 use crate::cargo;
 use crate::job::{Job, Step};
-use crate::rig::Kind;
+use crate::kind::Kind;
 use crate::run;
 use crate::setup::Ready;
 

@@ -10,9 +10,9 @@ use crate::cargo::{self, Workspace};
 use crate::choose::choose;
 use crate::estimate::{self, Work};
 use crate::job::{Job, Stdio, Step};
+use crate::kind::Kind;
 use crate::prefetch::{Fetch, Wanted};
 use crate::progress;
-use crate::rig::Kind;
 use crate::run::{self, MachineOptions};
 use crate::setup::Ready;
 

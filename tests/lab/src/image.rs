@@ -1,19 +1,13 @@
-//! Contents of the two initramfs images: the guest's and the rig's.
+//! Contents of the initramfs of guests, and what the rig's has in common with it.
 
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
 use crate::archive::Archive;
-use crate::job::{Job, Stdio as JobStdio};
 use crate::kernel::Kernel;
-use crate::modules;
 use crate::needed;
-use crate::setup::Ready;
-use crate::shell;
-use crate::terminal;
 
 /// Path of busybox from the package busybox-static.
 pub(crate) const BUSYBOX: &str = "/bin/busybox";
@@ -24,7 +18,6 @@ const GUEST_SCRIPTS: [(&str, &[u8]); 2] = [
     ("commands", include_bytes!("../../guest/commands")),
     ("complaints", include_bytes!("../../guest/complaints")),
 ];
-const RIG_INIT: &[u8] = include_bytes!("../../guest/rig-init");
 
 /// Mount points and folders that programs expect.
 const FOLDERS: [&str; 7] = ["proc", "sys", "tmp", "run", "root", "etc", "usr/bin"];
@@ -51,37 +44,6 @@ pub(crate) fn guest(workload: &Path, kernel: Option<&Kernel>) -> Result<Vec<u8>>
     archive.finish()
 }
 
-/// Builds the initramfs of the rig that runs `job`. The rig first loads `modules`, each with the parameters
-/// that follow its name, and their dependencies. `nonce` goes into the marks on the console.
-pub(crate) fn rig(ready: &Ready, job: &Job, modules: &[&str], nonce: &str) -> Result<Vec<u8>> {
-    let mut archive = Archive::with_console()?;
-    archive.file("init", 0o755, RIG_INIT)?;
-    programs(
-        &mut archive,
-        job.programs
-            .iter()
-            .map(|(name, path)| (name.as_str(), path.as_path())),
-    )?;
-    userland(&mut archive)?;
-    for (name, source) in &job.files {
-        if !archive.contains(name) {
-            archive.copy(name, source)?;
-        }
-    }
-    archive.copy("guest/kernel", &ready.guest.kernel())?;
-    archive.copy("guest/initrd.cpio", &ready.guest.initrd())?;
-
-    let mut lines = String::new();
-    for module in modules::in_order(modules, |file| ready.kernel.module(file))? {
-        archive.file(&format!("lab/{}", module.file), 0o644, &module.bytes)?;
-        lines.push_str(&format!("{} {}\n", module.file, module.parameters));
-    }
-    archive.file("lab/modules", 0o644, lines.as_bytes())?;
-    archive.file("lab/environment", 0o644, &environment(job, nonce))?;
-    archive.file("lab/steps", 0o644, &steps(job))?;
-    archive.finish()
-}
-
 /// Lists the applets of this machine's busybox, which is also the rig's and the guest's.
 pub(crate) fn applets() -> Result<Vec<String>> {
     let output = Command::new(BUSYBOX)
@@ -99,7 +61,7 @@ pub(crate) fn applets() -> Result<Vec<String>> {
 }
 
 /// Adds busybox with a link for each applet whose name is free, and the usual folders.
-fn userland(archive: &mut Archive) -> Result<()> {
+pub(crate) fn userland(archive: &mut Archive) -> Result<()> {
     for folder in FOLDERS {
         archive.folder(folder)?;
     }
@@ -115,7 +77,7 @@ fn userland(archive: &mut Archive) -> Result<()> {
 }
 
 /// Adds programs under `/bin`, and the shared libraries that they need.
-fn programs<'a>(
+pub(crate) fn programs<'a>(
     archive: &mut Archive,
     programs: impl IntoIterator<Item = (&'a str, &'a Path)>,
 ) -> Result<()> {
@@ -168,45 +130,4 @@ impl Lean {
             Self::AsIs(path) => path,
         }
     }
-}
-
-/// Returns the rig's `/lab/environment`: the environment of its init and of the steps.
-fn environment(job: &Job, nonce: &str) -> Vec<u8> {
-    let mut script = Vec::new();
-    let stdio = match job.stdio {
-        JobStdio::Plain => "plain",
-        JobStdio::Terminal => "terminal",
-        JobStdio::Interactive => "interactive",
-    };
-    for (name, value) in [("LAB_NONCE", nonce), ("LAB_STDIO", stdio)] {
-        shell::export_into(&mut script, name, value.as_bytes());
-    }
-    if let Some(port) = job.forward {
-        shell::export_into(&mut script, "LAB_FORWARD", port.to_string().as_bytes());
-    }
-    for (name, value) in &job.environment {
-        shell::export_into(&mut script, name, value.as_bytes());
-    }
-    // hvprobe's defaults are then /guest/kernel and /guest/initrd.cpio.
-    shell::export_into(&mut script, crate::place::CACHE_VARIABLE, b"/");
-    if job.stdio != JobStdio::Plain
-        && let Some((rows, columns)) = terminal::size()
-    {
-        script.extend_from_slice(format!("stty rows {rows} cols {columns}\n").as_bytes());
-    }
-    script
-}
-
-/// Returns the rig's `/lab/steps`: for each step a call of its init's function `step`.
-fn steps(job: &Job) -> Vec<u8> {
-    let mut script = Vec::new();
-    for (number, step) in job.steps.iter().enumerate() {
-        let number = number.to_string();
-        let program = format!("/bin/{}", step.program);
-        let words = [number.as_bytes(), program.as_bytes()]
-            .into_iter()
-            .chain(step.arguments.iter().map(|word| word.as_bytes()));
-        shell::line_into(&mut script, "step", words);
-    }
-    script
 }

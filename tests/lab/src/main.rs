@@ -27,11 +27,13 @@ mod image;
 mod instructions;
 mod job;
 mod kernel;
+mod kind;
 mod libtest;
 mod matrix;
 mod modules;
 mod needed;
 mod nightly;
+mod outcome;
 mod overdue;
 mod packages;
 mod place;
@@ -57,7 +59,7 @@ mod took;
 mod total;
 
 use kernel::Choice;
-use rig::Kind;
+use kind::Kind;
 use setup::Ready;
 
 /// Machines to run hvprobe on, and everything they need.

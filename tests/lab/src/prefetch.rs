@@ -10,9 +10,9 @@ use anyhow::Result;
 
 use crate::clients;
 use crate::kernel::{Kernel, NAMED};
+use crate::kind::Kind;
 use crate::packages;
 use crate::place::Cache;
-use crate::rig::Kind;
 
 /// What to fetch besides the stock kernel and the packages that run it.
 #[derive(Clone, Debug, Default)]

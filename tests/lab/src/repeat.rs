@@ -13,11 +13,13 @@ use std::time::Instant;
 use anyhow::Result;
 
 use crate::job::Job;
+use crate::kind::Kind;
 use crate::libtest::Counts;
+use crate::outcome::Finish;
 use crate::progress;
 use crate::report::Report;
 use crate::retry::Ran;
-use crate::rig::{Finish, Kind};
+use crate::rig;
 use crate::seeds::Seeds;
 use crate::setup::Ready;
 
@@ -67,7 +69,7 @@ pub(crate) fn run(job: &Job, ready: &Ready, times: u32, seeds: Seeds) -> Result<
             one.environment.extend(seeds.environment());
             one.timeout = deadline.saturating_duration_since(Instant::now());
             let mut report = Report::quiet(&one.steps);
-            let outcome = Kind::Direct.run(ready, &one, &mut report)?;
+            let outcome = rig::run(Kind::Direct, ready, &one, &mut report)?;
             let ran = report.finish();
             let why = match (&outcome.finish, &ran[..]) {
                 (

@@ -7,8 +7,8 @@ use anyhow::{Context, Result};
 
 use crate::job::Step;
 use crate::libtest::{self, Counts, Parser};
+use crate::outcome::Listener;
 use crate::retry::Ran;
-use crate::rig::Listener;
 
 /// Properties of a step that are known before it runs.
 #[derive(Debug)]

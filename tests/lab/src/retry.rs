@@ -9,7 +9,7 @@
 use std::ffi::OsString;
 
 use crate::libtest::{Counts, Failure};
-use crate::rig::Finish;
+use crate::outcome::Finish;
 
 /// Option of libtest that the lab passes to every test program: print the output of passed tests.
 pub(crate) const SHOW: &str = "--show-output";

@@ -11,8 +11,10 @@ use clap::Args;
 use crate::files::{self, Given};
 use crate::job::{Job, Stdio, Step};
 use crate::kernel::Choice;
+use crate::kind::Kind;
+use crate::outcome::{Finish, Listener, Outcome};
 use crate::progress;
-use crate::rig::{Finish, Kind, Listener, Outcome};
+use crate::rig;
 use crate::setup::Ready;
 use crate::size;
 
@@ -109,7 +111,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
 
 /// Runs a job of one step with its output on stdout.
 pub(crate) fn run_job(rig: Kind, ready: &Ready, job: &Job) -> Result<ExitCode> {
-    let outcome = rig.run(ready, job, &mut Passthrough)?;
+    let outcome = rig::run(rig, ready, job, &mut Passthrough)?;
     Ok(ExitCode::from(report(&outcome)))
 }
 

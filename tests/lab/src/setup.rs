@@ -7,8 +7,8 @@ use anyhow::{Context, Result, bail};
 
 use crate::cargo::{self, Workspace};
 use crate::kernel::{Choice, Kernel};
+use crate::kind::Kind;
 use crate::place::{Cache, Guest, replace_if_different};
-use crate::rig::Kind;
 use crate::{image, packages};
 
 /// Result of the setup, for the other commands.

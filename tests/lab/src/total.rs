@@ -21,11 +21,13 @@ use anyhow::{Result, anyhow};
 
 use crate::groups;
 use crate::job::{Job, Step};
+use crate::kind::Kind;
 use crate::libtest::Counts;
+use crate::outcome::Finish;
 use crate::progress;
 use crate::report::Report;
 use crate::retry::{self, Book, Due};
-use crate::rig::{Finish, Kind};
+use crate::rig;
 use crate::setup::Ready;
 use crate::signals::{self, Signals};
 
@@ -147,7 +149,7 @@ impl Runner<'_> {
             true => Report::beside_others(&job.steps),
             false => Report::new(&job.steps, self.how.verbose),
         };
-        let outcome = self.how.rig.run(self.ready, &job, &mut report)?;
+        let outcome = rig::run(self.how.rig, self.ready, &job, &mut report)?;
         book.record(report.finish(), &outcome.finish);
         if let Finish::Broken(reason) = &outcome.finish {
             progress::note(reason);

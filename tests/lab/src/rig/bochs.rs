@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use super::Kind;
 use super::emulated::{CMDLINE, Emulator, MESSAGES, Plan, write_config};
+use crate::kind::Kind;
 use crate::process::{self, Apart, Group, Streams};
 use crate::{progress, terminal};
 

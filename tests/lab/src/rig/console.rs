@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 
 use anyhow::{Context, Result};
 
-use super::{Finish, Listener};
+use crate::outcome::{Finish, Listener};
 use crate::process::Audience;
 use crate::progress::Waiting;
 use crate::serial::{Heard, Reader};

@@ -13,10 +13,10 @@ use std::time::Instant;
 
 use anyhow::Result;
 
-use super::{Finish, Listener, Outcome, stood_still};
 use crate::image::BUSYBOX;
 use crate::job::{CARGO, Job, Stdio as JobStdio, Step};
 use crate::libtest;
+use crate::outcome::{Finish, Listener, Outcome, stood_still};
 use crate::overdue::Watch;
 use crate::place::CACHE_VARIABLE;
 use crate::process::{self, Apart, Audience, End, Group, Limits, Streams};

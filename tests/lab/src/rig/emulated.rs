@@ -12,9 +12,10 @@ use std::time::{Instant, SystemTime};
 use anyhow::{Context, Result};
 
 use super::console::Console;
-use super::{Finish, Kind, Listener, Outcome, stood_still};
-use crate::image;
+use super::image;
 use crate::job::{Job, Stdio};
+use crate::kind::Kind;
+use crate::outcome::{Finish, Listener, Outcome, stood_still};
 use crate::process::{self, End, Group, Limits, Streams};
 use crate::progress::{self, Waiting};
 use crate::setup::Ready;

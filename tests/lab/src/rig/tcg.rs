@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
 
-use super::Kind;
 use super::emulated::{CMDLINE, Emulator, MESSAGES, Plan};
+use crate::kind::Kind;
 use crate::process::{Apart, Group, Streams};
 
 /// CPU model. Features that need XSAVE are off with it, because kernels since 7.0 would use AVX that is not

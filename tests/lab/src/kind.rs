@@ -1,0 +1,98 @@
+//! The kinds of machines that hvprobe runs on: two emulated ones, and this one.
+
+use std::time::Duration;
+
+use clap::ValueEnum;
+
+/// A kind of rig.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Kind {
+    /// QEMU's software emulation of an AMD machine with SVM (kvm_amd); boots in 3 s
+    Tcg,
+    /// Bochs' software emulation of an Intel machine with VMX (kvm_intel); boots in 1-2 minutes
+    Bochs,
+    /// No emulation: this machine and its /dev/kvm
+    Direct,
+}
+
+impl Kind {
+    /// Returns the Debian packages that the rig needs; every kind needs busybox for the guest image.
+    pub(crate) fn packages(self) -> &'static [&'static str] {
+        match self {
+            Self::Tcg => &["busybox-static", "qemu-system-x86"],
+            Self::Bochs => &[
+                "busybox-static",
+                "bochs",
+                "bochs-term",
+                "bochsbios",
+                "vgabios",
+                "grub-pc-bin",
+                "grub-common",
+                "xorriso",
+                "mtools",
+            ],
+            Self::Direct => &["busybox-static"],
+        }
+    }
+
+    /// Returns the rig's name on the command line and in `HVPROBE_RIG`.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Tcg => "tcg",
+            Self::Bochs => "bochs",
+            Self::Direct => "direct",
+        }
+    }
+
+    /// Returns how long a rig that runs tests may print nothing before it counts as hung. On this machine
+    /// itself only a program of ours can hang, which the time limit ends.
+    pub(crate) fn silence(self) -> Option<Duration> {
+        match self {
+            // A test that waits for its guest gives up after 80 s, and its error says more than this limit's.
+            Self::Tcg => Some(Duration::from_secs(120)),
+            // The same work takes ten times as long.
+            Self::Bochs => Some(Duration::from_secs(1800)),
+            Self::Direct => None,
+        }
+    }
+
+    /// The time limit for all tests or a benchmark, in seconds.
+    pub(crate) fn time_limit(self) -> u64 {
+        match self {
+            // Half of it is for fresh machines and what runs again there.
+            Self::Tcg => 2700,
+            Self::Direct => 1800,
+            Self::Bochs => 7200,
+        }
+    }
+
+    /// Returns whether the rig's processor is software.
+    pub(crate) fn is_emulated(self) -> bool {
+        self != Self::Direct
+    }
+
+    /// Returns whether a tick of the time stamp counter is an instruction of the processor, not time: Bochs
+    /// derives the time of its machine from the instructions that it has executed.
+    pub(crate) fn ticks_are_instructions(self) -> bool {
+        self == Self::Bochs
+    }
+
+    /// Returns how often a failure is run again by default. About one guest in a hundred dies or hangs because
+    /// of its emulated processor, one in fifty where many virtual CPUs share the machine's processors; the
+    /// whole machine does now and then, up to six times in one run of all tests.
+    pub(crate) fn retries(self) -> u32 {
+        match self {
+            Self::Tcg | Self::Bochs => 4,
+            Self::Direct => 0,
+        }
+    }
+
+    /// Returns how many rigs of this kind run at a time, on a machine with enough processors.
+    pub(crate) fn at_a_time(self) -> usize {
+        match self {
+            Self::Tcg => 2,
+            // Bochs derives its time from its instructions, and there is only one of this machine.
+            Self::Bochs | Self::Direct => 1,
+        }
+    }
+}

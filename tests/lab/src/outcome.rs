@@ -1,0 +1,45 @@
+//! What happens while a rig runs a job, and how the job ended.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Result;
+
+/// Receives events of the steps as they run.
+pub(crate) trait Listener {
+    /// Step number `step` starts.
+    fn begin(&mut self, _step: usize) {}
+    /// The running step printed these bytes.
+    fn output(&mut self, bytes: &[u8]) -> Result<()>;
+    /// The step ended. A program ended by signal N has status 128 + N.
+    fn end(&mut self, _step: usize, _status: u8) {}
+}
+
+/// How a job ended.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    /// Exit status of each step; none if it did not end.
+    pub(crate) statuses: Vec<Option<u8>>,
+    pub(crate) finish: Finish,
+    /// The serial log, if it was kept.
+    pub(crate) log: Option<PathBuf>,
+}
+
+/// Whether a job ran to its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Finish {
+    /// All steps ran.
+    Complete,
+    /// The job's time was over.
+    TimedOut,
+    /// The lab received this signal, or the user left.
+    Interrupted(i32),
+    /// The rig ended before its steps, for this reason.
+    Broken(String),
+}
+
+/// Returns the reason for ending a rig, or a program on this machine, that printed nothing for too long.
+pub(crate) fn stood_still(who: &str, silence: Option<Duration>) -> String {
+    let seconds = silence.unwrap_or_default().as_secs();
+    format!("{who} stood still: nothing printed for {seconds} s")
+}
