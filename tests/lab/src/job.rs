@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::cargo::{Executable, PACKED};
 use crate::image;
+use crate::kind::Kind;
 
 /// The name of cargo among a job's programs.
 pub(crate) const CARGO: &str = "cargo";
@@ -85,6 +86,16 @@ pub(crate) struct Group {
     pub(crate) is_alone: bool,
 }
 
+/// A file of this machine that tests read.
+#[derive(Clone, Debug)]
+pub(crate) struct Input {
+    /// Environment variable with the file's path.
+    pub(crate) variable: &'static str,
+    /// Path in an emulated rig, without the leading slash.
+    pub(crate) in_rig: &'static str,
+    pub(crate) source: PathBuf,
+}
+
 /// Everything one start of a rig does.
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
@@ -139,6 +150,20 @@ impl Job {
             test_limit: None,
             keep: false,
         }
+    }
+
+    /// Makes `input` available to the steps, which run in `rig`.
+    pub(crate) fn give(&mut self, input: &Input, rig: Kind) {
+        let place = match rig.is_emulated() {
+            true => {
+                self.files
+                    .push((input.in_rig.to_owned(), input.source.clone()));
+                Path::new("/").join(input.in_rig)
+            }
+            false => input.source.clone(),
+        };
+        self.environment
+            .push((input.variable.to_owned(), place.into()));
     }
 
     /// Finds what the user means by `program`: a program of this workspace, a file of this machine (if there is

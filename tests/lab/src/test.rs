@@ -17,10 +17,9 @@ use clap::Args;
 use crate::cargo::{self, Executable, Workspace};
 use crate::choose::choose;
 use crate::clients;
-use crate::conformance;
 use crate::estimate::{self, Work};
 use crate::groups;
-use crate::job::{CARGO, Group, Job, LAB, Step};
+use crate::job::{CARGO, Group, Input, Job, LAB, Step};
 use crate::kernel::Choice;
 use crate::kind::Kind;
 use crate::libtest;
@@ -97,9 +96,9 @@ pub(crate) struct Options {
     /// Show everything tests print as they print it, not only what failed ones did
     #[arg(long, short)]
     verbose: bool,
-    /// What the test of conformance is to judge
+    /// A file that the tests read
     #[arg(skip)]
-    cases: Option<PathBuf>,
+    input: Option<Input>,
     /// Passed to every test program: a filter, --exact, --skip NAME, --ignored, ...
     #[arg(last = true)]
     arguments: Vec<OsString>,
@@ -125,16 +124,16 @@ impl Options {
             long: false,
             seed: None,
             verbose: false,
-            cases: None,
+            input: None,
             arguments: Vec::new(),
         }
     }
 
-    /// Makes the run judge the lines in `cases` and show the output as it is printed.
-    pub(crate) fn with_cases(self, cases: PathBuf) -> Self {
+    /// Gives the tests `input`, and shows their output as it is printed.
+    pub(crate) fn with_input(self, input: Input) -> Self {
         Self {
             verbose: true,
-            cases: Some(cases),
+            input: Some(input),
             ..self
         }
     }
@@ -479,8 +478,8 @@ fn job_in_rig(
     if options.ci {
         job.environment.push((run::SHORT.to_owned(), "1".into()));
     }
-    if let Some(cases) = &options.cases {
-        conformance::give(cases, rig, &mut job);
+    if let Some(input) = &options.input {
+        job.give(input, rig);
     }
     Ok(job)
 }

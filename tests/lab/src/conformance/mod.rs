@@ -8,106 +8,10 @@
 //! The lines are from Debian's package with the source of that kernel. None of them is kept in the repository.
 
 mod cases;
+mod command;
 mod pages;
 mod script;
 mod source;
 mod words;
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::ExitCode;
-
-use anyhow::{Context, Result, bail};
-use clap::Args;
-
-use crate::cargo::{self, Workspace};
-use crate::choose::choose;
-use crate::job::Job;
-use crate::kernel::Choice;
-use crate::kind::Kind;
-use crate::progress;
-use crate::run::MachineOptions;
-use crate::setup::Ready;
-use crate::test;
-
-use cases::Found;
-
-/// Build targets that the test needs.
-const NEEDED: [&str; 3] = ["--bin=hvprobe", "--bin=workload", "--test=rig"];
-/// Module of the test.
-const TEST: &str = "conformance::";
-/// Environment variable with the path of the cases.
-const VARIABLE: &str = "HVPROBE_CONFORMANCE";
-/// Path of the cases in an emulated rig, without the leading slash.
-const IN_RIG: &str = "root/cases";
-/// Retries, because a machine may fail. A difference shows again in the retry.
-const RETRIES: u32 = 1;
-
-/// On which kernel, and where.
-#[derive(Args, Clone, Debug)]
-pub(crate) struct Options {
-    /// The kernel that judges, one of Debian's by its name
-    #[arg(long, value_name = "NAME", value_parser = Choice::parse)]
-    kernel: Option<Choice>,
-    /// The machine to run on [default: direct if its KVM can run Linux guests, else tcg]
-    #[arg(long, value_enum)]
-    rig: Option<Kind>,
-    #[command(flatten)]
-    machine: MachineOptions,
-}
-
-pub(crate) fn run(options: &Options) -> Result<ExitCode> {
-    let workspace = Workspace::locate()?;
-    let built = workspace.build(&NEEDED)?;
-    let rig = choose(options.rig, &cargo::program_named(&built, "hvprobe")?)?;
-    let ready = Ready::make_with(rig, false, true, options.kernel.as_ref())?;
-    let source = source::obtain(&ready.cache, &ready.kernel, options.kernel.as_ref())?;
-    let found = find(&source)?;
-    if found.cases.is_empty() {
-        bail!("nothing to judge in {}", source.display());
-    }
-    print!("{}", found.left_out());
-    progress::note(&format!(
-        "{} lines to judge, {} left out",
-        found.cases.len(),
-        found.left.len()
-    ));
-    let cases = workspace.target.join("lab").join("conformance");
-    write(&found, &cases)?;
-    let how = test::Options::in_rig(&options.machine, Some(RETRIES), TEST).with_cases(cases);
-    let (_, total) = test::of_rig(&ready, &built, rig, &how)?;
-    Ok(total.close())
-}
-
-/// Finds the cases in the files below `source`.
-fn find(source: &Path) -> Result<Found> {
-    let mut found = Found::default();
-    for (name, text) in source::files(source, ".tc")? {
-        script::read(&name, &text, &mut found);
-    }
-    for (name, text) in source::files(source, ".rst")? {
-        pages::read(&name, &text, &mut found);
-    }
-    Ok(found)
-}
-
-/// Writes the cases in the format that the test reads.
-fn write(found: &Found, file: &Path) -> Result<()> {
-    let folder = file.parent().context("no folder for the cases")?;
-    fs::create_dir_all(folder)?;
-    let lines = found.cases.iter().map(|case| format!("{case}\n"));
-    fs::write(file, lines.collect::<String>())
-        .with_context(|| format!("cannot write {}", file.display()))
-}
-
-/// Makes the cases available to the test of `job`, which runs in `rig`.
-pub(crate) fn give(cases: &Path, rig: Kind, job: &mut Job) {
-    let place = match rig.is_emulated() {
-        true => {
-            job.files.push((IN_RIG.to_owned(), cases.to_owned()));
-            Path::new("/").join(IN_RIG)
-        }
-        false => PathBuf::from(cases),
-    };
-    job.environment.push((VARIABLE.to_owned(), place.into()));
-}
+pub(crate) use command::{Options, run};
