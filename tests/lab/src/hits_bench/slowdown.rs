@@ -8,9 +8,9 @@ use std::fmt::Write;
 use anyhow::{Context, Result};
 use hvprobe_lab::measure::median;
 
-use crate::OWN_FTRACE;
 use crate::guest::Ticks;
 use crate::ours::{EMULATED, Machine, OPTIMIZED, Work};
+use crate::subjects::OWN_FTRACE;
 use crate::table::{Unit, number};
 
 /// The ways to probe. The others are compared with the first; the second shows the error of the measurement

@@ -1,0 +1,77 @@
+//! What is measured: calls, functions, and the rows of the tables.
+
+use crate::ours::{EMULATED, Fetch, Mechanism, OPTIMIZED};
+
+/// The system call of the loops; the function that each call enters once, and nothing else does; and an
+/// instruction in the function that this one calls, which the guest's ftrace does not touch.
+pub(crate) const CALL: &str = "getpgid";
+pub(crate) const FUNCTION: &str = "__x64_sys_getpgid";
+const PAST_FTRACE: &str = "do_getpgid+5";
+/// Fetch argument for the function's parameter, the pointer to the registers that the call was made with.
+pub(crate) const ITS_ARGUMENT: &str = "regs=%di";
+/// Probes that record the default, the call's argument, which is four bytes of memory: name, kind of hit by
+/// which the engine's instructions are counted, and mechanism.
+pub(crate) const USUAL: [(&str, Option<&str>, Mechanism); 2] = [
+    (
+        "kprobe, emulated, the call's argument",
+        Some("emulated-read"),
+        EMULATED,
+    ),
+    ("kprobe, optimized, the call's argument", None, OPTIMIZED),
+];
+/// The call that is slowed down, and the function that is probed meanwhile.
+pub(crate) const BUSY_CALL: &str = "copy";
+pub(crate) const BUSY_FUNCTION: &str = "vfs_read";
+
+/// Row of the minimum cost of a hit with an exit.
+pub(crate) const EXIT: &str = "a bare exit (out)";
+pub(crate) const UNPROBED: &str = "the call itself, unprobed";
+/// Rows of the guest's own probes. [`OWN`] has the kind and place that the workload sets for each.
+pub(crate) const OWN_FTRACE: &str = "guest's kprobe, by ftrace";
+pub(crate) const OWN_INT3: &str = "guest's kprobe, by int3";
+pub(crate) const OWN_RETURN: &str = "guest's kretprobe, by ftrace";
+pub(crate) const OWN_BOTH: &str = "guest's kprobe + kretprobe, by ftrace";
+pub(crate) const OWN_STACK: &str = "guest's kprobe, with the stack";
+pub(crate) const OWN: [(&str, &str, &str); 5] = [
+    (OWN_FTRACE, "p", FUNCTION),
+    (OWN_INT3, "p", PAST_FTRACE),
+    (OWN_RETURN, "r", FUNCTION),
+    (OWN_BOTH, "pr", FUNCTION),
+    (OWN_STACK, "s", FUNCTION),
+];
+/// Instructions on which a stock guest's kernel optimizes its kprobe: the one after the entry's nop, or after
+/// ENDBR64 and nop where there is an ENDBR64. The kernel does not optimize at [`PAST_FTRACE`]: there is a call
+/// among the five bytes.
+pub(crate) const OPTIMIZABLE: [&str; 2] = ["__x64_sys_read+5", "__x64_sys_read+9"];
+pub(crate) const OWN_OPTIMIZED: &str = "guest's kprobe, optimized (read)";
+pub(crate) const SAME_PLACE: &str = "kprobe, optimized (read)";
+/// Arguments and filters that need no exit, beside the guest's own events with the same words: four bytes
+/// behind two pointers, a text of 64 characters, and a hit that is filtered out.
+pub(crate) const READER: &str = "text";
+pub(crate) const FETCHES: [Fetch; 3] = [
+    Fetch {
+        name: "kprobe, optimized, +0(+0(%sp)):u32",
+        own: "guest's kprobe, +0(+0(%sp)):u32",
+        words: "a=+0(+0(%sp)):u32",
+    },
+    Fetch {
+        name: "kprobe, optimized, 64 characters",
+        own: "guest's kprobe, 64 characters",
+        words: "a=+0(+112(%di)):ustring",
+    },
+    Fetch {
+        name: "kprobe, optimized, filtered out",
+        own: "guest's kprobe, filtered out",
+        words: "a=%di if a == 1",
+    },
+];
+/// A call that goes deep, and a function at its bottom, sixteen frames down in 6.1.
+pub(crate) const DEEP_CALL: &str = "epoll_wait";
+pub(crate) const DEEP_FUNCTION: &str = "datagram_poll";
+pub(crate) const DEEP_ARGUMENT: &str = "file=%di";
+pub(crate) const OWN_DEEP: &str = "guest's kprobe, with a deep stack";
+pub(crate) const DEEP: &str = "kprobe, optimized, with a deep stack";
+/// Number of calls whose records with stacks fit into the ring. With one processor nothing reads the ring
+/// meanwhile, and a lost record costs next to nothing.
+pub(crate) const DEEP_CALLS: u32 = 1000;
+pub(crate) const GDB: &str = "gdb's breakpoint in QEMU";
