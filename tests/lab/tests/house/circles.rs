@@ -5,14 +5,35 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Needs of files or folders: for each one the others that it needs, and the names that it uses of them.
 pub(crate) type Needs = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
 
-/// Merges the needs of files into those of the files and folders right below a crate's `src`.
-pub(crate) fn of_folders(files: &Needs) -> Needs {
-    let folder = |file: &str| file.split('/').next().unwrap_or(file).to_owned();
+/// Where a module's own file (`x.rs` beside the folder `x`, or `x/mod.rs`) counts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Door {
+    /// As a part of the folder: so a folder as a whole is compared with what is outside of it.
+    Inside,
+    /// Beside the folder: so what the door needs of its folder is compared with what the folder needs of it.
+    Beside,
+}
+
+/// Merges the needs of files into those among the files and folders that are next to each other, in every folder.
+pub(crate) fn of_folders(files: &Needs, door: Door) -> Needs {
+    let all = files
+        .iter()
+        .flat_map(|(from, others)| others.keys().chain([from]));
+    let with_files: BTreeSet<&str> = all
+        .flat_map(|file| file.match_indices('/').map(move |(at, _)| &file[..at]))
+        .collect();
+    let place = |file: &String| match (door, file.strip_suffix(".rs"), file.strip_suffix("/mod.rs"))
+    {
+        (Door::Inside, Some(module), _) if with_files.contains(module) => {
+            format!("{module}/mod.rs")
+        }
+        (Door::Beside, _, Some(module)) => format!("{module}.rs"),
+        _ => file.clone(),
+    };
     let mut folders = Needs::new();
     for (from, others) in files {
         for (to, names) in others {
-            let (from, to) = (folder(from), folder(to));
-            if from != to && to != "lib.rs" && from != "lib.rs" {
+            if let Some((from, to)) = neighbours(&place(from), &place(to)) {
                 let known = folders.entry(from).or_default().entry(to).or_default();
                 known.extend(names.iter().cloned());
             }
@@ -21,8 +42,22 @@ pub(crate) fn of_folders(files: &Needs) -> Needs {
     folders
 }
 
-/// Returns one line for each circle among `needs`, which are of the crate in `room`.
-pub(crate) fn report(room: &str, needs: &Needs) -> Vec<String> {
+/// Returns the files or folders of one folder that `one` and `other` are, or are in.
+fn neighbours(one: &str, other: &str) -> Option<(String, String)> {
+    let (mut ones, mut others) = (one.split('/'), other.split('/'));
+    let mut at = String::new();
+    loop {
+        let (mine, theirs) = (ones.next()?, others.next()?);
+        if mine != theirs {
+            return Some((format!("{at}{mine}"), format!("{at}{theirs}")));
+        }
+        at.push_str(mine);
+        at.push('/');
+    }
+}
+
+/// Returns one line for each circle among `needs`.
+pub(crate) fn report(needs: &Needs) -> Vec<String> {
     let mut lines = Vec::new();
     let mut done = BTreeSet::new();
     for start in needs.keys() {
@@ -48,7 +83,7 @@ pub(crate) fn report(room: &str, needs: &Needs) -> Vec<String> {
         });
         let arrows: Vec<_> = arrows.collect();
         lines.push(format!(
-            "{room}: files or folders in a circle; move what they share into one below them:\n{}",
+            "files or folders in a circle; move what they share into one below them:\n{}",
             arrows.join("\n")
         ));
         done.extend(circle);
@@ -70,23 +105,64 @@ fn reached(start: &str, needs: &Needs) -> BTreeSet<String> {
     seen
 }
 
-#[test]
-fn circles_are_found_and_lines_are_not() {
-    let needs = |arrows: &[(&str, &str)]| {
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Makes needs of arrows such as `a/b.rs -> c.rs`.
+    fn needs(arrows: &[&str]) -> Needs {
         let mut needs = Needs::new();
-        for (from, to) in arrows {
-            let others = needs.entry((*from).to_owned()).or_default();
-            others.insert((*to).to_owned(), BTreeSet::from(["X".to_owned()]));
+        for arrow in arrows {
+            let (from, to) = arrow.split_once(" -> ").expect("an arrow");
+            let others = needs.entry(from.to_owned()).or_default();
+            others.insert(to.to_owned(), BTreeSet::from(["X".to_owned()]));
         }
         needs
-    };
-    assert_eq!(
-        report("room", &needs(&[("a", "b"), ("b", "c"), ("a", "c")])),
-        [""; 0]
-    );
-    let found = report("room", &needs(&[("a", "b"), ("b", "c"), ("c", "b")]));
-    assert_eq!(found.len(), 1);
-    assert!(found[0].contains("b needs X of c") && !found[0].contains("a needs"));
-    let folders = of_folders(&needs(&[("x/a", "y/b"), ("y/c", "x/d")]));
-    assert_eq!(report("room", &folders).len(), 1);
+    }
+
+    #[test]
+    fn circles_are_found_and_lines_are_not() {
+        let line = needs(&["a -> b", "b -> c", "a -> c"]);
+        assert_eq!(report(&line), [""; 0]);
+        let found = report(&needs(&["a -> b", "b -> c", "c -> b"]));
+        assert_eq!(found.len(), 1);
+        assert!(found[0].contains("b needs X of c") && !found[0].contains("a needs"));
+    }
+
+    /// Returns the number of circles among files, and among folders with their doors inside and beside.
+    fn circles(arrows: &[&str]) -> [usize; 3] {
+        let files = needs(arrows);
+        let of = |door| report(&of_folders(&files, door)).len();
+        [report(&files).len(), of(Door::Inside), of(Door::Beside)]
+    }
+
+    #[test]
+    fn folders_are_in_a_circle_at_any_depth_though_no_files_are() {
+        let top = ["x/a.rs -> y/b.rs", "y/c.rs -> x/d.rs"];
+        assert_eq!(circles(&top), [0, 1, 1]);
+        let deep = ["s/t/x/a.rs -> s/t/y/b.rs", "s/t/y/c.rs -> s/t/x/d.rs"];
+        assert_eq!(circles(&deep), [0, 1, 1]);
+        assert_eq!(
+            circles(&["s/a.rs -> s/t/b.rs", "s/t/c.rs -> s/d.rs"]),
+            [0; 3]
+        );
+    }
+
+    #[test]
+    fn a_folder_is_one_with_its_door_towards_others() {
+        for door in ["x.rs", "x/mod.rs"] {
+            let arrows = [format!("{door} -> y.rs"), "y.rs -> x/a.rs".to_owned()];
+            let arrows = arrows.each_ref().map(String::as_str);
+            assert_eq!(circles(&arrows)[1], 1, "{door}");
+        }
+    }
+
+    #[test]
+    fn a_door_that_needs_its_folder_is_not_needed_from_below() {
+        for door in ["x.rs", "x/mod.rs"] {
+            let arrows = [format!("{door} -> x/a.rs"), format!("x/b/c.rs -> {door}")];
+            let arrows = arrows.each_ref().map(String::as_str);
+            assert_eq!(circles(&arrows), [0, 0, 1], "{door}");
+        }
+    }
 }

@@ -1,9 +1,10 @@
 //! Arrows between crates.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::process::Command;
 
 use serde_json::Value;
+
+use super::workspace::packages;
 
 /// For each crate the crates of the workspace that its code may name, and why it may not name others.
 pub(crate) const ARROWS: [(&str, &[&str], &str); 13] = [
@@ -79,20 +80,6 @@ const MACHINES: [&str; 5] = [
     "kvm-ioctls",
 ];
 
-/// Returns the crates of the workspace as cargo describes them.
-fn packages() -> Vec<Value> {
-    let metadata = Command::new(env!("CARGO"))
-        .args(["metadata", "--no-deps", "--offline", "--format-version=1"])
-        .current_dir(super::root())
-        .output()
-        .expect("cargo runs");
-    let mut metadata: Value = serde_json::from_slice(&metadata.stdout).expect("cargo writes JSON");
-    match metadata["packages"].take() {
-        Value::Array(packages) => packages,
-        other => panic!("no packages: {other}"),
-    }
-}
-
 /// Returns what the code of `package` depends on. Dependencies of tests and build scripts do not count.
 fn needed(package: &Value) -> impl Iterator<Item = &Value> {
     let all = package["dependencies"].as_array().expect("dependencies");
@@ -129,11 +116,10 @@ pub(crate) fn clients_with_kvm() -> Vec<String> {
 
 /// Returns a line for each dependency that is not allowed, and for each crate that is missing.
 pub(crate) fn wrong_arrows() -> Vec<String> {
-    let packages = packages();
     let short = |name: &Value| name.as_str()?.strip_prefix("hvprobe-").map(str::to_owned);
     let mut seen = BTreeSet::new();
     let mut wrong = Vec::new();
-    for package in &packages {
+    for package in &packages() {
         let Some(name) = short(&package["name"]) else {
             continue;
         };

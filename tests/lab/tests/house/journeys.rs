@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use super::workspace::root;
+
 /// Headings of the tables that list files; a row has number, crate, file, and what the file does.
 const JOURNEYS: [&str; 2] = [
     "### A hit, file by file",
@@ -12,7 +14,7 @@ const FEWEST: usize = 4;
 
 /// Returns a line for each listed file that does not exist, and for each list that is missing or too short.
 pub(crate) fn wrong_steps() -> Vec<String> {
-    let page = super::root().join("docs/architecture.md");
+    let page = root().join("docs/architecture.md");
     let page = fs::read_to_string(page).expect("docs/architecture.md");
     let mut wrong = Vec::new();
     for journey in JOURNEYS {
@@ -40,7 +42,7 @@ pub(crate) fn wrong_steps() -> Vec<String> {
                 "spec" | "vmlinux" | "linux" | "hit" | "engine" | "sources" => format!("introspect/{of}"),
                 of => of.to_owned(),
             };
-            if !super::root().join(&folder).join("src").join(file).is_file() {
+            if !root().join(&folder).join("src").join(file).is_file() {
                 wrong.push(format!("`{journey}`: crate {of} has no file {file}"));
             }
         }

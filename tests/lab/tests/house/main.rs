@@ -5,44 +5,37 @@
 //! - a client links no KVM: neither the messages and the connection, nor the answers from a kernel's files, nor the
 //!   program without its default features;
 //! - no file of a crate needs, through others, a file that needs it;
-//! - no folder of a crate does either, so that a crate can be read from one end to the other;
+//! - no folder does either, at any depth, so that a crate can be read from one end to the other; and what a
+//!   folder's door needs of the folder, no file in it needs of the door;
 //! - tasks of the server are begun with `panics::spawn`, so that the stream of a task that panics does not end
 //!   as if it were complete;
 //! - the journeys in `docs/architecture.md` name files that exist, in the crates they are said to be in.
 //!
-//! A file needs another if it names something that is defined there. Doors (`mod.rs`, `lib.rs`), which only
-//! hand names on, are followed to the file that defines the name. Tests do not count: they may name everything.
+//! A file needs another if it names something that is defined there. Files that hand names on are followed to
+//! the file that defines the name. The crates that test are checked, too; unit tests are not: they may name
+//! everything.
 
 mod circles;
 mod crates;
-mod files;
 mod journeys;
+mod modules;
 mod names;
+mod seen;
 mod spawns;
+mod workspace;
 
 use std::path::PathBuf;
+use std::sync::LazyLock;
 
-/// The repository's root.
-fn root() -> PathBuf {
-    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
-}
+use circles::{Door, Needs};
+use names::Tree;
+use workspace::root;
 
-/// Folders of the crates whose files are checked. Crates that only test are not.
-const ROOMS: [&str; 13] = [
-    "arch",
-    "introspect/spec",
-    "introspect/vmlinux",
-    "introspect/linux",
-    "introspect/hit",
-    "introspect/engine",
-    "introspect/sources",
-    "vmm/devices",
-    "vmm/vm",
-    "vmm/machine",
-    "vmm/server",
-    "proto",
-    "cli",
-];
+/// Needs of the files of each crate.
+static NEEDS: LazyLock<Vec<Needs>> = LazyLock::new(|| {
+    let needs = |of: PathBuf| Tree::read(&root(), &of).needs();
+    workspace::crates().into_iter().map(needs).collect()
+});
 
 #[test]
 fn crates_depend_on_those_below_them_only() {
@@ -58,20 +51,17 @@ fn clients_do_without_kvm() {
 
 #[test]
 fn no_files_need_one_another_in_a_circle() {
-    let mut wrong = Vec::new();
-    for room in ROOMS {
-        let needs = files::needs(&root().join(room).join("src"));
-        wrong.extend(circles::report(room, &needs));
-    }
+    let wrong: Vec<_> = NEEDS.iter().flat_map(circles::report).collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[test]
 fn no_folders_of_a_crate_need_one_another_in_a_circle() {
     let mut wrong = Vec::new();
-    for room in ROOMS {
-        let needs = files::needs(&root().join(room).join("src"));
-        wrong.extend(circles::report(room, &circles::of_folders(&needs)));
+    for needs in &*NEEDS {
+        for door in [Door::Inside, Door::Beside] {
+            wrong.extend(circles::report(&circles::of_folders(needs, door)));
+        }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

@@ -1,130 +1,184 @@
-//! Finds the file that defines a name, through the doors that hand it on.
+//! The modules of a crate, and which file defines a name, however it is reached: by a path, through an imported
+//! module, from a parent that imports it, through all names of a module, or through doors that hand it on.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::path;
 
-use syn::{File, Item, ItemUse, UseTree, Visibility};
+use syn::{File, Item};
 
-/// The modules of a crate, by their paths.
+use super::circles::Needs;
+use super::modules::{self, Module, Path};
+
+/// The modules of a crate, by their paths from its root.
 pub(crate) struct Tree {
-    pub(crate) modules: BTreeMap<Vec<String>, Module>,
+    modules: BTreeMap<Path, Module>,
+    /// The files of the crate, by their paths from `base`.
+    pub(crate) files: Vec<(String, File)>,
+    base: path::PathBuf,
 }
 
-/// One module that has a file of its own.
-pub(crate) struct Module {
-    /// Path of the file, from `src` on.
-    pub(crate) file: String,
-    pub(crate) syntax: File,
-    /// Names that the module hands on, each with its path as written.
-    handed_on: BTreeMap<String, Vec<String>>,
-}
+/// Maximum number of steps from a path to the definition of its name; names take fewer.
+const STEPS: usize = 16;
 
-impl Module {
-    pub(crate) fn new(file: String, syntax: File) -> Self {
-        let mut handed_on = BTreeMap::new();
-        for item in &syntax.items {
-            if let Item::Use(item) = item
-                && is_handed_on(item)
-            {
-                for segments in leaves(&item.tree) {
-                    if let Some(name) = segments.last() {
-                        handed_on.insert(name.clone(), segments.clone());
+/// Where a name is defined: the file, and the name there.
+type Defined<'t> = (&'t str, String);
+
+impl Tree {
+    /// Reads the crate whose root module is the file `root`. Files are named by their paths from `base`.
+    pub(crate) fn read(base: &path::Path, root: &path::Path) -> Self {
+        let mut tree = Self {
+            modules: BTreeMap::new(),
+            files: Vec::new(),
+            base: base.canonicalize().expect("a folder"),
+        };
+        let folder = root.parent().expect("a file in a folder");
+        tree.add_file(root, folder, Vec::new());
+        tree
+    }
+
+    /// Adds the module `path` in `file`, and the modules below it, whose files are in `folder`.
+    fn add_file(&mut self, file: &path::Path, folder: &path::Path, path: Path) {
+        let text =
+            fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        let syntax =
+            syn::parse_file(&text).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        let whole = file.canonicalize().expect("a file");
+        let name = whole.strip_prefix(&self.base).expect("a file below `base`");
+        let name = name.display().to_string();
+        self.add(&name, &syntax.items, folder, path);
+        self.files.push((name, syntax));
+    }
+
+    fn add(&mut self, file: &str, items: &[Item], folder: &path::Path, path: Path) {
+        let (module, children) = modules::read(file.to_owned(), items);
+        self.modules.insert(path.clone(), module);
+        for child in children {
+            let below = folder.join(&child.name);
+            let path = [&path[..], &[child.name]].concat();
+            match child.items {
+                Some(items) => self.add(file, items, &below, path),
+                None => {
+                    let beside = below.with_extension("rs");
+                    match beside.exists() {
+                        true => self.add_file(&beside, &below, path),
+                        false => self.add_file(&below.join("mod.rs"), &below, path),
                     }
                 }
             }
         }
-        Self {
-            file,
-            syntax,
-            handed_on,
-        }
     }
-}
 
-/// Returns whether a `use` makes its names available to other modules.
-pub(crate) fn is_handed_on(item: &ItemUse) -> bool {
-    !matches!(item.vis, Visibility::Inherited)
-}
-
-/// Returns the paths that a `use` names, without the names that they get here.
-pub(crate) fn leaves(tree: &UseTree) -> Vec<Vec<String>> {
-    let below = |name: String, tree: &UseTree| {
-        let mut found = leaves(tree);
-        for segments in &mut found {
-            segments.insert(0, name.clone());
-        }
-        found
-    };
-    match tree {
-        UseTree::Path(path) => below(path.ident.to_string(), &path.tree),
-        UseTree::Name(name) if name.ident == "self" => vec![Vec::new()],
-        UseTree::Name(name) => vec![vec![name.ident.to_string()]],
-        UseTree::Rename(rename) if rename.ident == "self" => vec![Vec::new()],
-        UseTree::Rename(rename) => vec![vec![rename.ident.to_string()]],
-        UseTree::Glob(_) => vec![vec!["*".to_owned()]],
-        UseTree::Group(group) => group.items.iter().flat_map(leaves).collect(),
-    }
-}
-
-/// Maximum number of doors on the path of a name; names go through fewer.
-const DOORS: usize = 8;
-
-impl Tree {
-    /// Returns the file that defines what `segments` name in the module `from`, with the name; `None` for names
-    /// that are not of this crate.
-    pub(crate) fn defines(&self, from: &[String], segments: &[String]) -> Option<(String, String)> {
-        let mut absolute = self.absolute(from, segments)?;
-        for _ in 0..DOORS {
-            let (module, rest) = self.split(&absolute);
-            let here = self.modules.get(module)?;
-            let Some(name) = rest.first() else {
-                // The module itself.
-                return None;
-            };
-            match here.handed_on.get(name) {
-                Some(path) => {
-                    let module = module.to_vec();
-                    let mut next = self.absolute(&module, path)?;
-                    next.extend(rest.iter().skip(1).cloned());
-                    absolute = next;
+    /// Returns which other files each file needs.
+    pub(crate) fn needs(&self) -> Needs {
+        let mut needs = Needs::new();
+        for (path, module) in &self.modules {
+            for named in &module.named {
+                if let Some((file, name)) = self.defines(path, named)
+                    && file != module.file
+                {
+                    let others = needs.entry(module.file.clone()).or_default();
+                    others.entry(file.to_owned()).or_default().insert(name);
                 }
-                None => return Some((here.file.clone(), name.clone())),
             }
         }
-        None
+        needs
     }
 
-    /// Returns the path of what the module `from` hands on as `name`.
-    pub(crate) fn handed_on(&self, from: &[String], name: &str) -> Option<Vec<String>> {
-        self.modules.get(from)?.handed_on.get(name).cloned()
+    /// Returns where the name that `segments` end at is defined, as seen from the module `from`; `None` for a
+    /// module itself, and for names that are not of this crate.
+    fn defines(&self, from: &[String], segments: &[String]) -> Option<Defined<'_>> {
+        self.resolve(from, segments, STEPS)
     }
 
-    /// Splits `path` into the longest module that it begins with, and the rest.
-    fn split<'p>(&self, path: &'p [String]) -> (&'p [String], &'p [String]) {
-        let fits = |len: &usize| self.modules.contains_key(&path[..*len]);
-        let len = (0..=path.len()).rev().find(fits).unwrap_or(0);
-        path.split_at(len)
-    }
-
-    /// Returns the path of `segments`, as written in the module `from`, from the crate's root on.
-    fn absolute(&self, from: &[String], segments: &[String]) -> Option<Vec<String>> {
+    fn resolve(&self, from: &[String], segments: &[String], left: usize) -> Option<Defined<'_>> {
+        let left = left.checked_sub(1)?;
         let (first, rest) = segments.split_first()?;
-        let mut path = match first.as_str() {
-            "crate" => Vec::new(),
-            "self" => from.to_vec(),
+        match first.as_str() {
+            "crate" => self.walk(&[], rest, left),
+            "self" => self.walk(from, rest, left),
             "super" => {
-                let ups = segments.iter().take_while(|it| *it == "super").count();
-                let base = from.get(..from.len().checked_sub(ups)?)?;
-                return Some([base, &segments[ups..]].concat());
+                let (_, parent) = from.split_last()?;
+                match rest.first() {
+                    Some(next) if next == "super" => self.resolve(parent, rest, left),
+                    _ => self.walk(parent, rest, left),
+                }
             }
-            child => {
-                // A module below this one, or a name from elsewhere.
-                let mut path = from.to_vec();
-                path.push(child.to_owned());
-                self.modules.contains_key(&path).then_some(())?;
-                path
-            }
-        };
-        path.extend_from_slice(rest);
-        Some(path)
+            name => self.look_up(from, name, rest, left),
+        }
     }
+
+    /// Follows `rest` from the module `at` on.
+    fn walk(&self, at: &[String], rest: &[String], left: usize) -> Option<Defined<'_>> {
+        let module = self.modules.get(at)?;
+        let (name, more) = rest.split_first()?;
+        if name == "*" {
+            // All names, some of which are presumably the module's own, if it has any.
+            let has_own = !module.items.is_empty();
+            return has_own.then(|| (module.file.as_str(), name.clone()));
+        }
+        let is_elsewhere = self.modules.contains_key(&below(at, name)[..])
+            || module.imports.contains_key(name)
+            || module.items.contains(name);
+        match self.look_up(at, name, more, left) {
+            None if !is_elsewhere => Some((module.file.as_str(), name.clone())),
+            found => found,
+        }
+    }
+
+    /// Looks up `name` in the module `at`, and follows `rest` from there.
+    fn look_up(
+        &self,
+        at: &[String],
+        name: &str,
+        rest: &[String],
+        left: usize,
+    ) -> Option<Defined<'_>> {
+        let left = left.checked_sub(1)?;
+        let module = self.modules.get(at)?;
+        let child = below(at, name);
+        if self.modules.contains_key(&child) {
+            return self.walk(&child, rest, left);
+        }
+        if module.items.contains(name) {
+            return Some((module.file.as_str(), name.to_owned()));
+        }
+        if let Some(path) = module.imports.get(name) {
+            return self.resolve(at, &[&path[..], rest].concat(), left);
+        }
+        let globs = module.globs.iter();
+        let globs = globs.filter_map(|path| self.module(at, path, left));
+        globs
+            .filter(|to| to != at)
+            .find_map(|to| self.look_up(&to, name, rest, left))
+    }
+
+    /// Returns the module that `path` names in the module `from`, if it names one.
+    fn module(&self, from: &[String], path: &[String], left: usize) -> Option<Path> {
+        let left = left.checked_sub(1)?;
+        let mut at = from.to_vec();
+        for (n, name) in path.iter().enumerate() {
+            match name.as_str() {
+                "crate" => at.clear(),
+                "self" => {}
+                "super" => {
+                    at.pop()?;
+                }
+                name => {
+                    let child = below(&at, name);
+                    if !self.modules.contains_key(&child) {
+                        let import = self.modules.get(&at)?.imports.get(name)?;
+                        return self.module(&at, &[&import[..], &path[n + 1..]].concat(), left);
+                    }
+                    at = child;
+                }
+            }
+        }
+        self.modules.contains_key(&at).then_some(at)
+    }
+}
+
+/// Returns the path of the module `name` below `at`.
+fn below(at: &[String], name: &str) -> Path {
+    [at, &[name.to_owned()]].concat()
 }

@@ -5,10 +5,14 @@ use std::collections::BTreeSet;
 use syn::visit::{self, Visit};
 use syn::{ExprMethodCall, ItemMod, ItemUse, Macro};
 
-use super::files::{is_test, read};
-use super::names::leaves;
+use super::modules::{is_test, leaves};
+use super::names::Tree;
+use super::workspace::root;
 
-/// Files that may begin tasks or threads without `panics::spawn`.
+/// Folder whose files are checked.
+const SERVER: &str = "vmm/server/src/";
+
+/// Files of it that may begin tasks or threads without `panics::spawn`.
 const MAY: [&str; 4] = [
     // Defines `panics::spawn`.
     "calls/panics.rs",
@@ -23,21 +27,22 @@ const MAY: [&str; 4] = [
 /// Returns a line for each file that begins tasks and must not, or that may and does not.
 pub(crate) fn wrong() -> Vec<String> {
     let mut begin = BTreeSet::new();
-    for module in read(&super::root().join("vmm/server/src")).modules.values() {
-        if begins(&module.syntax) {
-            begin.insert(module.file.clone());
+    let root = root();
+    for (file, syntax) in Tree::read(&root, &root.join(SERVER).join("lib.rs")).files {
+        if begins(&syntax) {
+            begin.insert(file.strip_prefix(SERVER).unwrap_or(&file).to_owned());
         }
     }
     let may = BTreeSet::from(MAY.map(str::to_owned));
     let must_not = begin.difference(&may).map(|file| {
         format!(
-            "vmm/server/src/{file} begins a task whose panic nobody learns of: a stream would end as if that \
+            "{SERVER}{file} begins a task whose panic nobody learns of: a stream would end as if that \
              had been all; use `panics::spawn`"
         )
     });
-    let does_not = may.difference(&begin).map(|file| {
-        format!("vmm/server/src/{file} begins no tasks any more: take it out of spawns.rs")
-    });
+    let does_not = may
+        .difference(&begin)
+        .map(|file| format!("{SERVER}{file} begins no tasks any more: take it out of spawns.rs"));
     must_not.chain(does_not).collect()
 }
 
