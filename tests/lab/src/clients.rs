@@ -9,10 +9,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use crate::place::{Cache, replace_if_different};
-use crate::{packages, progress};
+use crate::{packages, progress, tool};
 
 /// A language and the packages that its tests need.
 struct Language {
@@ -98,66 +98,34 @@ impl Language {
 fn fetch_python(folder: &Path, names: &[&str]) -> Result<()> {
     // Brings Python, and its virtual environments, which keep packages apart.
     packages::ensure(&["python3-venv"])?;
-    run(Command::new("/usr/bin/python3")
-        .args(["-m", "venv"])
-        .arg(folder))?;
-    run(Command::new(folder.join("bin/python"))
-        .args(["-m", "pip", "install", "--quiet", "--only-binary=:all:"])
-        .args(names))
+    tool::run(
+        Command::new("/usr/bin/python3")
+            .args(["-m", "venv"])
+            .arg(folder),
+    )?;
+    tool::run(
+        Command::new(folder.join("bin/python"))
+            .args(["-m", "pip", "install", "--quiet", "--only-binary=:all:"])
+            .args(names),
+    )
+    .map(drop)
 }
 
 fn fetch_node(folder: &Path, names: &[&str]) -> Result<()> {
     // A Node that is not Debian's has an npm of its own, which conflicts with Debian's package.
-    let here = |program: &str| run(Command::new(program).arg("--version")).is_ok();
+    let here = |program: &str| tool::run(Command::new(program).arg("--version")).is_ok();
     if !here("node") || !here("npm") {
         packages::ensure(&["nodejs", "npm"])?;
     }
     fs::create_dir_all(folder)
         .with_context(|| format!("cannot create the folder {}", folder.display()))?;
-    run(Command::new("npm")
-        .args(["install", "--loglevel=error", "--no-audit", "--no-fund"])
-        // Scripts of the packages are not run.
-        .args(["--ignore-scripts", "--prefix"])
-        .arg(folder)
-        .args(names))
-}
-
-fn run(command: &mut Command) -> Result<()> {
-    let program = Path::new(command.get_program()).to_owned();
-    let output = command
-        .output()
-        .with_context(|| format!("cannot start {}", program.display()))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    bail!("{}: {}", output.status, reason(&stderr))
-}
-
-/// Returns the line that gives the reason of a failure: pip prints it last; npm prints lines about its log
-/// after it.
-fn reason(output: &str) -> &str {
-    output
-        .lines()
-        .filter(|line| !line.trim().is_empty())
-        .rfind(|line| !line.starts_with("npm error") || line.contains(" reason: "))
-        .unwrap_or("no reason was given")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn reason_is_the_line_that_says_why() {
-        let npm = "npm error code ECONNREFUSED\n\
-                   npm error FetchError: request to http://x failed, reason: connect ECONNREFUSED\n\
-                   npm error     at ClientRequest\n\
-                   npm error A complete log of this run can be found in: /x\n";
-        assert!(reason(npm).ends_with("reason: connect ECONNREFUSED"));
-        let pip = "WARNING: retrying\nERROR: No matching distribution found for grpcio\n\n";
-        let why = "ERROR: No matching distribution found for grpcio";
-        assert_eq!(reason(pip), why);
-        assert_eq!(reason(" \n"), "no reason was given");
-    }
+    tool::run(
+        Command::new("npm")
+            .args(["install", "--loglevel=error", "--no-audit", "--no-fund"])
+            // Scripts of the packages are not run.
+            .args(["--ignore-scripts", "--prefix"])
+            .arg(folder)
+            .args(names),
+    )
+    .map(drop)
 }

@@ -5,12 +5,12 @@
 //! on every machine.
 
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use crate::cargo::{self, Executable};
-use crate::{packages, process, progress};
+use crate::{packages, process, progress, tool};
 
 /// Kinds of hits that the example can count.
 const KINDS: [&str; 9] = [
@@ -48,7 +48,7 @@ pub(crate) fn count(built: &[Executable]) -> Result<Vec<String>> {
 fn of(program: &Path, kind: &str) -> Result<u64> {
     let mut command = Command::new("valgrind");
     process::end_with_us(&mut command);
-    let output = command
+    command
         .args([
             "--tool=callgrind",
             "--callgrind-out-file=/dev/null",
@@ -56,16 +56,9 @@ fn of(program: &Path, kind: &str) -> Result<u64> {
             "--toggle-collect=*hit_cost::hits*",
         ])
         .arg(program)
-        .args([kind, &HITS.to_string()])
-        .stdin(Stdio::null())
-        .output()
-        .context("cannot start valgrind")?;
-    let words = String::from_utf8_lossy(&output.stderr);
-    if !output.status.success() {
-        let last = words.lines().next_back().unwrap_or("no word why");
-        bail!("hit_cost {kind} failed under valgrind: {last}");
-    }
-    collected(&words)
+        .args([kind, &HITS.to_string()]);
+    let output = tool::run(&mut command).with_context(|| format!("hit_cost {kind} failed"))?;
+    collected(&String::from_utf8_lossy(&output.stderr))
         .map(|collected| (collected + HITS / 2) / HITS)
         .with_context(|| format!("valgrind did not count hit_cost {kind}"))
 }

@@ -56,6 +56,7 @@ mod stacks;
 mod terminal;
 mod test;
 mod took;
+mod tool;
 mod total;
 
 use kernel::Choice;

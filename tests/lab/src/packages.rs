@@ -6,16 +6,14 @@
 
 use std::ffi::OsString;
 use std::fmt::{self, Display, Formatter};
-use std::io::ErrorKind;
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 use std::{fs, str};
 
 use anyhow::{Context, Result, anyhow, bail};
 
 use crate::place::replace_if_different;
-use crate::progress;
+use crate::{progress, tool};
 
 /// Options that limit apt's patience, so that a machine without network fails soon.
 const PATIENCE: [&str; 6] = [
@@ -128,7 +126,7 @@ impl Archives {
     fn depends(&self, package: &str) -> Result<Vec<u8>> {
         let mut command = Command::new("apt-cache");
         command.args(&self.options);
-        Ok(run(command.args(["depends", "--important", package]))?.stdout)
+        Ok(tool::run(command.args(["depends", "--important", package]))?.stdout)
     }
 
     /// Downloads `packages` into the empty folder `folder` and returns the files in their order.
@@ -173,13 +171,13 @@ impl Archives {
         if let Some(folder) = folder {
             command.current_dir(folder);
         }
-        run(&mut command).map(drop)
+        tool::run(command.env("DEBIAN_FRONTEND", "noninteractive")).map(drop)
     }
 }
 
 /// Unpacks a package file into `folder`, running none of its scripts.
 pub(crate) fn unpack(file: &Path, folder: &Path) -> Result<()> {
-    run(Command::new("dpkg").arg("-x").arg(file).arg(folder))
+    tool::run(Command::new("dpkg").arg("-x").arg(file).arg(folder))
         .map(drop)
         .with_context(|| format!("cannot unpack {}", file.display()))
 }
@@ -191,7 +189,7 @@ fn missing<'a>(names: &[&'a str]) -> Result<Vec<&'a str>> {
         .args(names)
         .env("LC_ALL", "C")
         .output()
-        .map_err(|error| not_started("dpkg-query", error))?;
+        .map_err(|error| tool::not_started("dpkg-query", &error))?;
     let installed = str::from_utf8(&output.stdout)?;
     Ok(names
         .iter()
@@ -202,45 +200,6 @@ fn missing<'a>(names: &[&'a str]) -> Result<Vec<&'a str>> {
                 .any(|line| line == format!("installed {name}"))
         })
         .collect())
-}
-
-/// Runs a tool to its end; an error contains the tool's own first complaint.
-fn run(command: &mut Command) -> Result<Output> {
-    let program = command.get_program().to_string_lossy().into_owned();
-    let output = command
-        .env("LC_ALL", "C")
-        .env("DEBIAN_FRONTEND", "noninteractive")
-        .stdin(std::process::Stdio::null())
-        .output()
-        .map_err(|error| not_started(&program, error))?;
-    if output.status.success() {
-        return Ok(output);
-    }
-    if let Some(signal) = output.status.signal() {
-        bail!("{program} was ended by signal {signal}");
-    }
-    bail!("{program}: {}", complaint(&output.stderr));
-}
-
-fn not_started(program: &str, error: std::io::Error) -> anyhow::Error {
-    if error.kind() == ErrorKind::NotFound {
-        anyhow!("{program} is not there: the lab takes its packages and kernel from Debian's apt")
-    } else {
-        anyhow!("{program} does not start: {error}")
-    }
-}
-
-/// Returns the first line in which apt names an error, or else the last line.
-fn complaint(stderr: &[u8]) -> String {
-    let text = String::from_utf8_lossy(stderr);
-    let mut lines = text.lines().filter(|line| !line.trim().is_empty());
-    lines
-        .clone()
-        .find_map(|line| line.strip_prefix("E: "))
-        .or_else(|| lines.next_back())
-        .unwrap_or("failed without a word")
-        .trim()
-        .to_owned()
 }
 
 /// Returns the packages of the kernel that `metapackage` depends on, its `linux-image-` package first; `None` if
@@ -337,9 +296,11 @@ mod tests {
         let archives = Archives::of_suite("trixie", folder.path()).unwrap();
         let sources = fs::read_to_string(folder.path().join("sources.list")).unwrap();
         assert!(sources.contains(" trixie main") && sources.contains("signed-by="));
-        let output = run(Command::new("apt-config")
-            .args(&archives.options)
-            .arg("dump"));
+        let output = tool::run(
+            Command::new("apt-config")
+                .args(&archives.options)
+                .arg("dump"),
+        );
         let Ok(output) = output else {
             return; // No apt here.
         };
@@ -353,30 +314,5 @@ mod tests {
         ] {
             assert!(dump.lines().any(|dumped| dumped == line), "{line}: {dump}");
         }
-    }
-
-    #[test]
-    fn complaint_is_the_first_error_line() {
-        let stderr = b"W: something\nE: Failed to fetch http://x  Could not connect\nE: more\n";
-        assert_eq!(
-            complaint(stderr),
-            "Failed to fetch http://x  Could not connect"
-        );
-    }
-
-    #[test]
-    fn complaint_without_error_line_is_the_last_line() {
-        assert_eq!(complaint(b"one\ntwo\n\n"), "two");
-        assert_eq!(complaint(b""), "failed without a word");
-    }
-
-    #[test]
-    fn tool_that_is_not_there_is_named() {
-        let error = run(&mut Command::new("no-such-tool-of-apt")).unwrap_err();
-        assert!(
-            error
-                .to_string()
-                .contains("no-such-tool-of-apt is not there")
-        );
     }
 }

@@ -6,7 +6,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
@@ -15,6 +15,7 @@ use crate::packages::{self, Archives};
 use crate::place::Cache;
 use crate::process;
 use crate::progress;
+use crate::tool;
 
 /// Paths in the source that are kept.
 const KEPT: [&str; 2] = [
@@ -81,15 +82,7 @@ fn fetch(cache: &Cache, archives: &Archives, package: &str, folder: &Path) -> Re
         tar.args(["--strip-components=1", "--wildcards"]);
         tar.args(KEPT.map(|name| format!("{package}/{name}")));
         process::end_with_us(&mut tar);
-        let output = tar
-            .stdin(Stdio::null())
-            .output()
-            .context("tar does not start")?;
-        if !output.status.success() {
-            let complaint = String::from_utf8_lossy(&output.stderr);
-            bail!("{package} cannot be unpacked: {}", complaint.trim());
-        }
-        Ok(())
+        tool::run(&mut tar).with_context(|| format!("cannot unpack {package}"))
     })?;
     fs::rename(&kept, folder).context("cannot keep the kernel's tests")
 }

@@ -21,7 +21,7 @@ use anyhow::{Context, Result, bail};
 use super::emulated::{CMDLINE, Emulator, MESSAGES, Plan, write_config};
 use crate::kind::Kind;
 use crate::process::{self, Apart, Group, Streams};
-use crate::{progress, terminal};
+use crate::{progress, terminal, tool};
 
 pub(super) struct Bochs;
 
@@ -138,19 +138,11 @@ fn make_cd(plan: &Plan<'_>) -> Result<()> {
 
     let mut command = Command::new("grub-mkrescue");
     process::end_with_us(&mut command);
-    let output = command
+    command
         .arg("-o")
         .arg(plan.folder.join("cd.iso"))
-        .arg(plan.folder.join("cd"))
-        .stdin(Stdio::null())
-        .output()
-        .context("cannot start grub-mkrescue")?;
-    if !output.status.success() {
-        let words = String::from_utf8_lossy(&output.stderr);
-        let last = words.lines().next_back().unwrap_or("no word why");
-        bail!("grub-mkrescue failed: {last}");
-    }
-    Ok(())
+        .arg(plan.folder.join("cd"));
+    tool::run(&mut command).map(drop)
 }
 
 /// Creates a named pipe, through which Bochs' serial "file" arrives without delay. It is opened for both
