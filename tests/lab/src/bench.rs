@@ -1,7 +1,7 @@
 //! `cargo lab bench`: what hvprobe costs, beside its references in the same rig.
 
+use std::ffi::OsString;
 use std::fs;
-use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -214,7 +214,7 @@ fn hits(options: &Options, built: &[Executable], rig: Kind) -> Result<Vec<String
 /// Measures a batch of probes in the text of the guests' kernel.
 fn batch(options: &Options, workspace: &Workspace) -> Result<Heard> {
     let built = options.build(workspace)?;
-    let ready = Ready::make_with(Kind::Direct, false, true, options.kernel.as_ref())?;
+    let ready = Ready::make(Kind::Direct, options.kernel.as_ref())?;
     let folder = tempfile::tempdir()?;
     let kernel = folder.path().join("vmlinux");
     let mut unpack = Command::new(cargo::program_named(&built, "hvprobe")?);
@@ -265,11 +265,7 @@ impl Listener for Heard {
         self.bytes.extend_from_slice(bytes);
         let surplus = self.bytes.len().saturating_sub(MOST_KEPT);
         self.bytes.drain(..surplus);
-        let mut stdout = io::stdout().lock();
-        stdout
-            .write_all(bytes)
-            .and_then(|()| stdout.flush())
-            .context("cannot write to stdout")
+        progress::pass_on(bytes)
     }
 }
 
@@ -289,10 +285,7 @@ fn run_here(command: &mut Command, options: &Options) -> Result<Heard> {
     let mut heard = Heard::default();
     let end = process::run(command, false, limits, &mut heard)?;
     heard.status = match end {
-        End::Exited(status) => {
-            let code = status.code().and_then(|code| u8::try_from(code).ok());
-            code.unwrap_or(run::LAB_FAILED)
-        }
+        End::Exited(status) => run::code(status),
         End::TimedOut => bail!("the time was over; {} was ended", name(command)),
         _ => bail!("{} was ended", name(command)),
     };
@@ -315,7 +308,7 @@ fn bench(
     let built = options.build(workspace)?;
     let rig = choose(options.rig, &cargo::program_named(&built, "hvprobe")?)?;
     let arguments = arguments(rig, &built)?;
-    let ready = Ready::make_with(rig, false, true, options.kernel.as_ref())?;
+    let ready = Ready::make(rig, options.kernel.as_ref())?;
     if with_qemu {
         packages::ensure(&["qemu-system-x86"])?;
     }
@@ -348,16 +341,9 @@ fn bench(
     };
     job.stdio = Stdio::of_stdout();
     job.environment = run::environment(rig);
-    job.steps.push(Step {
-        program: program.to_owned(),
-        arguments: arguments
-            .iter()
-            .map(Into::into)
-            .chain(["--guest".into(), guest.into()])
-            .collect(),
-        group: None,
-        package: None,
-    });
+    let arguments = arguments.into_iter().map(OsString::from);
+    let arguments = arguments.chain(["--guest".into(), guest.into()]);
+    job.steps.push(Step::new(program, arguments));
     tried(rig, &ready, &job, program)
 }
 

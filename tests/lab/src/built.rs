@@ -103,7 +103,7 @@ impl Built {
     fn make(&self, source: &Path, work: &Path) -> Result<PathBuf> {
         let log = work.join("log");
         let make = |target: &str| {
-            let jobs = std::thread::available_parallelism().map_or(1, usize::from);
+            let jobs = process::processors();
             let mut make = Command::new("nice");
             make.args(["-n", "19", "make", "-s", &format!("-j{jobs}"), target]);
             // The same source gives the same kernel on every machine.

@@ -2,15 +2,14 @@
 
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
 use crate::kind::Kind;
-use crate::process::{self, Apart, Audience, End, Group, Limits, Streams};
+use crate::process::{self, Audience, End, Limits};
 use crate::progress;
-use crate::signals::Signals;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -40,24 +39,12 @@ pub(crate) fn choose(asked: Option<Kind>, hvprobe: &Path) -> Result<Kind> {
 }
 
 fn doctor(hvprobe: &Path) -> Result<End> {
-    let signals = Signals::take()?;
     let mut command = Command::new(hvprobe);
-    command
-        .arg("doctor")
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
-    let mut group = Group::start(&mut command, Apart::Group)?;
-    let mut streams = Streams {
-        output: None,
-        discard: None,
-        keyboard: None,
-    };
     let limits = Limits {
         deadline: Instant::now() + PATIENCE,
         silence: None,
     };
-    process::watch(&mut group, &mut streams, limits, &signals, &mut Nobody)
+    process::run(command.arg("doctor"), true, limits, &mut Nobody)
 }
 
 struct Nobody;

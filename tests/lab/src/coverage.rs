@@ -25,7 +25,7 @@ pub(crate) struct Options {
 const LIMIT: Duration = Duration::from_secs(600);
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
-    let ready = Ready::make(Kind::Direct, false, false)?;
+    let ready = Ready::make_with(Kind::Direct, false, false, None)?;
     let built = ready.workspace.build(&["--bin=coverage"])?;
     let kernel = match &options.kernel {
         Some(kernel) => kernel
@@ -36,11 +36,6 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let mut job = Job::new(&built, LIMIT);
     let program = cargo::program_named(&built, "coverage")?;
     job.programs.push(("coverage".to_owned(), program));
-    job.steps.push(Step {
-        program: "coverage".to_owned(),
-        arguments: vec![kernel.into()],
-        group: None,
-        package: None,
-    });
+    job.steps.push(Step::new("coverage", [kernel]));
     run::run_job(Kind::Direct, &ready, &job)
 }

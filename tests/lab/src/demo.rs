@@ -57,17 +57,12 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     drop(fetch);
     let hvprobe = cargo::program_named(&built, "hvprobe")?;
     let rig = choose(options.rig, &hvprobe)?;
-    let ready = Ready::make(rig, false, true)?;
+    let ready = Ready::make(rig, None)?;
     let mut job = Job::new(&built, options.machine.timeout(600));
     options.machine.apply(&mut job);
     job.stdio = Stdio::of_stdout();
     job.environment = run::environment(rig);
-    job.steps.push(Step {
-        program: "hvprobe".to_owned(),
-        arguments: ARGUMENTS.map(Into::into).to_vec(),
-        group: None,
-        package: None,
-    });
+    job.steps.push(Step::new("hvprobe", ARGUMENTS));
     progress::note(&format!("$ {}", typed()));
     run::run_job(rig, &ready, &job)
 }

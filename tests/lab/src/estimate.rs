@@ -7,6 +7,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use crate::cargo::Workspace;
+use crate::process;
 use crate::progress;
 
 /// Time of a command on a machine with [`PROCESSORS`] processors that does the [piece](piece) in [`PIECE`].
@@ -23,8 +24,7 @@ const PIECE: Duration = Duration::from_millis(100);
 
 /// Prints how long `work` will take. How much of an earlier build has to be built anew is not known.
 pub(crate) fn say(work: Work, workspace: &Workspace) {
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    let processors = u32::try_from(processors).unwrap_or(u32::MAX);
+    let processors = u32::try_from(process::processors()).unwrap_or(u32::MAX);
     let speed = piece().as_secs_f64() / PIECE.as_secs_f64();
     let (build, rest) = stretched(work, speed, processors);
     let rest = in_words(rest);

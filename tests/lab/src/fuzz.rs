@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use crate::cargo::{self, Workspace};
-use crate::{packages, process, progress};
+use crate::{outcome, packages, process, progress};
 
 mod log;
 
@@ -104,8 +104,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     };
     build(&workspace, &place, &options.targets)?;
 
-    let processors = thread::available_parallelism().map_or(1, usize::from);
-    let jobs = options.jobs.map_or(processors, usize::from);
+    let jobs = options.jobs.map_or(process::processors(), usize::from);
     let (mut waiting, mut running) = (wanted.into_iter(), Vec::new());
     let mut rows = Vec::new();
     println!("{}", heading());
@@ -153,10 +152,7 @@ fn report(place: &Place, rows: &[Row]) -> ExitCode {
             );
         }
     }
-    match found {
-        true => ExitCode::FAILURE,
-        false => ExitCode::SUCCESS,
-    }
+    outcome::status(!found)
 }
 
 /// Lists the names of all targets, sorted.

@@ -52,6 +52,16 @@ pub(crate) struct Step {
 }
 
 impl Step {
+    /// Creates a step of a program that is no test.
+    pub(crate) fn new(program: &str, arguments: impl IntoIterator<Item: Into<OsString>>) -> Self {
+        Self {
+            program: program.to_owned(),
+            arguments: arguments.into_iter().map(Into::into).collect(),
+            group: None,
+            package: None,
+        }
+    }
+
     /// Returns the name that the lab prints for the step.
     pub(crate) fn name(&self) -> String {
         match &self.group {
@@ -67,9 +77,7 @@ impl Step {
             _ => self.program.clone(),
         }
     }
-}
 
-impl Step {
     /// Returns whether its program prints what libtest prints.
     pub(crate) fn is_tests(&self) -> bool {
         self.program != LAB

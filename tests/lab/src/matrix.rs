@@ -13,6 +13,7 @@ use crate::cargo::{self, Workspace};
 use crate::choose::choose;
 use crate::kernel::{Choice, NAMED};
 use crate::kind::Kind;
+use crate::outcome;
 use crate::progress;
 use crate::retry;
 use crate::run::MachineOptions;
@@ -51,7 +52,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let mut table = Table::default();
     for choice in &chosen {
         progress::note(&format!("kernel {}", choice.folder_name()));
-        let row = Ready::make_with(rig, false, true, Some(choice)).and_then(|ready| {
+        let row = Ready::make(rig, Some(choice)).and_then(|ready| {
             let how = test::Options::in_rig(&options.machine, options.retries, PROMISES);
             test::of_rig(&ready, &built, rig, &how)
         });
@@ -61,10 +62,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         table.add(choice.folder_name(), row.ok());
     }
     print!("{}", table.render());
-    Ok(match table.is_good() {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::FAILURE,
-    })
+    Ok(outcome::status(table.is_good()))
 }
 
 /// Verdict on each promise on each kernel.

@@ -17,6 +17,7 @@ use clap::Args;
 
 use crate::cargo::{self, Workspace};
 use crate::kernel::NAMED;
+use crate::outcome;
 use crate::process::{self, Audience, End, Limits};
 use crate::progress;
 use crate::run;
@@ -171,11 +172,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     print!("{}", table(&rows));
     progress::note(&format!("what they printed: {}", folder.display()));
     let good = rows.len() == parts.len() && rows.iter().all(|row| row.verdict == Verdict::Passed);
-    Ok(if good {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Ok(outcome::status(good))
 }
 
 /// How a part ended.

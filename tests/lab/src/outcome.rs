@@ -1,6 +1,7 @@
 //! What happens while a rig runs a job, and how the job ended.
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -42,4 +43,12 @@ pub(crate) enum Finish {
 pub(crate) fn stood_still(who: &str, silence: Option<Duration>) -> String {
     let seconds = silence.unwrap_or_default().as_secs();
     format!("{who} stood still: nothing printed for {seconds} s")
+}
+
+/// Returns the status to exit with.
+pub(crate) fn status(is_good: bool) -> ExitCode {
+    match is_good {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    }
 }

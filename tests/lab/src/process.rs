@@ -21,6 +21,11 @@ use crate::terminal::Keyboard;
 /// Time for a program to end after it was asked to.
 const GRACE: Duration = Duration::from_secs(10);
 
+/// Returns the number of processors that the lab may use.
+pub(crate) fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
 /// Makes the kernel end `command`'s process if this one dies.
 pub(crate) fn end_with_us(command: &mut Command) {
     let parent = std::process::id();

@@ -1,13 +1,13 @@
 //! Progress of the lab's work: a spinner on a terminal, else a line at the start and one every few seconds. All
-//! of it goes to stderr; stdout belongs to the program that runs in the rig.
+//! of it goes to stderr; stdout belongs to the program that runs in the rig, whose output is passed on there.
 
-use std::io::{IsTerminal, stderr};
+use std::io::{IsTerminal, Write, stderr, stdout};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// Maximum time without a line while the lab waits for something.
@@ -74,6 +74,15 @@ impl Waiting {
             }
         }
     }
+}
+
+/// Writes what a program printed to stdout, at once.
+pub(crate) fn pass_on(bytes: &[u8]) -> Result<()> {
+    let mut stdout = stdout().lock();
+    stdout
+        .write_all(bytes)
+        .and_then(|()| stdout.flush())
+        .context("cannot write to stdout")
 }
 
 /// Prints one line about what the lab does or has decided.

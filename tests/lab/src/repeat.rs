@@ -16,6 +16,7 @@ use crate::job::Job;
 use crate::kind::Kind;
 use crate::libtest::Counts;
 use crate::outcome::Finish;
+use crate::process;
 use crate::progress;
 use crate::report::Report;
 use crate::retry::Ran;
@@ -33,7 +34,6 @@ impl Load {
     /// Starts one thread for each processor.
     fn start() -> Self {
         let over = Arc::new(AtomicBool::new(false));
-        let number = thread::available_parallelism().map_or(1, usize::from);
         let spin = |over: Arc<AtomicBool>| {
             move || {
                 while !over.load(Ordering::Relaxed) {
@@ -41,7 +41,7 @@ impl Load {
                 }
             }
         };
-        let threads = (0..number).map(|_| thread::spawn(spin(Arc::clone(&over))));
+        let threads = (0..process::processors()).map(|_| thread::spawn(spin(Arc::clone(&over))));
         let threads = threads.collect();
         Self { over, threads }
     }

@@ -1,13 +1,13 @@
 //! Output while test programs run, and the result of each.
 
-use std::io::{Write, stdout};
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use crate::job::Step;
 use crate::libtest::{self, Counts, Parser};
 use crate::outcome::Listener;
+use crate::progress;
 use crate::retry::Ran;
 
 /// Properties of a step that are known before it runs.
@@ -166,11 +166,7 @@ impl Listener for Report {
         if !self.verbose {
             return Ok(());
         }
-        let mut stdout = stdout().lock();
-        stdout
-            .write_all(bytes)
-            .and_then(|()| stdout.flush())
-            .context("cannot write to stdout")
+        progress::pass_on(bytes)
     }
 
     fn end(&mut self, step: usize, status: u8) {

@@ -1,8 +1,7 @@
 //! `cargo lab run`: runs one program in a rig, with its output on stdout and its exit status as ours.
 
 use std::ffi::OsString;
-use std::io::{Write, stdout};
-use std::process::ExitCode;
+use std::process::{ExitCode, ExitStatus};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -137,13 +136,8 @@ fn job(ready: &Ready, options: &Options) -> Result<Job> {
         Stdio::of_stdout()
     };
     job.environment = environment(options.rig);
-    let step = Step {
-        program: job.resolve(program)?,
-        arguments: arguments.to_vec(),
-        group: None,
-        package: None,
-    };
-    job.steps.push(step);
+    let program = job.resolve(program)?;
+    job.steps.push(Step::new(&program, arguments));
     Ok(job)
 }
 
@@ -183,6 +177,12 @@ pub(crate) fn environment(rig: Kind) -> Vec<(String, OsString)> {
         .collect()
 }
 
+/// Returns the status to exit with after a program of this machine that ended with `status`.
+pub(crate) fn code(status: ExitStatus) -> u8 {
+    let code = status.code().and_then(|code| u8::try_from(code).ok());
+    code.unwrap_or(LAB_FAILED)
+}
+
 /// Prints a note about an end that PROGRAM did not choose. Returns the status to exit with.
 pub(crate) fn report(outcome: &Outcome) -> u8 {
     let status = match &outcome.finish {
@@ -215,10 +215,6 @@ struct Passthrough;
 
 impl Listener for Passthrough {
     fn output(&mut self, bytes: &[u8]) -> Result<()> {
-        let mut stdout = stdout().lock();
-        stdout
-            .write_all(bytes)
-            .and_then(|()| stdout.flush())
-            .context("cannot write to stdout")
+        progress::pass_on(bytes)
     }
 }

@@ -22,13 +22,14 @@ pub(crate) struct Ready {
 }
 
 impl Ready {
-    /// Makes sure that a rig of this `kind` can run. `update` asks for Debian's current kernel even if there is
-    /// one; without `build` an existing guest image is taken as it is.
-    pub(crate) fn make(kind: Kind, update: bool, build: bool) -> Result<Self> {
-        Self::make_with(kind, update, build, None)
+    /// Makes sure that a rig of this `kind` can run, with guests that have the kernel of `choice`, or else the
+    /// stock one.
+    pub(crate) fn make(kind: Kind, choice: Option<&Choice>) -> Result<Self> {
+        Self::make_with(kind, false, true, choice)
     }
 
-    /// Like [`Self::make`], with the kernel of `choice` for guests.
+    /// Does the same. `update` asks for Debian's current kernel even if there is one; without `build` an existing
+    /// guest image is taken as it is.
     pub(crate) fn make_with(
         kind: Kind,
         update: bool,

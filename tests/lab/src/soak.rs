@@ -43,6 +43,5 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         command.env("HVPROBE_SOAK_SEED", seed.to_string());
     }
     let status = command.status().context("cannot run the test")?;
-    let code = status.code().and_then(|code| u8::try_from(code).ok());
-    Ok(ExitCode::from(code.unwrap_or(run::LAB_FAILED)))
+    Ok(ExitCode::from(run::code(status)))
 }

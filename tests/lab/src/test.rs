@@ -23,7 +23,9 @@ use crate::job::{CARGO, Group, Input, Job, LAB, Step};
 use crate::kernel::Choice;
 use crate::kind::Kind;
 use crate::libtest;
+use crate::outcome;
 use crate::prefetch::{Fetch, Wanted};
+use crate::process;
 use crate::progress;
 use crate::repeat;
 use crate::retry::{self, SHOW};
@@ -177,11 +179,10 @@ impl Options {
 
     /// Returns how a job is run in `rig`.
     fn how(&self, rig: Kind, deadline: Instant) -> How {
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let rigs = self.rigs.and_then(|rigs| usize::try_from(rigs).ok());
         How {
             rig,
-            rigs: rigs.unwrap_or(rig.at_a_time().min(processors)),
+            rigs: rigs.unwrap_or(rig.at_a_time().min(process::processors())),
             deadline,
             retries: self.retries.unwrap_or(rig.retries()),
             silence: self.silence.map(Duration::from_secs).or(rig.silence()),
@@ -256,7 +257,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     } else {
         choose(options.rig, &cargo::program_named(&built, "hvprobe")?)?
     };
-    let ready = Ready::make_with(rig, false, true, options.kernel.as_ref())?;
+    let ready = Ready::make(rig, options.kernel.as_ref())?;
     took.note("building");
     let seeds = Seeds::new(options.seed, options.long);
     progress::note(&seeds.to_string());
@@ -275,12 +276,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         job.steps.retain(|step| step.program != CARGO);
         time = options.machine.timeout(rig.time_limit() * u64::from(times));
         job.timeout = time;
-        let passed = repeat::run(&job, &ready, times, seeds)?;
-        return Ok(if passed {
-            ExitCode::SUCCESS
-        } else {
-            ExitCode::FAILURE
-        });
+        return Ok(outcome::status(repeat::run(&job, &ready, times, seeds)?));
     }
     let deadline = Instant::now() + time;
 
@@ -350,12 +346,8 @@ fn job_here(ready: &Ready, built: &[Executable], options: &Options, seeds: Seeds
         // These steps take longest, so they begin first.
         let lab = cargo::program_named(built, LAB)?;
         job.programs.push((LAB.to_owned(), lab));
-        job.steps.extend(CI.iter().map(|words| Step {
-            program: LAB.to_owned(),
-            arguments: words.iter().map(Into::into).collect(),
-            group: None,
-            package: None,
-        }));
+        job.steps
+            .extend(CI.iter().map(|words| Step::new(LAB, *words)));
     }
     for test in built.iter().filter(|executable| executable.test) {
         if !is_end_to_end(ready, test) || test.name.starts_with("micro_") {
@@ -378,10 +370,8 @@ fn job_here(ready: &Ready, built: &[Executable], options: &Options, seeds: Seeds
         job.programs
             .push((CARGO.to_owned(), PathBuf::from(cargo::program())));
         job.steps.push(Step {
-            program: CARGO.to_owned(),
-            arguments,
-            group: None,
             package: Some(ready.workspace.root.clone()),
+            ..Step::new(CARGO, arguments)
         });
     }
     job.steps.sort_by_key(is_short);
@@ -394,9 +384,8 @@ fn job_here(ready: &Ready, built: &[Executable], options: &Options, seeds: Seeds
     job.environment.push((VMLINUZ.to_owned(), kernel.into()));
     // With a single thread libtest runs tests one by one, and prints other lines about them.
     if std::env::var_os(THREADS).is_none() {
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        job.environment
-            .push((THREADS.to_owned(), processors.max(2).to_string().into()));
+        let threads = process::processors().max(2).to_string();
+        job.environment.push((THREADS.to_owned(), threads.into()));
     }
     if options.repeat.is_none() {
         job.environment.extend(seeds.environment());
@@ -549,15 +538,13 @@ fn add(job: &mut Job, test: &Executable, options: &Options) {
         .file_name()
         .map_or_else(|| test.name.clone(), |name| name.to_string_lossy().into());
     job.programs.push((name.clone(), test.path.clone()));
-    let arguments = match is_meant(&options.filter, &test.name) {
+    let arguments: Vec<_> = match is_meant(&options.filter, &test.name) {
         true => for_whole_program(options).collect(),
         false => for_tests(options).collect(),
     };
     job.steps.push(Step {
-        program: name,
-        arguments,
-        group: None,
         package: Some(test.package.clone()),
+        ..Step::new(&name, arguments)
     });
 }
 
@@ -575,14 +562,7 @@ mod tests {
     /// The tests of this program stand in for those of a rig.
     #[test]
     fn each_module_of_a_program_is_a_step() {
-        let whole = Step {
-            program: "lab-1".to_owned(),
-            arguments: [SHOW, "each_module", "--skip", "other"]
-                .map(Into::into)
-                .to_vec(),
-            group: None,
-            package: None,
-        };
+        let whole = Step::new("lab-1", [SHOW, "each_module", "--skip", "other"]);
         let path = std::env::current_exe().unwrap();
         let steps = by_group(&path, &whole, (false, false)).unwrap();
         let [step] = &steps[..] else {

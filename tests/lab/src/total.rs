@@ -23,7 +23,7 @@ use crate::groups;
 use crate::job::{Job, Step};
 use crate::kind::Kind;
 use crate::libtest::Counts;
-use crate::outcome::Finish;
+use crate::outcome::{self, Finish};
 use crate::progress;
 use crate::report::Report;
 use crate::retry::{self, Book, Due};
@@ -115,11 +115,8 @@ impl Total {
             println!("failed: {line}");
         }
         println!("{}", self.counts);
-        if self.end.is_none() && self.failed.is_empty() && self.counts.failed == 0 {
-            ExitCode::SUCCESS
-        } else {
-            ExitCode::FAILURE
-        }
+        let is_good = self.end.is_none() && self.failed.is_empty() && self.counts.failed == 0;
+        outcome::status(is_good)
     }
 }
 

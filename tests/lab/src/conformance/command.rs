@@ -47,7 +47,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let workspace = Workspace::locate()?;
     let built = workspace.build(&NEEDED)?;
     let rig = choose(options.rig, &cargo::program_named(&built, "hvprobe")?)?;
-    let ready = Ready::make_with(rig, false, true, options.kernel.as_ref())?;
+    let ready = Ready::make(rig, options.kernel.as_ref())?;
     let source = source::obtain(&ready.cache, &ready.kernel, options.kernel.as_ref())?;
     let found = find(&source)?;
     if found.cases.is_empty() {

@@ -284,12 +284,7 @@ esac
         job.captured = true;
         job.test_limit = Some(Duration::from_secs(60));
         job.programs.push(("hangs".to_owned(), path));
-        job.steps.push(Step {
-            program: "hangs".to_owned(),
-            arguments: Vec::new(),
-            group: None,
-            package: None,
-        });
+        job.steps.push(Step::new("hangs", [""; 0]));
         let mut report = Report::silent(&job.steps);
         let outcome = run_with(folder.path(), &job, &mut report).unwrap();
         assert_eq!(outcome.finish, Finish::Complete);
