@@ -1,10 +1,11 @@
 //! One boot of the guest, measured.
 
 use std::fmt;
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use hvprobe_lab::measure::running::Running;
 use hvprobe_lab::measure::stream::Lines;
 
 use crate::smaps;
@@ -59,7 +60,7 @@ impl Boot {
         let first_instruction = match vmm {
             // hvprobe's self-check enters guests of its own before, so hvprobe has to report the time itself.
             Vmm::Hvprobe | Vmm::HvprobeBzImage => {
-                running.interrupt()?;
+                interrupt(&running)?;
                 words
                     .wait_for(FIRST_INSTRUCTION, GRACE)
                     .as_deref()
@@ -92,23 +93,11 @@ impl fmt::Display for Boot {
     }
 }
 
-/// A VMM's process, killed on drop.
-struct Running(Child);
-
-impl Running {
-    fn interrupt(&self) -> Result<()> {
-        let pid = i32::try_from(self.0.id())?;
-        // SAFETY: the child is not reaped yet, so the number is its own; kill touches no memory.
-        unsafe { libc::kill(pid, libc::SIGINT) };
-        Ok(())
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+fn interrupt(running: &Running) -> Result<()> {
+    let pid = i32::try_from(running.0.id())?;
+    // SAFETY: the child is not reaped yet, so the number is its own; kill touches no memory.
+    unsafe { libc::kill(pid, libc::SIGINT) };
+    Ok(())
 }
 
 /// Parses the time in hvprobe's `  12.345 ms  first instruction of the guest`.

@@ -1,10 +1,8 @@
 //! Counts of KVM and of the rig's kernel while a loop runs in the guest.
 
 use std::fs;
-use std::path::Path;
-use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use hvprobe_lab::measure::tracefs;
 
 const DEBUGFS: &str = "/sys/kernel/debug";
@@ -42,14 +40,7 @@ pub(crate) struct Counter(());
 impl Counter {
     pub(crate) fn start() -> Result<Self> {
         tracefs::mount()?;
-        if !Path::new(DEBUGFS).join("kvm").exists() {
-            let mounted = Command::new("mount")
-                .args(["-t", "debugfs", "debugfs", DEBUGFS])
-                .status();
-            if !mounted.is_ok_and(|status| status.success()) {
-                bail!("cannot mount debugfs");
-            }
-        }
+        tracefs::mount_kind("debugfs", DEBUGFS, "kvm")?;
         tracefs::set(TRIGGER, COUNT_BY_REQUEST)?;
         Ok(Self(()))
     }

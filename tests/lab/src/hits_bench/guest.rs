@@ -1,11 +1,12 @@
 //! A guest with a shell on its console, and the cost of loops in it.
 
 use std::io::Write;
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{ChildStdin, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use hvprobe_lab::measure::median;
+use hvprobe_lab::measure::running::Running;
 use hvprobe_lab::measure::stream::Lines;
 
 /// Text before the colon in the workload's error messages.
@@ -38,10 +39,10 @@ impl Ticks {
     }
 }
 
-/// A program that shows a console on its stdout and types its stdin there. Killed on drop.
+/// A program that shows a console on its stdout and types its stdin there. Ends with this.
 #[derive(Debug)]
 pub(crate) struct Console {
-    program: Child,
+    _program: Running,
     input: ChildStdin,
     output: Lines,
     errors: Lines,
@@ -63,7 +64,7 @@ impl Console {
             input: child.stdin.take().context("no stdin")?,
             output: Lines::of(child.stdout.take().context("no stdout")?),
             errors: Lines::of(child.stderr.take().context("no stderr")?),
-            program: child,
+            _program: Running(child),
             patience,
         };
         if console.output.wait_for(SHELL, patience).is_none() {
@@ -135,14 +136,6 @@ impl Console {
         let over = self.answer("over")?;
         ensure!(over == "0", "the loop ended with status {over}");
         parse_ticks(&calls, &ticks).with_context(|| format!("no ticks in {ticks:?}"))
-    }
-}
-
-impl Drop for Console {
-    fn drop(&mut self) {
-        // The program may have ended by itself.
-        let _ = self.program.kill();
-        let _ = self.program.wait();
     }
 }
 

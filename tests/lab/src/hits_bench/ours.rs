@@ -2,11 +2,12 @@
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
+use hvprobe_lab::measure::running::Running;
 use hvprobe_lab::measure::stream::Lines;
 
 use crate::exits::{Counter, Counts};
@@ -241,10 +242,10 @@ impl Machine {
     }
 }
 
-/// `hvprobe serve`, killed on drop.
+/// `hvprobe serve`. Ends with this.
 #[derive(Debug)]
 struct Server {
-    program: Child,
+    _program: Running,
     socket: PathBuf,
     _folder: tempfile::TempDir,
     words: Lines,
@@ -266,7 +267,7 @@ impl Server {
         let words = Lines::of(program.stderr.take().context("no stderr")?);
         let listens = words.wait_for("listening on", PATIENCE);
         let server = Self {
-            program,
+            _program: Running(program),
             socket,
             _folder: folder,
             words,
@@ -300,13 +301,5 @@ impl Server {
         );
         let said = self.words.tail().join("\n  ");
         format!("the machine:\n  {list}\nthe server said:\n  {said}\n")
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // The server's machine has nothing to lose.
-        let _ = self.program.kill();
-        let _ = self.program.wait();
     }
 }

@@ -1,5 +1,6 @@
 //! Tools for measuring other programs.
 
+pub mod running;
 pub mod stream;
 pub mod tracefs;
 

@@ -73,11 +73,6 @@ impl Lines {
         }
     }
 
-    /// Takes the lines that have arrived.
-    pub fn rest(&self) -> impl Iterator<Item = String> {
-        self.lines.try_iter()
-    }
-
     /// Takes lines up to the first that contains `text`; none as for [`Lines::find`].
     #[must_use]
     pub fn wait_for(&self, text: &str, limit: Duration) -> Option<String> {

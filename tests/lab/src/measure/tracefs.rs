@@ -1,4 +1,4 @@
-//! Files of tracefs.
+//! Files of tracefs, and mounting it and file systems like it.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -14,14 +14,22 @@ const TRACEFS: &str = "/sys/kernel/tracing";
 /// # Errors
 /// When it cannot be mounted here.
 pub fn mount() -> Result<()> {
-    if Path::new(TRACEFS).join("trace").exists() {
+    mount_kind("tracefs", TRACEFS, "trace")
+}
+
+/// Mounts the file system `kind` at `folder` unless it is mounted, and so has the file `known`.
+///
+/// # Errors
+/// When it cannot be mounted here.
+pub fn mount_kind(kind: &str, folder: &str, known: &str) -> Result<()> {
+    if Path::new(folder).join(known).exists() {
         return Ok(());
     }
     let mounted = Command::new("mount")
-        .args(["-t", "tracefs", "tracefs", TRACEFS])
+        .args(["-t", kind, kind, folder])
         .status();
     if !mounted.is_ok_and(|status| status.success()) {
-        bail!("cannot mount tracefs");
+        bail!("cannot mount {kind}");
     }
     Ok(())
 }
