@@ -9,12 +9,15 @@ use std::path::Path;
 /// The page that has the tables of the benches.
 pub const PERFORMANCE: &str = "docs/performance.md";
 
+/// The page that has the table of what was verified where.
+pub const HOSTS: &str = "docs/hosts.md";
+
 /// The pages that show commands, from the repository's root.
 pub const PAGES: [&str; 8] = [
     "README.md",
     "CONTRIBUTING.md",
     "docs/architecture.md",
-    "docs/hosts.md",
+    HOSTS,
     PERFORMANCE,
     "docs/reference.md",
     "docs/security.md",

@@ -9,13 +9,12 @@
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
-use std::fmt;
-use std::ops::AddAssign;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
+use hvprobe_lab::verified::Counts;
 
 /// Maximum length of a line. Lines of libtest are shorter; the rest of a longer one is dropped.
 const LONGEST_LINE: usize = 4096;
@@ -42,33 +41,6 @@ pub(crate) fn list(path: &Path, arguments: &[OsString]) -> Result<Vec<String>> {
     let tests = String::from_utf8_lossy(&output.stdout);
     let tests = tests.lines().filter_map(|line| line.strip_suffix(": test"));
     Ok(tests.map(str::to_owned).collect())
-}
-
-/// Numbers of tests.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Counts {
-    pub(crate) passed: u64,
-    pub(crate) failed: u64,
-    pub(crate) skipped: u64,
-}
-
-impl fmt::Display for Counts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            passed,
-            failed,
-            skipped,
-        } = self;
-        write!(f, "{passed} passed, {failed} failed, {skipped} skipped")
-    }
-}
-
-impl AddAssign for Counts {
-    fn add_assign(&mut self, other: Self) {
-        self.passed += other.passed;
-        self.failed += other.failed;
-        self.skipped += other.skipped;
-    }
 }
 
 /// Reads the output of one or more libtest binaries as it arrives.

@@ -11,10 +11,10 @@ use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use anyhow::Result;
+use hvprobe_lab::verified::Counts;
 
 use crate::job::Job;
 use crate::kind::Kind;
-use crate::libtest::Counts;
 use crate::outcome::Finish;
 use crate::process;
 use crate::progress;

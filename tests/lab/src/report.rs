@@ -3,9 +3,10 @@
 use std::time::Instant;
 
 use anyhow::Result;
+use hvprobe_lab::verified::Counts;
 
 use crate::job::Step;
-use crate::libtest::{self, Counts, Parser};
+use crate::libtest::{self, Parser};
 use crate::outcome::Listener;
 use crate::progress;
 use crate::retry::Ran;

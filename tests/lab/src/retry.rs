@@ -8,7 +8,9 @@
 
 use std::ffi::OsString;
 
-use crate::libtest::{Counts, Failure};
+use hvprobe_lab::verified::Counts;
+
+use crate::libtest::Failure;
 use crate::outcome::Finish;
 
 /// Option of libtest that the lab passes to every test program: print the output of passed tests.

@@ -18,11 +18,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
+use hvprobe_lab::verified::Counts;
 
 use crate::groups;
 use crate::job::{Job, Step};
 use crate::kind::Kind;
-use crate::libtest::Counts;
 use crate::outcome::{self, Finish};
 use crate::progress;
 use crate::report::Report;
