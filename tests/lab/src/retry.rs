@@ -59,6 +59,8 @@ pub(crate) struct Book {
     retries: u32,
     pub(crate) due: Vec<Due>,
     pub(crate) counts: Counts,
+    /// What came of each program; `None` for one that has not begun.
+    pub(crate) results: Vec<Option<Counts>>,
     /// Lines about what passed, but not at the first try.
     pub(crate) flaky: Vec<String>,
     pub(crate) failed: Vec<String>,
@@ -78,6 +80,7 @@ impl Book {
             })
             .collect();
         Self {
+            results: vec![None; names.len()],
             names,
             retries,
             due,
@@ -100,9 +103,30 @@ impl Book {
     pub(crate) fn take_in(&mut self, lane: Self) {
         self.due.extend(lane.due);
         self.counts += lane.counts;
+        for (known, more) in self.results.iter_mut().zip(lane.results) {
+            if let Some(more) = more {
+                *known.get_or_insert_default() += more;
+            }
+        }
         self.flaky.extend(lane.flaky);
         self.failed.extend(lane.failed);
         self.skipped.extend(lane.skipped);
+    }
+
+    /// Adds to what came of a program.
+    fn count(&mut self, step: usize, counts: Counts) {
+        self.counts += counts;
+        if let Some(known) = &mut self.results[step] {
+            *known += counts;
+        }
+    }
+
+    fn count_failed(&mut self, step: usize, failed: u64) {
+        let counts = Counts {
+            failed,
+            ..Counts::default()
+        };
+        self.count(step, counts);
     }
 
     /// Records the results of the due programs, in their order, in a rig that ended with `finish`.
@@ -119,6 +143,9 @@ impl Book {
         }
         let none_began = ran.iter().all(|ran| *ran == Ran::NotBegun);
         for (mut due, ran) in std::mem::take(&mut self.due).into_iter().zip(ran) {
+            if ran != Ran::NotBegun {
+                self.results[due.step].get_or_insert_default();
+            }
             let settled = match ran {
                 Ran::NotBegun if none_began => {
                     due.tries += 1;
@@ -196,8 +223,14 @@ impl Book {
         }
         due.tries += 1;
         self.pass(due, &failures);
-        self.counts.passed += counts.passed;
-        self.counts.skipped += counts.skipped;
+        let failed = counts.failed;
+        self.count(
+            due.step,
+            Counts {
+                failed: 0,
+                ..counts
+            },
+        );
         let fell = due.fell.take();
         if due.tries <= self.retries && !failures.is_empty() {
             let first = std::mem::take(&mut due.again);
@@ -215,7 +248,7 @@ impl Book {
                 .collect();
             return false;
         }
-        self.counts.failed += counts.failed;
+        self.count_failed(due.step, failed);
         for failure in failures {
             let name = &self.names[due.step];
             let tries = tries(due.tries);
@@ -251,7 +284,7 @@ impl Book {
     /// Settles a program, or those of its tests that are due, as failed.
     fn fail(&mut self, due: &Due, what: &str) {
         let tests = u64::try_from(due.again.len()).unwrap_or(u64::MAX);
-        self.counts.failed += tests.max(1);
+        self.count_failed(due.step, tests.max(1));
         let name = &self.names[due.step];
         let tries = tries(due.tries);
         self.failed.push(format!("{name} ({what}){tries}"));

@@ -64,11 +64,17 @@ impl Total {
         self.end.is_some()
     }
 
-    /// Runs a job until its deadline, and its failures again in fresh rigs.
-    pub(crate) fn run(&mut self, mut job: Job, ready: &Ready, how: &How) -> Result<()> {
+    /// Runs a job until its deadline, and its failures again in fresh rigs. Returns what came of each step; `None`
+    /// for one that did not begin.
+    pub(crate) fn run(
+        &mut self,
+        mut job: Job,
+        ready: &Ready,
+        how: &How,
+    ) -> Result<Vec<Option<Counts>>> {
         if job.steps.is_empty() {
             progress::note(&format!("no tests for rig {}", how.rig.name()));
-            return Ok(());
+            return Ok(Vec::new());
         }
         job.silence = how.silence;
         let names = job.steps.iter().map(Step::name).collect();
@@ -94,7 +100,7 @@ impl Total {
         self.flaky.extend(book.flaky);
         self.failed.extend(book.failed);
         self.skipped.extend(book.skipped);
-        Ok(())
+        Ok(book.results)
     }
 
     /// Returns whether there was no test, or none ended.

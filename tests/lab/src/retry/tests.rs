@@ -429,3 +429,40 @@ fn what_is_divided_among_lanes_comes_together_again() {
     "#]],
     );
 }
+
+#[test]
+fn what_came_of_a_program_is_counted_in_all_its_tries_if_it_began() {
+    let mut whole = book(1);
+    let due = std::mem::take(&mut whole.due);
+    let [a, b, c] = due.try_into().expect("three");
+    let mut one = whole.lane(vec![a, c]);
+    let mut other = whole.lane(vec![b]);
+    one.record(vec![failed(&["x"]), Ran::NotBegun], &broken("it died"));
+    other.record(vec![in_test("t")], &broken("it died"));
+    whole.take_in(one);
+    whole.take_in(other);
+    let came = |book: &Book| -> Vec<_> {
+        let came = book.results.iter();
+        came.map(|it| it.map(|counts| counts.to_string()).unwrap_or_default())
+            .collect()
+    };
+    let first = [
+        "2 passed, 0 failed, 0 skipped",
+        "0 passed, 0 failed, 0 skipped",
+        "",
+    ];
+    assert_eq!(came(&whole), first);
+    whole.due.sort_by_key(|due| due.step);
+    whole.record(
+        vec![passed(1), in_test("t"), Ran::NotBegun],
+        &broken("it died"),
+    );
+    whole.give_up();
+    let last = [
+        "3 passed, 0 failed, 0 skipped",
+        "0 passed, 1 failed, 0 skipped",
+        "",
+    ];
+    assert_eq!(came(&whole), last);
+    assert_eq!(whole.counts.failed, 2, "one did not begin");
+}
