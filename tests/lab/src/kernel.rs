@@ -184,10 +184,27 @@ impl Kernel {
         named.metapackage == METAPACKAGE && self.release.starts_with(&version)
     }
 
-    /// Returns the name by which guests are given this kernel, which is the one of rigs.
-    pub(crate) fn name(&self) -> Option<&'static str> {
-        let named = NAMED.iter().find(|named| self.is(named));
-        named.map(|named| named.name)
+    /// Returns the name of the guests' kernel: that of `choice`, or else of this one, which is that of rigs.
+    ///
+    /// # Errors
+    ///
+    /// If it has none by which others could ask for the same kernel.
+    pub(crate) fn name_of_guests(&self, choice: Option<&Choice>) -> Result<String> {
+        match choice {
+            Some(Choice::File(file)) => bail!(
+                "the kernel in {} has no name that others know; give one that the lab has",
+                file.display()
+            ),
+            Some(choice) => Ok(choice.folder_name()),
+            None => {
+                let named = NAMED.iter().find(|named| self.is(named));
+                let named = named.map(|named| named.name.to_owned());
+                named.with_context(|| {
+                    let release = &self.release;
+                    format!("the lab has no name for this Debian's kernel, {release}; give one with --kernel")
+                })
+            }
+        }
     }
 
     /// The kernel's release, as `uname -r` prints it.
@@ -314,8 +331,27 @@ mod tests {
             let stock = Kernel::in_folder(folder.path()).unwrap();
             let same = NAMED.iter().filter(|named| stock.is(named));
             assert_eq!(same.count(), 1, "{release}");
-            assert_eq!(stock.name(), Some(name));
+            assert_eq!(stock.name_of_guests(None).unwrap(), name);
         }
+    }
+
+    #[test]
+    fn kernel_of_guests_has_the_name_that_others_ask_for_it_by() {
+        let folder = tempfile::tempdir().unwrap();
+        let modules = folder.path().join("lib/modules/9.9.9-amd64");
+        write(&modules.join("vmlinuz"), b"image").unwrap();
+        let stock = Kernel::in_folder(folder.path()).unwrap();
+        let name = |choice: &str| stock.name_of_guests(Some(&Choice::parse(choice)?));
+        assert_eq!(name("7.2-rt").unwrap(), "7.2-rt");
+        assert_eq!(name("6.1-stripped").unwrap(), "6.1-stripped");
+        let file = modules.join("vmlinuz");
+        let error = name(file.to_str().unwrap()).unwrap_err().to_string();
+        assert!(error.ends_with("has no name that others know; give one that the lab has"));
+        let error = stock.name_of_guests(None).unwrap_err().to_string();
+        assert!(
+            error.contains("9.9.9-amd64; give one with --kernel"),
+            "{error}"
+        );
     }
 
     #[test]

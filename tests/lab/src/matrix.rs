@@ -54,7 +54,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         progress::note(&format!("kernel {}", choice.folder_name()));
         let row = Ready::make(rig, Some(choice)).and_then(|ready| {
             let how = test::Options::in_rig(&options.machine, options.retries, PROMISES);
-            test::of_rig(&ready, &built, rig, &how)
+            test::of_rig(&ready, &built, rig, &how, None)
         });
         if let Err(error) = &row {
             progress::note(&format!("{error:#}"));

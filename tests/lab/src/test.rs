@@ -15,17 +15,18 @@ use crate::cargo::{self, Executable, Workspace};
 use crate::choose::choose;
 use crate::estimate;
 use crate::groups;
-use crate::job::CARGO;
+use crate::job::{CARGO, Job};
 use crate::kind::Kind;
 use crate::outcome;
 use crate::prefetch::Fetch;
 use crate::progress;
+use crate::record::Recorder;
 use crate::repeat;
 use crate::seeds::Seeds;
 use crate::setup::Ready;
 use crate::stacks;
 use crate::took::Took;
-use crate::total::Total;
+use crate::total::{How, Total};
 
 mod jobs;
 mod options;
@@ -42,6 +43,10 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     }
     let mut took = Took::default();
     let here_only = options.repeat.is_some() || !options.package.is_empty();
+    let mut recorder = match &options.record {
+        Some(row) => Some(Recorder::start(&workspace, row.as_deref())?),
+        None => None,
+    };
     let fetch = options.work().map(|_| Fetch::start(options.wanted()));
     let built = build(&workspace, options)?;
     drop(fetch);
@@ -51,6 +56,9 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         choose(options.rig, &cargo::program_named(&built, "hvprobe")?)?
     };
     let ready = Ready::make(rig, options.kernel.as_ref())?;
+    if let Some(recorder) = &mut recorder {
+        recorder.with_guests(&ready, options.kernel.as_ref())?;
+    }
     took.note("building");
     let seeds = Seeds::new(options.seed, options.long);
     progress::note(&seeds.to_string());
@@ -79,7 +87,8 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         if let Some(rig) = options.rig.or((!here_only).then_some(rig)) {
             job.environment.extend(jobs::own_rig(&ready, &built, rig)?);
         }
-        total.run(job, &ready, &options.how_here(deadline))?;
+        let how = options.how_here(deadline);
+        run_job(&mut total, job, &ready, &how, recorder.as_mut())?;
         took.note("the tests here");
     }
     if !total.is_over() && !here_only {
@@ -88,7 +97,8 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
             false => Vec::new(),
         };
         let job = jobs::in_rig(&ready, &built, rig, options, seeds, &left)?;
-        total.run(job, &ready, &options.how(rig, deadline))?;
+        let how = options.how(rig, deadline);
+        run_job(&mut total, job, &ready, &how, recorder.as_mut())?;
         took.note("the tests in the rig");
     }
     took.print();
@@ -100,7 +110,30 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     if status != ExitCode::SUCCESS {
         progress::note(&seeds.to_string());
     }
+    if let Some(recorder) = recorder {
+        recorder.write()?;
+    }
     Ok(status)
+}
+
+/// Runs a job, and has its results recorded unless it was cut short.
+fn run_job(
+    total: &mut Total,
+    job: Job,
+    ready: &Ready,
+    how: &How,
+    recorder: Option<&mut Recorder>,
+) -> Result<()> {
+    let Some(recorder) = recorder else {
+        return total.run(job, ready, how).map(drop);
+    };
+    let cells = recorder.cells(&job, how.rig)?;
+    let results = total.run(job, ready, how)?;
+    match total.is_over() {
+        true => progress::note("not recorded: tests that were cut short"),
+        false => recorder.see(cells, &results),
+    }
+    Ok(())
 }
 
 /// Builds the tests, and the programs they need.
@@ -112,12 +145,13 @@ fn build(workspace: &Workspace, options: &Options) -> Result<Vec<Executable>> {
 }
 
 /// Runs the end-to-end tests among `built` with the guest of `ready`, as part of a larger run. Returns the name
-/// of each test with that of its step, and the results.
+/// of each test with that of its step, and the results, which are recorded if there is a `recorder`.
 pub(crate) fn of_rig(
     ready: &Ready,
     built: &[Executable],
     rig: Kind,
     options: &Options,
+    recorder: Option<&mut Recorder>,
 ) -> Result<(Vec<(String, String)>, Total)> {
     let seeds = Seeds::new(options.seed, options.long);
     let job = jobs::in_rig(ready, built, rig, options, seeds, &[])?;
@@ -128,6 +162,7 @@ pub(crate) fn of_rig(
     }
     let deadline = Instant::now() + options.machine.timeout(rig.time_limit());
     let mut total = Total::default();
-    total.run(job, ready, &options.how(rig, deadline))?;
+    let how = options.how(rig, deadline);
+    run_job(&mut total, job, ready, &how, recorder)?;
     Ok((tests, total))
 }

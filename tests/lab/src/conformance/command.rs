@@ -67,7 +67,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         source: cases,
     };
     let how = test::Options::in_rig(&options.machine, Some(RETRIES), TEST).with_input(input);
-    let (_, total) = test::of_rig(&ready, &built, rig, &how)?;
+    let (_, total) = test::of_rig(&ready, &built, rig, &how, None)?;
     Ok(total.close())
 }
 

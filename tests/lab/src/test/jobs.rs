@@ -169,7 +169,8 @@ pub(super) fn in_rig(
                 continue;
             }
             add(&mut job, test, options);
-            if rig.is_emulated()
+            // On this machine a program runs as a whole, unless what came of each group is asked for.
+            if (rig.is_emulated() || options.record.is_some())
                 && let Some(whole) = job.steps.pop()
             {
                 let left = (options.ci, options.is_of_kernel());

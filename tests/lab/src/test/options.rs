@@ -80,6 +80,10 @@ pub(crate) struct Options {
     /// Make the same random inputs as a run that printed this number
     #[arg(long, value_name = "NUMBER")]
     pub(super) seed: Option<u64>,
+    /// Write what passed, failed and was skipped into the table of docs/hosts.md, for each group of tests of which
+    /// all were run; with ROW, for all of them together, in the row of that name. Refused if the tree has changes
+    #[arg(long, value_name = "ROW", num_args = 0..=1, require_equals = true, conflicts_with_all = ["ci", "repeat"])]
+    pub(super) record: Option<Option<String>>,
     /// Show everything tests print as they print it, not only what failed ones did
     #[arg(long, short)]
     verbose: bool,
@@ -110,6 +114,7 @@ impl Options {
             ci: false,
             long: false,
             seed: None,
+            record: None,
             verbose: false,
             input: None,
             arguments: Vec::new(),
