@@ -21,6 +21,7 @@ use crate::outcome::{Finish, Listener};
 use crate::packages;
 use crate::process::{self, Audience, End, Limits};
 use crate::progress;
+use crate::record::Recorder;
 use crate::rig;
 use crate::run::{self, MachineOptions};
 use crate::setup::Ready;
@@ -63,6 +64,9 @@ pub(crate) struct Options {
     /// Measure a development build, which is made sooner and is slower
     #[arg(long)]
     dev: bool,
+    /// Write into the table of docs/hosts.md whether the bench came to its end. Refused if the tree has changes
+    #[arg(long)]
+    record: bool,
     #[command(flatten)]
     machine: MachineOptions,
 }
@@ -136,6 +140,14 @@ impl Options {
         workspace.build(&targets)
     }
 
+    /// Returns the row of the result in the table of docs/hosts.md.
+    fn row(&self) -> String {
+        let name = self.what.to_possible_value();
+        let name = name.as_ref().map_or("", |value| value.get_name());
+        let form = if self.smoke { " --smoke" } else { "" };
+        format!("bench {name}{form}")
+    }
+
     fn timeout(&self, rig: Kind) -> Duration {
         let limit = if self.smoke {
             SMOKE_LIMIT
@@ -148,25 +160,43 @@ impl Options {
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let workspace = Workspace::locate()?;
+    let start = || Recorder::start(&workspace, Some(&options.row()));
+    let mut recorder = options.record.then(start).transpose()?;
+    let guests = |ready: &Ready| match &mut recorder {
+        Some(recorder) => recorder.with_guests(ready, options.kernel.as_ref()),
+        None => Ok(()),
+    };
     let heard = match options.what {
         What::Boot => {
             let runs = if options.smoke { 1 } else { options.runs };
             let arguments = ["--runs".to_owned(), runs.to_string()];
-            bench(options, &workspace, "boot-bench", true, |_, _| {
-                Ok(arguments.into())
-            })?
+            let arguments = |_, _: &[Executable]| Ok(arguments.into());
+            bench(options, &workspace, "boot-bench", true, arguments, guests)?
         }
         What::Hits => {
             let with_qemu = options.gdb_hits > 0 && !options.smoke;
             let arguments = |rig, built: &[Executable]| hits(options, built, rig);
-            bench(options, &workspace, "hits-bench", with_qemu, arguments)?
+            bench(
+                options,
+                &workspace,
+                "hits-bench",
+                with_qemu,
+                arguments,
+                guests,
+            )?
         }
-        What::Batch => batch(options, &workspace)?,
+        What::Batch => batch(options, &workspace, guests)?,
         What::Events => events(options, &workspace)?,
     };
-    if options.smoke && heard.status == 0 {
-        check_headings(options.what, &heard.text())?;
+    let checked = match options.smoke && heard.status == 0 {
+        true => check_headings(options.what, &heard.text()),
+        false => Ok(()),
+    };
+    if let (Some(mut recorder), Some(host)) = (recorder, heard.ended_on) {
+        recorder.see_one(host, heard.status == 0 && checked.is_ok());
+        recorder.write()?;
     }
+    checked?;
     Ok(ExitCode::from(heard.status))
 }
 
@@ -212,9 +242,14 @@ fn hits(options: &Options, built: &[Executable], rig: Kind) -> Result<Vec<String
 }
 
 /// Measures a batch of probes in the text of the guests' kernel.
-fn batch(options: &Options, workspace: &Workspace) -> Result<Heard> {
+fn batch(
+    options: &Options,
+    workspace: &Workspace,
+    guests: impl FnOnce(&Ready) -> Result<()>,
+) -> Result<Heard> {
     let built = options.build(workspace)?;
     let ready = Ready::make(Kind::Direct, options.kernel.as_ref())?;
+    guests(&ready)?;
     let folder = tempfile::tempdir()?;
     let kernel = folder.path().join("vmlinux");
     let mut unpack = Command::new(cargo::program_named(&built, "hvprobe")?);
@@ -244,6 +279,8 @@ fn events(options: &Options, workspace: &Workspace) -> Result<Heard> {
 struct Heard {
     bytes: Vec<u8>,
     status: u8,
+    /// Machine on which the bench passed or failed; none if it was interrupted.
+    ended_on: Option<Kind>,
 }
 
 impl Heard {
@@ -289,6 +326,7 @@ fn run_here(command: &mut Command, options: &Options) -> Result<Heard> {
         End::TimedOut => bail!("the time was over; {} was ended", name(command)),
         _ => bail!("{} was ended", name(command)),
     };
+    heard.ended_on = Some(Kind::Direct);
     Ok(heard)
 }
 
@@ -297,18 +335,21 @@ fn name(command: &Command) -> String {
 }
 
 /// Runs `program` of this package in a rig with hvprobe and, if `with_qemu`, QEMU. `arguments` returns its
-/// arguments for the chosen rig. A failure in an emulated rig is tried again.
+/// arguments for the chosen rig; `guests` takes note of the guests before. A failure in an emulated rig is tried
+/// again.
 fn bench(
     options: &Options,
     workspace: &Workspace,
     program: &str,
     with_qemu: bool,
     arguments: impl FnOnce(Kind, &[Executable]) -> Result<Vec<String>>,
+    guests: impl FnOnce(&Ready) -> Result<()>,
 ) -> Result<Heard> {
     let built = options.build(workspace)?;
     let rig = choose(options.rig, &cargo::program_named(&built, "hvprobe")?)?;
     let arguments = arguments(rig, &built)?;
     let ready = Ready::make(rig, options.kernel.as_ref())?;
+    guests(&ready)?;
     if with_qemu {
         packages::ensure(&["qemu-system-x86"])?;
     }
@@ -360,6 +401,7 @@ fn tried(rig: Kind, ready: &Ready, job: &Job, program: &str) -> Result<Heard> {
         let why = match &outcome.finish {
             Finish::Interrupted(_) => return Ok(heard),
             Finish::Complete if heard.status == 0 => {
+                heard.ended_on = Some(rig);
                 if let Some(first) = first {
                     println!("flaky: {program} (passed at try {number}; first: {first})");
                 }
@@ -378,6 +420,7 @@ fn tried(rig: Kind, ready: &Ready, job: &Job, program: &str) -> Result<Heard> {
             "try {number} of {tries} failed: {why}; its words: {words}"
         ));
         if number == tries {
+            heard.ended_on = Some(rig);
             return Ok(heard);
         }
         first.get_or_insert(why);

@@ -15,6 +15,7 @@ use crate::kernel::{Choice, NAMED};
 use crate::kind::Kind;
 use crate::outcome;
 use crate::progress;
+use crate::record::Recorder;
 use crate::retry;
 use crate::run::MachineOptions;
 use crate::setup::Ready;
@@ -37,12 +38,20 @@ pub(crate) struct Options {
     /// 0]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=10))]
     retries: Option<u32>,
+    /// Write the results into the table of docs/hosts.md. Refused if the tree has changes
+    #[arg(long)]
+    record: bool,
     #[command(flatten)]
     machine: MachineOptions,
 }
 
+/// Row of the results in the table of docs/hosts.md.
+const ROW: &str = "matrix";
+
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let workspace = Workspace::locate()?;
+    let start = || Recorder::start(&workspace, Some(ROW));
+    let mut recorder = options.record.then(start).transpose()?;
     let built = workspace.build(&cargo::EVERYTHING)?;
     let rig = choose(options.rig, &cargo::program_named(&built, "hvprobe")?)?;
     let chosen = match options.kernel.is_empty() {
@@ -53,8 +62,11 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     for choice in &chosen {
         progress::note(&format!("kernel {}", choice.folder_name()));
         let row = Ready::make(rig, Some(choice)).and_then(|ready| {
+            if let Some(recorder) = &mut recorder {
+                recorder.with_guests(&ready, Some(choice))?;
+            }
             let how = test::Options::in_rig(&options.machine, options.retries, PROMISES);
-            test::of_rig(&ready, &built, rig, &how, None)
+            test::of_rig(&ready, &built, rig, &how, recorder.as_mut())
         });
         if let Err(error) = &row {
             progress::note(&format!("{error:#}"));
@@ -62,6 +74,9 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         table.add(choice.folder_name(), row.ok());
     }
     print!("{}", table.render());
+    if let Some(recorder) = recorder {
+        recorder.write()?;
+    }
     Ok(outcome::status(table.is_good()))
 }
 

@@ -20,6 +20,7 @@ use crate::kernel::NAMED;
 use crate::outcome;
 use crate::process::{self, Audience, End, Limits};
 use crate::progress;
+use crate::record::Recorder;
 use crate::run;
 
 /// Which parts.
@@ -31,6 +32,9 @@ pub(crate) struct Options {
     /// Only say what the parts are
     #[arg(long)]
     list: bool,
+    /// Write the results of the parts into the table of docs/hosts.md. Refused if the tree has changes
+    #[arg(long)]
+    record: bool,
     /// How long probes come and go at random on one guest, in each of the tests that do that
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     stress: u32,
@@ -86,6 +90,11 @@ impl Part {
         self.0.join(" ")
     }
 
+    /// Returns whether its results can be recorded: those of one run of tests, or of a bench.
+    fn is_recordable(&self) -> bool {
+        self.0[0] != "coverage" && !self.0.iter().any(|word| word == "--repeat")
+    }
+
     /// Name of the part's log file, in the folder of all logs.
     fn log(&self) -> String {
         let name = self
@@ -138,6 +147,10 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let workspace = Workspace::locate()?;
+    if options.record {
+        // The parts check this too, each of them hours later.
+        Recorder::start(&workspace, None)?;
+    }
     let built = workspace.build(&cargo::EVERYTHING)?;
     let lab = cargo::program_named(&built, "lab")?;
     let folder = workspace.target.join("lab").join("nightly");
@@ -158,6 +171,9 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         ));
         let mut command = Command::new(&lab);
         command.args(&part.0).envs(environment.clone());
+        if options.record && part.is_recordable() {
+            command.arg("--record");
+        }
         if part.0.iter().any(|word| word == "--kernel") {
             command.env(run::SHORT, "1");
         }
@@ -291,6 +307,9 @@ mod tests {
         let mut logs: Vec<_> = parts.iter().map(Part::log).collect();
         for part in &parts {
             crate::tests::parse(&part.0).unwrap();
+            let recorded = [&part.0[..], &["--record".to_owned()]].concat();
+            let is_taken = crate::tests::parse(&recorded).is_ok();
+            assert_eq!(is_taken, part.is_recordable(), "{}", part.command());
         }
         logs.sort();
         logs.dedup();

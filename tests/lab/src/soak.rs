@@ -23,6 +23,9 @@ pub(crate) struct Options {
     /// Repeat a run that printed this number
     #[arg(long, value_name = "NUMBER")]
     seed: Option<u64>,
+    /// Write the result into the table of docs/hosts.md. Refused if the tree has changes
+    #[arg(long)]
+    record: bool,
 }
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
@@ -38,6 +41,9 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         .env(SOAK_MINUTES, options.minutes.to_string());
     if let Some(kernel) = &options.kernel {
         command.args(["--kernel", kernel]);
+    }
+    if options.record {
+        command.arg("--record=soak");
     }
     if let Some(seed) = options.seed {
         command.env("HVPROBE_SOAK_SEED", seed.to_string());

@@ -43,10 +43,9 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     }
     let mut took = Took::default();
     let here_only = options.repeat.is_some() || !options.package.is_empty();
-    let mut recorder = match &options.record {
-        Some(row) => Some(Recorder::start(&workspace, row.as_deref())?),
-        None => None,
-    };
+    let record = options.record.as_ref();
+    let start = |row: &Option<String>| Recorder::start(&workspace, row.as_deref());
+    let mut recorder = record.map(start).transpose()?;
     let fetch = options.work().map(|_| Fetch::start(options.wanted()));
     let built = build(&workspace, options)?;
     drop(fetch);

@@ -15,6 +15,7 @@ use crate::job::Input;
 use crate::kernel::Choice;
 use crate::kind::Kind;
 use crate::progress;
+use crate::record::Recorder;
 use crate::run::MachineOptions;
 use crate::setup::Ready;
 use crate::test;
@@ -23,6 +24,8 @@ use crate::test;
 const NEEDED: [&str; 3] = ["--bin=hvprobe", "--bin=workload", "--test=rig"];
 /// Module of the test.
 const TEST: &str = "conformance::";
+/// Row of the result in the table of docs/hosts.md.
+const ROW: &str = "conformance";
 /// Environment variable with the path of the cases.
 const VARIABLE: &str = "HVPROBE_CONFORMANCE";
 /// Path of the cases in an emulated rig, without the leading slash.
@@ -39,15 +42,23 @@ pub(crate) struct Options {
     /// The machine to run on [default: direct if its KVM can run Linux guests, else tcg]
     #[arg(long, value_enum)]
     rig: Option<Kind>,
+    /// Write the result into the table of docs/hosts.md. Refused if the tree has changes
+    #[arg(long)]
+    record: bool,
     #[command(flatten)]
     machine: MachineOptions,
 }
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let workspace = Workspace::locate()?;
+    let start = || Recorder::start(&workspace, Some(ROW));
+    let mut recorder = options.record.then(start).transpose()?;
     let built = workspace.build(&NEEDED)?;
     let rig = choose(options.rig, &cargo::program_named(&built, "hvprobe")?)?;
     let ready = Ready::make(rig, options.kernel.as_ref())?;
+    if let Some(recorder) = &mut recorder {
+        recorder.with_guests(&ready, options.kernel.as_ref())?;
+    }
     let source = source::obtain(&ready.cache, &ready.kernel, options.kernel.as_ref())?;
     let found = find(&source)?;
     if found.cases.is_empty() {
@@ -67,8 +78,12 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
         source: cases,
     };
     let how = test::Options::in_rig(&options.machine, Some(RETRIES), TEST).with_input(input);
-    let (_, total) = test::of_rig(&ready, &built, rig, &how, None)?;
-    Ok(total.close())
+    let (_, total) = test::of_rig(&ready, &built, rig, &how, recorder.as_mut())?;
+    let status = total.close();
+    if let Some(recorder) = recorder {
+        recorder.write()?;
+    }
+    Ok(status)
 }
 
 /// Finds the cases in the files below `source`.
