@@ -9,7 +9,8 @@
 //!   folder's door needs of the folder, no file in it needs of the door;
 //! - tasks of the server are begun with `panics::spawn`, so that the stream of a task that panics does not end
 //!   as if it were complete;
-//! - the journeys in `docs/architecture.md` name files that exist, in the crates they are said to be in.
+//! - the journeys in `docs/architecture.md` name files that exist, in the crates they are said to be in;
+//! - the table in `docs/hosts.md` of what was verified where is as the lab writes it.
 //!
 //! A file needs another if it names something that is defined there. Files that hand names on are followed to
 //! the file that defines the name. The crates that test are checked, too; unit tests are not: they may name
@@ -28,6 +29,8 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use circles::{Door, Needs};
+use hvprobe_lab::documented;
+use hvprobe_lab::verified::Table;
 use names::Tree;
 use workspace::root;
 
@@ -76,4 +79,11 @@ fn journeys_name_files_where_they_are() {
 fn tasks_of_the_server_are_begun_where_their_panics_are_reported() {
     let wrong = spawns::wrong();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn table_of_what_was_verified_is_as_the_lab_writes_it() {
+    let page = documented::page(documented::HOSTS).expect("the page");
+    let table = Table::of_page(&page).unwrap_or_else(|error| panic!("{error:#}"));
+    assert_eq!(table.written_into(&page).expect("the page"), page);
 }
