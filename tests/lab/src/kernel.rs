@@ -14,7 +14,7 @@ use lzma_rust2::XzReader;
 
 use crate::built::{BUILT, Built};
 use crate::packages::{self, Archives};
-use crate::place::{Cache, replace_if_different};
+use crate::place::{Cache, files_below, replace_if_different};
 use crate::progress;
 
 /// Debian's metapackage for the kernel that clouds boot.
@@ -220,24 +220,17 @@ impl Kernel {
     /// Returns the module in the file `name`, unpacked. In the name `-` and `_` are the same. All folders are
     /// searched, because versions differ in the folder of a module.
     pub(crate) fn module(&self, name: &str) -> Result<Vec<u8>> {
-        let mut folders = vec![self.modules.clone()];
         let wanted = name.replace('-', "_");
-        while let Some(folder) = folders.pop() {
-            let describe = || format!("cannot look into {}", folder.display());
-            for entry in fs::read_dir(&folder).with_context(describe)? {
-                let entry = entry.with_context(describe)?;
-                let path = entry.path();
-                let file_name = entry.file_name().to_string_lossy().replace('-', "_");
-                if entry.file_type().with_context(describe)?.is_dir() {
-                    folders.push(path);
-                } else if file_name.strip_suffix(".xz").unwrap_or(&file_name) == wanted {
-                    let describe = || format!("cannot read {}", path.display());
-                    let bytes = fs::read(&path).with_context(describe)?;
-                    return match file_name == wanted {
-                        true => Ok(bytes),
-                        false => unpack_xz(&bytes).with_context(describe),
-                    };
-                }
+        for path in files_below(&self.modules)? {
+            let file_name = path.file_name().unwrap_or_default().to_string_lossy();
+            let file_name = file_name.replace('-', "_");
+            if file_name.strip_suffix(".xz").unwrap_or(&file_name) == wanted {
+                let describe = || format!("cannot read {}", path.display());
+                let bytes = fs::read(&path).with_context(describe)?;
+                return match file_name == wanted {
+                    true => Ok(bytes),
+                    false => unpack_xz(&bytes).with_context(describe),
+                };
             }
         }
         bail!("kernel {} has no module {name}", self.release)

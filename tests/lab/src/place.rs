@@ -113,6 +113,22 @@ impl Guest {
     }
 }
 
+/// Returns the files in `folder`, and in all folders below it.
+pub(crate) fn files_below(folder: &Path) -> Result<Vec<PathBuf>> {
+    let (mut folders, mut found) = (vec![folder.to_owned()], Vec::new());
+    while let Some(below) = folders.pop() {
+        let describe = || format!("cannot look into {}", below.display());
+        for entry in fs::read_dir(&below).with_context(describe)? {
+            let entry = entry.with_context(describe)?;
+            match entry.file_type().with_context(describe)?.is_dir() {
+                true => folders.push(entry.path()),
+                false => found.push(entry.path()),
+            }
+        }
+    }
+    Ok(found)
+}
+
 /// Writes `contents` to `path` unless they are there already; returns whether it wrote.
 pub(crate) fn replace_if_different(path: &Path, contents: &[u8]) -> Result<bool> {
     match fs::read(path) {

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::kernel::{Choice, Kernel};
 use crate::packages::{self, Archives};
-use crate::place::Cache;
+use crate::place::{Cache, files_below};
 use crate::process;
 use crate::progress;
 use crate::tool;
@@ -89,21 +89,14 @@ fn fetch(cache: &Cache, archives: &Archives, package: &str, folder: &Path) -> Re
 
 /// Returns the names (without folders) and contents of the files below `folder` that end in `ending`, sorted.
 pub(super) fn files(folder: &Path, ending: &str) -> Result<Vec<(String, String)>> {
-    let (mut folders, mut found) = (vec![folder.to_owned()], Vec::new());
-    while let Some(below) = folders.pop() {
-        let describe = || format!("cannot read {}", below.display());
-        for entry in fs::read_dir(&below).with_context(describe)? {
-            let path = entry.with_context(describe)?.path();
-            if path.is_dir() {
-                folders.push(path);
-            } else if path.to_string_lossy().ends_with(ending) {
-                let name = path.file_name().unwrap_or_default().to_string_lossy();
-                let bytes = fs::read(&path).with_context(describe)?;
-                found.push((
-                    name.into_owned(),
-                    String::from_utf8_lossy(&bytes).into_owned(),
-                ));
-            }
+    let mut found = Vec::new();
+    for path in files_below(folder)? {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if name.ends_with(ending) {
+            let bytes = fs::read(&path);
+            let bytes = bytes.with_context(|| format!("cannot read {}", path.display()))?;
+            let text = String::from_utf8_lossy(&bytes).into_owned();
+            found.push((name.into_owned(), text));
         }
     }
     found.sort();
