@@ -75,12 +75,7 @@ impl Failure {
 
     /// Sets the limit of the server that is in the way, its value, and what is left of it.
     #[must_use]
-    pub fn bound(
-        mut self,
-        limit: &str,
-        most: impl fmt::Display,
-        left: impl fmt::Display,
-    ) -> Self {
+    pub fn bound(mut self, limit: &str, most: impl fmt::Display, left: impl fmt::Display) -> Self {
         let metadata = [
             ("limit", limit.to_owned()),
             ("most", most.to_string()),
@@ -236,12 +231,21 @@ mod tests {
             .at_column(2)
             .with(v1::Remedy::NotNow, "the module is loaded");
         let status = Status::from(failure);
-        assert_eq!((status.code(), status.message()), (Code::NotFound, "no such symbol"));
+        assert_eq!(
+            (status.code(), status.message()),
+            (Code::NotFound, "no such symbol")
+        );
         let detail = detail(&status).unwrap();
         assert_eq!(detail.kind(), ErrorKind::UnknownSymbol);
         assert_eq!((detail.index, detail.column), (Some(3), Some(2)));
-        assert_eq!((detail.remedy(), &*detail.when), (v1::Remedy::NotNow, "the module is loaded"));
-        for other in [Status::not_found("x"), Status::with_details(Code::Ok, "", vec![7].into())] {
+        assert_eq!(
+            (detail.remedy(), &*detail.when),
+            (v1::Remedy::NotNow, "the module is loaded")
+        );
+        for other in [
+            Status::not_found("x"),
+            Status::with_details(Code::Ok, "", vec![7].into()),
+        ] {
             assert_eq!(super::detail(&other), None);
         }
     }
@@ -275,7 +279,10 @@ mod tests {
                 .on("probes[16383].definition")
                 .bound("subscribers_per_machine", u64::MAX, u64::MAX)
                 .offering((0..100).map(|_| unit.repeat(100)))
-                .with(v1::Remedy::NotNow, "the guest has unregistered its own kprobe");
+                .with(
+                    v1::Remedy::NotNow,
+                    "the guest has unregistered its own kprobe",
+                );
             let status = Status::from(failure);
             assert!(status.message().starts_with("began: "));
             assert!(status.message().ends_with(": ended"));

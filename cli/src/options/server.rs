@@ -41,7 +41,10 @@ pub(crate) struct ServerAt {
 #[derive(Debug, Args)]
 #[cfg_attr(
     not(feature = "vmm"),
-    expect(dead_code, reason = "a program without machines refuses the command whatever its options")
+    expect(
+        dead_code,
+        reason = "a program without machines refuses the command whatever its options"
+    )
 )]
 #[command(after_help = "\
 Clients over TCP must present the token, as every user of this machine can reach that port:

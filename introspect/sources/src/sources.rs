@@ -12,12 +12,12 @@ use hvprobe_linux::debug_info::{
 };
 use hvprobe_linux::image::{ImageError, KernelImage};
 use hvprobe_linux::symbols::{SymbolKind, Symbols};
-use hvprobe_vmlinux::Kernel;
 use hvprobe_proto::v1;
 use hvprobe_spec::ParseError;
 use hvprobe_spec::definition::BEGINNINGS;
 use hvprobe_spec::line_range::LineRange;
 use hvprobe_spec::point::Point;
+use hvprobe_vmlinux::Kernel;
 
 use super::indexes::Indexes;
 

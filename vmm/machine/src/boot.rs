@@ -26,7 +26,7 @@ use hvprobe_vm::loader::{self, LoadError};
 use hvprobe_vm::memory::{GuestRam, MemoryError};
 use hvprobe_vm::vcpu::{CpuFd, configure};
 use hvprobe_vm::{ACPI_TABLES, CatchMode, CpuError, Entry, check_count, create_vm, pulse};
-use hvprobe_vmlinux::{Kernel, open_file};
+use hvprobe_vmlinux::open_file;
 use kvm_ioctls::{Kvm, VmFd};
 use tracing::debug;
 

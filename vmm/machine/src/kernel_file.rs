@@ -13,7 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hvprobe_linux::image::{ImageError, KernelImage};
-use hvprobe_vm::loader::{Kernel, LoadError};
+use hvprobe_vm::loader::LoadError;
+use hvprobe_vmlinux::Kernel;
 
 /// Age of a file's last change at which the file is remembered.
 const SETTLED: Duration = Duration::from_secs(2);

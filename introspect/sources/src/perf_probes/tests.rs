@@ -5,8 +5,8 @@ use std::path::Path;
 
 use expect_test::{Expect, expect};
 use hvprobe_fixtures::dwarf;
-use hvprobe_vmlinux::Kernel;
 use hvprobe_spec::definition;
+use hvprobe_vmlinux::Kernel;
 
 use super::*;
 

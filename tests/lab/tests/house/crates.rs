@@ -107,7 +107,7 @@ pub(crate) fn clients_with_kvm() -> Vec<String> {
             } else if seen.insert(last.clone()) {
                 // Crates from elsewhere do not need KVM.
                 let next = needs.get(last).into_iter().flatten();
-                ways.extend(next.map(|next| [&way[..], &[next.clone()]].concat()));
+                ways.extend(next.map(|next| [&way[..], std::slice::from_ref(next)].concat()));
             }
         }
     }

@@ -39,7 +39,9 @@ pub(crate) fn wrong_steps() -> Vec<String> {
             seen += 1;
             let folder = match of {
                 "machine" | "vm" | "devices" | "server" => format!("vmm/{of}"),
-                "spec" | "vmlinux" | "linux" | "hit" | "engine" | "sources" => format!("introspect/{of}"),
+                "spec" | "vmlinux" | "linux" | "hit" | "engine" | "sources" => {
+                    format!("introspect/{of}")
+                }
                 of => of.to_owned(),
             };
             if !root().join(&folder).join("src").join(file).is_file() {

@@ -11,7 +11,6 @@
 use std::collections::{HashMap, HashSet};
 
 use hvprobe_machine::{AnswerError, Asker, MISSES, Question, Token};
-use hvprobe_proto::{Failure, chain};
 use hvprobe_proto::v1::actions::Hold;
 use hvprobe_proto::v1::{
     self, Answer, DecideFor, DecideRequest, DecideResponse, ErrorKind, SessionEnd, decide_request,

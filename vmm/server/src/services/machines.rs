@@ -6,7 +6,6 @@ use hvprobe_arch::Gva;
 use hvprobe_machine::{
     Bounds, Console, Machine, MachineConfig, NmiError, PauseError, Printed, ReadError,
 };
-use hvprobe_proto::{Failure, chain};
 use hvprobe_proto::v1::{
     self, BootRequest, ConsoleOutput, ConsoleRequest, ConsoleWriteRequest, ConsoleWriteResponse,
     DeleteMachineRequest, DeleteMachineResponse, ErrorKind, GetMachineRequest, InjectNmiRequest,
@@ -16,6 +15,7 @@ use hvprobe_proto::v1::{
     machines_server::{self, MachinesServer},
 };
 use hvprobe_proto::wire::probe_spec;
+use hvprobe_proto::{Failure, chain};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status};

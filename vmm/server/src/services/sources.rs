@@ -15,12 +15,12 @@ use std::time::Duration;
 
 use hvprobe_linux::debug_info::{DebugError, DebugFile};
 use hvprobe_linux::image::KernelImage;
-use hvprobe_proto::{Failure, chain};
 use hvprobe_proto::v1::{
     ErrorKind, ListLinesRequest, ListLinesResponse, ListVariablesRequest, ListVariablesResponse,
     UploadDebugInfoRequest, UploadDebugInfoResponse,
     sources_server::{self, SourcesServer},
 };
+use hvprobe_proto::{Failure, chain};
 use hvprobe_sources::{Indexes, Sources, SourcesError};
 use hvprobe_spec::ParseError;
 use hvprobe_spec::language::text::hex;

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use hvprobe_proto::{FILE_DESCRIPTOR_SET, Token};
 use hvprobe_proto::v1::machines_client::MachinesClient;
 use hvprobe_proto::v1::{ErrorDetail, ErrorKind, ListMachinesRequest};
+use hvprobe_proto::{FILE_DESCRIPTOR_SET, Token};
 use hvprobe_server::{Limits, Listener, Loopback, Server};
 use prost::Message as _;
 use prost_types::FileDescriptorSet;
