@@ -3,7 +3,6 @@
 //! Every run ends in the same order, whether the guest, enough hits, Ctrl-C, a closed pipe or an error ends it:
 //! the probes are disabled, their counters read, the guest ended, and the table printed.
 
-use std::collections::HashMap;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -11,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
 use hvprobe_proto::v1::{
-    BootRequest, DisableRequest, EndReason, Ending, Machine, MachineState, Probe, ProbeSpec,
-    ProbeState, RegisterRequest, SkippedProbe, SubscribeResponse, WatchRequest,
+    BootRequest, DisableRequest, EndReason, Ending, Machine, MachineState, Probe, ProbeState,
+    SubscribeResponse, WatchRequest,
 };
 use tokio::task::JoinHandle;
 use tonic::Streaming;
@@ -61,7 +60,11 @@ pub(crate) async fn run(mut args: Run, started: Instant) -> anyhow::Result<ExitC
     let hold = HoldArgs::default();
     let of_script = script.as_ref().map(|it| it.specs(&args.guest.hit, &hold));
     let guest = guest::request(None, Vec::new(), args.guest, &hold)?;
-    let (request, in_files) = (guest.request, guest.histograms);
+    let (mut request, in_files) = (guest.request, guest.histograms);
+    if let Some(specs) = of_script {
+        request.probes = specs?;
+        request.skip_refused |= script.as_ref().is_some_and(Script::has_patterns);
+    }
     args.histograms.check_shown(!in_files.is_empty())?;
     let options = Options {
         format,
@@ -69,7 +72,6 @@ pub(crate) async fn run(mut args: Run, started: Instant) -> anyhow::Result<ExitC
         histograms: args.histograms,
         in_files,
         origins: guest.origins,
-        of_script: of_script.transpose()?.unwrap_or_default(),
         script,
     };
     let mut timings = Timings::new(started);
@@ -98,34 +100,6 @@ struct Options {
     origins: Origins,
     /// Script that replaces the printed hits.
     script: Option<Script>,
-    /// Probes of the script.
-    of_script: Vec<ProbeSpec>,
-}
-
-impl Options {
-    /// Registers the probes of the script, if there are any; returns the position in the script of each probe,
-    /// by its id, and the probes that were skipped.
-    async fn plant_script(
-        &self,
-        client: &mut Client,
-        machine: &str,
-        skip_refused: bool,
-    ) -> anyhow::Result<(HashMap<u32, usize>, Vec<SkippedProbe>)> {
-        let Some(script) = self.script.as_ref().filter(|_| !self.of_script.is_empty()) else {
-            return Ok((HashMap::new(), Vec::new()));
-        };
-        let request = RegisterRequest {
-            machine: machine.to_owned(),
-            probes: self.of_script.clone(),
-            skip_refused: skip_refused || script.has_patterns(),
-            ..Default::default()
-        };
-        let answer = client.probes.register(request).await;
-        let answer = answer
-            .map_err(|status| script.refused(status))?
-            .into_inner();
-        Ok((script.positions(&answer), answer.skipped))
-    }
 }
 
 /// Reason for the end of a run.
@@ -150,18 +124,15 @@ async fn boot_and_follow(
     let plain = options.format == Format::Aside;
     let progress = Progress::begin(what_boots(&request), plain);
     let definitions = as_sent(&request.probes, &options.origins);
-    let skip_refused = request.skip_refused;
     let booted = tokio::select! {
-        booted = client.machines.boot(request) => {
-            booted.map_err(|status| Refused::of_probes(status, &definitions))?.into_inner()
-        }
+        booted = client.machines.boot(request) => booted.map_err(|status| match &options.script {
+            Some(script) => script.refused(status),
+            None => Refused::of_probes(status, &definitions).into(),
+        })?.into_inner(),
         () = interrupt.asked() => return Ok(ExitCode::from(INTERRUPTED)),
     };
-    // Long before the kernel's text is final, so that no hit is missed.
-    let planted = options.plant_script(&mut client, &booted.name, skip_refused);
-    let (positions, of_script) = planted.await?;
     timings.mark("machine booted");
-    if let Some(skipped) = skipped::text(&[&booted.skipped[..], &of_script[..]].concat()) {
+    if let Some(skipped) = skipped::text(&booted.skipped) {
         progress.print(&skipped);
     }
     tokio::select! {
@@ -178,15 +149,7 @@ async fn boot_and_follow(
     }
     let machine = booted.name;
 
-    let session = Session::open(
-        client,
-        &machine,
-        &options,
-        positions,
-        &mut printer,
-        progress,
-    );
-    let mut session = session.await?;
+    let mut session = Session::open(client, &machine, &options, &mut printer, progress).await?;
     let over = session.follow(&mut printer, &mut interrupt, timings).await;
     session.progress = None;
     if let Ok(Over::Ended(_)) = over {
@@ -243,7 +206,6 @@ impl Session {
         mut client: Client,
         machine: &str,
         options: &Options,
-        positions: HashMap<u32, usize>,
         printer: &mut Printer,
         progress: Progress,
     ) -> anyhow::Result<Self> {
@@ -251,9 +213,7 @@ impl Session {
         let probes = client.list_probes(machine).await?;
         let (args, in_files, format) = (&options.histograms, &options.in_files, options.format);
         let script = match options.script.clone() {
-            Some(script) => {
-                Some(Running::begin(&mut client, machine, &probes, script, positions).await?)
-            }
+            Some(script) => Some(Running::begin(&mut client, machine, &probes, script).await?),
             None => None,
         };
         let printed = match &script {

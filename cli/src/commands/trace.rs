@@ -2,7 +2,6 @@
 
 mod plant;
 
-use std::collections::HashMap;
 use std::process::ExitCode;
 
 use hvprobe_proto::v1::{Ending, Probe, WaitRequest};
@@ -51,9 +50,7 @@ pub(crate) async fn trace(mut args: Trace) -> anyhow::Result<ExitCode> {
         None => None,
     };
     let own = Own {
-        ids: planted
-            .as_ref()
-            .map_or_else(Vec::new, |it| it.answer.ids.clone()),
+        ids: planted.as_ref().map_or_else(Vec::new, |it| it.ids.clone()),
         in_files,
     };
     let traced = trace_probes(args, client, &machine, own, printer, &mut interrupt);
@@ -166,26 +163,24 @@ async fn run_script(args: Trace, script: Script) -> anyhow::Result<ExitCode> {
             Some(to_plant.plant(&mut client, &machine, refused).await?)
         }
     };
-    let positions = planted.as_ref().map(|it| script.positions(&it.answer));
-    let positions = positions.unwrap_or_default();
-    let followed = follow_script(client, &machine, positions, script, &mut interrupt);
+    let ids = planted.as_ref().map_or_else(Vec::new, |it| it.ids.clone());
+    let followed = follow_script(client, &machine, ids, script, &mut interrupt);
     Planted::during(planted, followed).await
 }
 
-/// Runs `script`, whose probes, by their ids, have these `positions` in it.
+/// Runs `script`, whose probes are `ids`.
 async fn follow_script(
     mut client: Client,
     machine: &str,
-    positions: HashMap<u32, usize>,
+    ids: Vec<u32>,
     script: Script,
     interrupt: &mut Interrupt,
 ) -> anyhow::Result<ExitCode> {
     let mut probes = client.list_probes(machine).await?;
     let is_up = waiting::is_up(&probes);
-    probes.retain(|probe| positions.contains_key(&probe.id));
+    probes.retain(|probe| ids.contains(&probe.id));
     print_awaited(&probes, is_up);
-    let ids = positions.keys().copied().collect();
-    let mut running = Running::begin(&mut client, machine, &probes, script, positions).await?;
+    let mut running = Running::begin(&mut client, machine, &probes, script).await?;
     let wanted = running.wanted();
     let mut stream = match wanted.is_empty() {
         true => None,

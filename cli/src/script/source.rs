@@ -1,12 +1,11 @@
 //! A script as the user wrote it: its parts, its probes, and errors that point into it.
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::PathBuf;
 
 use hvprobe_proto::detail;
-use hvprobe_proto::v1::{ProbeSpec, RegisterResponse};
+use hvprobe_proto::v1::ProbeSpec;
 use hvprobe_spec::ParseError;
 use hvprobe_spec::definition::{FileError, Kind, Target};
 use hvprobe_spec::script::{Planted, Program, SCRIPT_MAX, Written, compile, in_line, read_script};
@@ -71,12 +70,11 @@ impl Script {
     /// Returns the probes in the order of their registration. At a return the probe that was registered last is
     /// hit first, as with kretprobes, so return probes are registered in reverse: clauses run in their own
     /// order.
-    fn in_order(&self) -> impl Iterator<Item = (usize, &Planted)> {
-        let returns =
-            |(_, it): &(usize, &Planted)| matches!(it.definition.kind, Kind::Return { .. });
-        let probes = || self.program.probes.iter().enumerate();
-        let entries = probes().filter(move |it| !returns(it));
-        entries.chain(probes().rev().filter(returns))
+    fn in_order(&self) -> impl Iterator<Item = &Planted> {
+        let returns = |it: &&Planted| matches!(it.definition.kind, Kind::Return { .. });
+        let probes = &self.program.probes;
+        let entries = probes.iter().filter(move |it| !returns(it));
+        entries.chain(probes.iter().rev().filter(returns))
     }
 
     /// Returns the specifications of the probes.
@@ -85,26 +83,13 @@ impl Script {
         hit: &HitArgs,
         hold: &HoldArgs,
     ) -> Result<Vec<ProbeSpec>, WrongUsage> {
-        let specs = self.in_order().map(|(_, planted)| {
+        let specs = self.in_order().map(|planted| {
             let mut hit = hit.clone();
             hit.acts
                 .count(!self.program.maps.is_empty(), planted.stacks);
-            hit.acts.show_no_defaults();
             hit.spec(hold, &planted.written.text, planted.definition.clone())
         });
         specs.collect()
-    }
-
-    /// Returns the position in the program of each registered probe, by its id. `answer` is that to all
-    /// [`specs`](Self::specs).
-    pub(crate) fn positions(&self, answer: &RegisterResponse) -> HashMap<u32, usize> {
-        let order: Vec<_> = self.in_order().map(|(position, _)| position).collect();
-        let registered = answer.ids.iter().zip(&answer.entries);
-        let positions = registered.filter_map(|(id, entry)| {
-            let entry = usize::try_from(*entry).ok()?;
-            Some((*id, *order.get(entry)?))
-        });
-        positions.collect()
     }
 
     /// Returns whether the script has patterns. Functions of a pattern that cannot be probed are skipped, as in
@@ -121,7 +106,7 @@ impl Script {
         let index = number(detail.as_ref().and_then(|it| it.index));
         let probe = index.and_then(|index| self.in_order().nth(index));
         match (probe, number(detail.and_then(|it| it.column))) {
-            (Some((_, probe)), column) => {
+            (Some(probe), column) => {
                 // Without a column the error is about the probe's place.
                 let column = column.unwrap_or(2);
                 let message = Refused::from(status).to_string();

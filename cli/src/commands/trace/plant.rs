@@ -3,7 +3,7 @@
 use std::process;
 
 use anyhow::bail;
-use hvprobe_proto::v1::{DisableRequest, ProbeSpec, RegisterRequest, RegisterResponse};
+use hvprobe_proto::v1::{DisableRequest, ProbeSpec, RegisterRequest};
 use hvprobe_spec::bounded;
 
 use crate::client::Client;
@@ -34,7 +34,7 @@ pub(crate) struct ToPlant {
 #[derive(Debug)]
 pub(crate) struct Planted {
     pub(crate) session: Session,
-    pub(crate) answer: RegisterResponse,
+    pub(crate) ids: Vec<u32>,
 }
 
 /// Returns the default owner of the probes.
@@ -130,10 +130,8 @@ impl ToPlant {
         if registered.ids.is_empty() {
             bail!("no probe was planted");
         }
-        Ok(Planted {
-            session,
-            answer: registered,
-        })
+        let ids = registered.ids;
+        Ok(Planted { session, ids })
     }
 }
 

@@ -31,8 +31,8 @@ fn programs_and_files_are_one_script() {
         &["kprobe:a { @ = count(); }", "END { clear(@); }"],
         &["#!/usr/bin/env bpftrace\nkprobe:b { @ = count(); }\n"],
         expect![[r#"
-            p a
-            p b"#]],
+            p a script_0=\0:u32
+            p b script_1=\1:u32"#]],
     );
 }
 
@@ -42,49 +42,12 @@ fn clauses_of_returns_are_registered_in_reverse_so_that_they_run_in_their_order(
         &["kretprobe:a { } kprobe:b { } kretprobe:a, kprobe:c { } kretprobe:d { }"],
         &[],
         expect![[r#"
-            p b
-            p c
-            r d
-            r a
-            r a"#]],
+            p b script_1=\1:u32
+            p c script_3=\3:u32
+            r d script_4=\4:u32
+            r a script_2=\2:u32
+            r a script_0=\0:u32"#]],
     );
-}
-
-#[test]
-fn probes_are_found_by_what_the_server_answers_to_their_registration() {
-    let args = ScriptArgs {
-        programs: vec!["kretprobe:a { } kprobe:b_* { } kprobe:c { }".to_owned()],
-        scripts: Vec::new(),
-    };
-    let script = Script::read(&args).unwrap().unwrap();
-    // The return comes last; the pattern stands for two functions, and one probe was skipped.
-    let answer = RegisterResponse {
-        ids: vec![7, 8, 9],
-        entries: vec![0, 0, 2],
-        ..Default::default()
-    };
-    let expected = HashMap::from([(7, 1), (8, 1), (9, 0)]);
-    assert_eq!(script.positions(&answer), expected);
-    let entries = vec![3, u32::MAX];
-    let answer = RegisterResponse { entries, ..answer };
-    assert_eq!(script.positions(&answer), HashMap::new());
-}
-
-#[test]
-fn only_what_the_script_takes_is_recorded() {
-    let args = ScriptArgs {
-        programs: vec!["kprobe:a { } kprobe:b { @ = sum(arg0); }".to_owned()],
-        scripts: Vec::new(),
-    };
-    let script = Script::read(&args).unwrap().unwrap();
-    for spec in script
-        .specs(&HitArgs::default(), &HoldArgs::default())
-        .unwrap()
-    {
-        let registers = spec.actions.and_then(|actions| actions.registers);
-        assert_eq!(registers.map(|set| set.registers.len()), Some(0));
-        assert!(!spec.default_arguments);
-    }
 }
 
 #[test]

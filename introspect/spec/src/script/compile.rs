@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::program::{Action, Counted, KeyPart, Map, Planted, Program, Said, Written};
+use super::program::{Action, Counted, KeyPart, Map, Planted, Program, Said, Written, mark};
 use super::read::in_line;
 use super::syntax::{
     Builtin, Clause, Compared, Condition, Fetched, Gather, MapFunction, Operand, OperandKind,
@@ -188,6 +188,7 @@ impl Compiling {
             let expression = expression(&operand.kind);
             written.push(operand.column.0, &format!(" {name}={expression}"));
         }
+        written.push(column, &format!(" {}", mark(self.program.probes.len())));
         if let Some(condition) = &clause.condition {
             written.push(column, " if ");
             self.filter(&mut written, condition)?;
