@@ -6,6 +6,7 @@
 //! that follow each other record in it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::env;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -59,7 +60,10 @@ impl Recorder {
     }
 
     fn of(root: &Path, target: &Path, row: Option<&str>) -> Result<Self> {
-        let changes = changes(root, &[])?;
+        if let Some(row) = row {
+            hvprobe_lab::verified::name_is_good(row)?;
+        }
+        let changes = changes(root, &[BY_TESTS])?;
         if let Some(first) = changes
             .get(..changes.len().min(NAMED))
             .filter(|it| !it.is_empty())
@@ -250,6 +254,12 @@ fn commit(root: &Path) -> Result<String> {
 
 fn git(root: &Path, arguments: &[&str]) -> Result<String> {
     let mut command = Command::new("git");
+    // Set in a hook of git's, where they name the repository of the hook.
+    for (name, _) in env::vars_os() {
+        if name.as_encoded_bytes().starts_with(b"GIT_") {
+            command.env_remove(name);
+        }
+    }
     let output = tool::run(command.arg("-C").arg(root).args(arguments));
     let output = output.context("--record: cannot find out the commit")?;
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())

@@ -315,13 +315,16 @@ fn within(text: &str, mark: char) -> Option<&str> {
     name_is_good(name).is_ok().then_some(name)
 }
 
-/// Fails if `name` cannot stand in a table.
-fn name_is_good(name: &str) -> Result<()> {
-    let is_bad = |c: char| "|*`".contains(c) || c.is_control();
+/// Checks that `name` can stand in a table.
+///
+/// # Errors
+/// If it cannot.
+pub fn name_is_good(name: &str) -> Result<()> {
+    let is_bad = |c: char| "|*`<>".contains(c) || c.is_control();
     ensure!(
         !name.is_empty() && name.trim() == name && !name.contains(is_bad),
-        "`{name}` is no name for a table: it may not be empty, have blanks at its ends, or have `|`, `*` or a \
-         backquote in it"
+        "`{name}` is no name for a table: it may not be empty, have blanks at its ends, or have `|`, `*`, `<`, \
+         `>` or a backquote in it"
     );
     Ok(())
 }
