@@ -7,17 +7,15 @@
 //! Both are used alike: the events and the output are those since the command began.
 
 use std::mem;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::insn::instruction_len;
-use hvprobe_linux::image::KernelImage;
 use hvprobe_machine::{
-    Delivery, EndReason, Ending, Event, KernelFile, Machine, MachineConfig, ProbeId, ProbeSpec,
-    State, Subscription,
+    Delivery, EndReason, Ending, Event, Machine, MachineConfig, ProbeId, ProbeSpec, State,
+    Subscription,
 };
 
 use super::chain::chain;
@@ -35,23 +33,6 @@ pub struct Running {
     console: Terminal,
     /// Lease of a guest that other tests use, too; `None` if the guest is this test's own.
     lease: Option<Lease>,
-}
-
-/// Kernels of guests that were booted, and their symbols.
-static KEPT: Mutex<Vec<(PathBuf, KernelFile, Arc<KernelImage>)>> = Mutex::new(Vec::new());
-
-/// Keeps the kernel at `path` in memory, so that its next boot need not read it.
-fn keep(path: &Path) {
-    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-    if kept.iter().any(|(known, ..)| known == path) {
-        return;
-    }
-    // A boot of a file that is no kernel says why.
-    if let Ok(file) = KernelFile::open(path)
-        && let Ok(image) = file.image()
-    {
-        kept.push((path.to_owned(), file, image));
-    }
 }
 
 /// How a command ended.
@@ -79,7 +60,6 @@ impl Running {
     /// When it cannot be booted.
     #[must_use]
     pub fn boot(config: MachineConfig) -> Self {
-        keep(&config.kernel);
         let machine = boot_paused(config);
         let events = Some(machine.subscribe(Vec::new(), 1 << 20));
         let console = Terminal::of(&machine);

@@ -1,14 +1,34 @@
 //! A guest's console as text, and waiting for what the guest prints there, with a deadline.
 
 use std::mem;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use hvprobe_machine::{Console, Machine, MachineConfig};
+use hvprobe_machine::{Console, KernelFile, Machine, MachineConfig};
 
 use super::chain::chain;
+
+/// Kernels of guests that were booted, by their paths.
+static KERNELS: Mutex<Vec<(PathBuf, Arc<KernelFile>)>> = Mutex::new(Vec::new());
+
+/// Returns the kernel at `path`, which is read once for all guests of this program.
+fn kernel(path: &Path) -> Arc<KernelFile> {
+    let mut known = KERNELS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, file)) = known.iter().find(|(known, _)| known == path) {
+        return Arc::clone(file);
+    }
+    match KernelFile::open(path) {
+        Ok(file) => {
+            let file = Arc::new(file);
+            known.push((path.to_owned(), Arc::clone(&file)));
+            file
+        }
+        Err(error) => panic!("cannot read {}: {}", path.display(), chain(&error)),
+    }
+}
 
 /// Boots `config`, paused, so that nothing happens before there is a subscriber.
 ///
@@ -19,7 +39,8 @@ pub(super) fn boot_paused(config: MachineConfig) -> Arc<Machine> {
         paused: true,
         ..config
     };
-    match Machine::boot(config) {
+    let kernel = kernel(&config.kernel);
+    match Machine::boot_from(config, kernel) {
         Ok(machine) => machine,
         Err(error) => panic!("cannot boot: {}", chain(&error)),
     }
