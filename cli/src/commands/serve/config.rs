@@ -19,31 +19,53 @@ struct File {
     limits: Table,
 }
 
-/// Limits in the file. A missing one keeps its default.
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct Table {
-    machines: Option<usize>,
-    #[serde(deserialize_with = "size")]
-    memory: Option<u64>,
-    cpus: Option<u32>,
-    ended_machines: Option<NonZeroUsize>,
-    #[serde(deserialize_with = "length")]
-    ended_bytes: Option<usize>,
-    connections: Option<NonZeroUsize>,
-    tcp_connections: Option<NonZeroUsize>,
-    calls_per_connection: Option<NonZeroU32>,
-    streams: Option<usize>,
-    subscribers: Option<usize>,
-    #[serde(deserialize_with = "length")]
-    event_bytes: Option<usize>,
-    large_requests: Option<NonZeroUsize>,
-    large_answers: Option<usize>,
-    sessions: Option<usize>,
-    #[serde(deserialize_with = "probes")]
-    probes_per_machine: Option<usize>,
-    #[serde(deserialize_with = "console")]
-    console_bytes_per_machine: Option<usize>,
+/// Defines the limits in the file: for each its key, its type, how it is read if not as a number, the field of
+/// [`Limits`], how it is written, and its meaning.
+macro_rules! limits {
+    ($(
+        $key:ident: $ty:ty $([$read:literal])? = $($field:ident).+, $write:ident, $meaning:literal;
+    )+) => {
+        /// Limits in the file. A missing one keeps its default.
+        #[derive(Debug, Default, Deserialize)]
+        #[serde(deny_unknown_fields, default)]
+        struct Table {
+            $($(#[serde(deserialize_with = $read)])? $key: Option<$ty>,)+
+        }
+
+        impl Table {
+            /// Sets those of `limits` that are in the file.
+            fn set(self, limits: &mut Limits) {
+                $(if let Some(value) = self.$key {
+                    limits.$($field).+ = value.into();
+                })+
+            }
+        }
+
+        /// Returns each limit's key, value as written in the file, and meaning.
+        fn rows(limits: &Limits) -> Vec<(&'static str, String, &'static str)> {
+            vec![$((stringify!($key), $write(limits.$($field).+), $meaning)),+]
+        }
+    };
+}
+
+limits! {
+    machines: usize = machines, number, "machines that boot or live";
+    memory: u64 ["size"] = memory, bytes, "guest memory of all machines together";
+    cpus: u32 = cpus, number, "virtual CPUs of all machines together";
+    ended_machines: NonZeroUsize = ended_machines, number, "ended machines that are remembered";
+    ended_bytes: usize ["length"] = ended_bytes, bytes_of, "what they keep: probes, consoles, reports, events";
+    connections: NonZeroUsize = connections, number, "connections on the unix socket";
+    tcp_connections: NonZeroUsize = tcp_connections, number, "connections on the TCP port";
+    calls_per_connection: NonZeroU32 = calls_per_connection, number, "calls under way in one connection";
+    streams: usize = streams, number, "calls under way that are answered with a stream";
+    subscribers: usize = subscribers, number, "subscriptions to events";
+    event_bytes: usize ["length"] = event_bytes, bytes_of, "events that wait for all subscribers together";
+    large_requests: NonZeroUsize = large_requests, number, "requests of more than 128 KiB at a time";
+    large_answers: usize = large_answers, number, "long answers at a time, beside one of each connection";
+    sessions: usize = sessions, number, "sessions of clients, kept ones counted";
+    probes_per_machine: usize ["probes"] = each.probes, number, "probes registered in one machine";
+    console_bytes_per_machine: usize ["console"] = each.console, bytes_of,
+        "what one machine printed last, for whoever looks later";
 }
 
 fn probes<'de, D: Deserializer<'de>>(from: D) -> Result<Option<usize>, D::Error> {
@@ -94,35 +116,9 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<Limits> {
 
 fn limits(text: &str) -> Result<Limits, toml::de::Error> {
     let File { limits: said } = toml::from_str(text)?;
-    let host = Limits::of_host();
-    Ok(Limits {
-        machines: said.machines.unwrap_or(host.machines),
-        memory: said.memory.unwrap_or(host.memory),
-        cpus: said.cpus.unwrap_or(host.cpus),
-        ended_machines: said
-            .ended_machines
-            .map_or(host.ended_machines, NonZeroUsize::get),
-        ended_bytes: said.ended_bytes.unwrap_or(host.ended_bytes),
-        connections: said.connections.map_or(host.connections, NonZeroUsize::get),
-        tcp_connections: said
-            .tcp_connections
-            .map_or(host.tcp_connections, NonZeroUsize::get),
-        calls_per_connection: said
-            .calls_per_connection
-            .map_or(host.calls_per_connection, NonZeroU32::get),
-        streams: said.streams.unwrap_or(host.streams),
-        subscribers: said.subscribers.unwrap_or(host.subscribers),
-        event_bytes: said.event_bytes.unwrap_or(host.event_bytes),
-        large_requests: said
-            .large_requests
-            .map_or(host.large_requests, NonZeroUsize::get),
-        large_answers: said.large_answers.unwrap_or(host.large_answers),
-        sessions: said.sessions.unwrap_or(host.sessions),
-        each: Bounds {
-            probes: said.probes_per_machine.unwrap_or(host.each.probes),
-            console: said.console_bytes_per_machine.unwrap_or(host.each.console),
-        },
-    })
+    let mut limits = Limits::of_host();
+    said.set(&mut limits);
+    Ok(limits)
 }
 
 /// Formats `limits` as a configuration file, with the meaning of each.
@@ -134,101 +130,22 @@ pub(crate) fn text(limits: &Limits) -> String {
     text
 }
 
-/// Returns each limit's key, value as written in the file, and meaning.
-fn rows(limits: &Limits) -> [(&'static str, String, &'static str); 16] {
-    let bytes = |bytes: u64| {
-        let units = [("G", 30), ("M", 20), ("K", 10)];
-        let whole = units
-            .iter()
-            .find(|(_, shift)| bytes > 0 && bytes.trailing_zeros() >= *shift);
-        // A size that is not a whole number of KiB is rounded down to one.
-        let (unit, shift) = whole.unwrap_or(&("K", 10));
-        format!("\"{}{unit}\"", bytes >> shift)
-    };
+fn number(number: impl ToString) -> String {
+    number.to_string()
+}
+
+fn bytes(bytes: u64) -> String {
+    let units = [("G", 30), ("M", 20), ("K", 10)];
+    let mut units = units.iter();
+    let whole = units.find(|(_, shift)| bytes > 0 && bytes.trailing_zeros() >= *shift);
+    // A size that is not a whole number of KiB is rounded down to one.
+    let (unit, shift) = whole.unwrap_or(&("K", 10));
+    format!("\"{}{unit}\"", bytes >> shift)
+}
+
+fn bytes_of(length: usize) -> String {
     // On the supported platforms every length fits.
-    let length = |length: usize| bytes(u64::try_from(length).unwrap_or(u64::MAX));
-    [
-        (
-            "machines",
-            limits.machines.to_string(),
-            "machines that boot or live",
-        ),
-        (
-            "memory",
-            bytes(limits.memory),
-            "guest memory of all machines together",
-        ),
-        (
-            "cpus",
-            limits.cpus.to_string(),
-            "virtual CPUs of all machines together",
-        ),
-        (
-            "ended_machines",
-            limits.ended_machines.to_string(),
-            "ended machines that are remembered",
-        ),
-        (
-            "ended_bytes",
-            length(limits.ended_bytes),
-            "what they keep: probes, consoles, reports, events",
-        ),
-        (
-            "connections",
-            limits.connections.to_string(),
-            "connections on the unix socket",
-        ),
-        (
-            "tcp_connections",
-            limits.tcp_connections.to_string(),
-            "connections on the TCP port",
-        ),
-        (
-            "calls_per_connection",
-            limits.calls_per_connection.to_string(),
-            "calls under way in one connection",
-        ),
-        (
-            "streams",
-            limits.streams.to_string(),
-            "calls under way that are answered with a stream",
-        ),
-        (
-            "subscribers",
-            limits.subscribers.to_string(),
-            "subscriptions to events",
-        ),
-        (
-            "event_bytes",
-            length(limits.event_bytes),
-            "events that wait for all subscribers together",
-        ),
-        (
-            "large_requests",
-            limits.large_requests.to_string(),
-            "requests of more than 128 KiB at a time",
-        ),
-        (
-            "large_answers",
-            limits.large_answers.to_string(),
-            "long answers at a time, beside one of each connection",
-        ),
-        (
-            "sessions",
-            limits.sessions.to_string(),
-            "sessions of clients, kept ones counted",
-        ),
-        (
-            "probes_per_machine",
-            limits.each.probes.to_string(),
-            "probes registered in one machine",
-        ),
-        (
-            "console_bytes_per_machine",
-            length(limits.each.console),
-            "what one machine printed last, for whoever looks later",
-        ),
-    ]
+    bytes(u64::try_from(length).unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]
