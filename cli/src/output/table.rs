@@ -45,29 +45,36 @@ fn arranged(
     table.trim_fmt()
 }
 
+/// Column of a list: its heading, whether it contains numbers, and the cell of an item.
+type Of<T> = (&'static str, bool, fn(&T) -> String);
+
+/// Formats `items`, each on one line.
+fn list<T>(arrangement: ContentArrangement, columns: &[Of<T>], items: &[T]) -> String {
+    let headings = columns
+        .iter()
+        .map(|(heading, numbers, _)| (*heading, *numbers));
+    let headings: Vec<_> = headings.collect();
+    let row = |item| columns.iter().map(|(.., cell)| cell(item)).collect();
+    arranged(arrangement, &headings, items.iter().map(row))
+}
+
+/// Columns of a list of machines.
+const MACHINES: [Of<v1::Machine>; 6] = [
+    ("NAME", false, |machine| machine.name.clone()),
+    ("STATE", false, standing),
+    ("CPUS", true, |machine| machine.cpus.to_string()),
+    ("MEMORY", true, |machine| size::text(machine.memory)),
+    ("CATCH", false, |machine| {
+        machine.catch_mode().word().unwrap_or("-").to_owned()
+    }),
+    ("KERNEL", false, |machine| {
+        harmless(machine.kernel.as_bytes())
+    }),
+];
+
 /// Formats a list of machines.
 pub(crate) fn machines(machines: &[v1::Machine]) -> String {
-    let columns = [
-        ("NAME", false),
-        ("STATE", false),
-        ("CPUS", true),
-        ("MEMORY", true),
-        ("CATCH", false),
-        ("KERNEL", false),
-    ];
-    table(
-        &columns,
-        machines.iter().map(|machine| {
-            vec![
-                machine.name.clone(),
-                standing(machine),
-                machine.cpus.to_string(),
-                size::text(machine.memory),
-                machine.catch_mode().word().unwrap_or("-").to_owned(),
-                harmless(machine.kernel.as_bytes()),
-            ]
-        }),
-    )
+    list(ContentArrangement::Disabled, &MACHINES, machines)
 }
 
 /// Formats one machine as a line.
@@ -92,86 +99,73 @@ fn standing(machine: &v1::Machine) -> String {
     }
 }
 
-/// Formats a list of probes, with the flags of /sys/kernel/debug/kprobes/list.
-pub(crate) fn probes(probes: &[v1::Probe]) -> String {
-    let mut columns = vec![
-        ("ID", true),
-        ("NAME", false),
-        ("ADDRESS", false),
-        ("KIND", false),
-        ("SYMBOL", false),
-        ("FLAGS", false),
-        ("HITS", true),
-        ("MISSED", true),
-        ("FAULTS", true),
-        ("ORPHANS", true),
-    ];
-    let is_filled = |cell: Cell| probes.iter().any(|probe| cell(probe).is_some());
-    let optional = OPTIONAL.iter().filter(|(_, _, cell)| is_filled(*cell));
-    let optional: Vec<_> = optional.collect();
-    columns.extend(optional.iter().map(|(column, _, _)| *column));
-    table(
-        &columns,
-        probes.iter().map(|probe| {
-            let mut row = vec![
-                probe.id.to_string(),
-                probe.name.clone(),
-                probe
-                    .address
-                    .map_or_else(|| "-".into(), |at| format!("{at:#x}")),
-                match probe.kind() {
-                    v1::ProbeKind::Probe => "p",
-                    v1::ProbeKind::Return => "r",
-                    v1::ProbeKind::Unspecified => "-",
-                }
-                .to_owned(),
-                place(probe).unwrap_or_else(|| probe.definition.clone()),
-                flags(probe),
-                probe.hits.to_string(),
-                probe.missed.to_string(),
-                probe.faults.to_string(),
-                match probe.kind() {
-                    v1::ProbeKind::Return => probe.orphans.to_string(),
-                    _ => "-".to_owned(),
-                },
-            ];
-            let optional = optional.iter().map(|(_, none, cell)| (none, cell(probe)));
-            row.extend(optional.map(|(none, cell)| cell.unwrap_or_else(|| (*none).to_owned())));
-            row
-        }),
-    )
-}
-
-/// Returns a probe's cell in an optional column. The column is shown only if at least one probe has a cell in
-/// it.
-type Cell = fn(&v1::Probe) -> Option<String>;
-
-/// Optional columns, each with the text for probes without a cell.
-const OPTIONAL: [(Column, &str, Cell); 4] = [
-    (("OWNER", false), "-", owner),
-    (("THROTTLED", true), "-", throttled),
-    (("ARGUMENTS", false), "-", argument_names),
-    (("ACTIONS", false), "", actions),
+/// Columns of a list of probes.
+const PROBES: [Of<v1::Probe>; 10] = [
+    ("ID", true, |probe| probe.id.to_string()),
+    ("NAME", false, |probe| probe.name.clone()),
+    ("ADDRESS", false, |probe| {
+        probe
+            .address
+            .map_or("-".to_owned(), |at| format!("{at:#x}"))
+    }),
+    ("KIND", false, |probe| {
+        let kind = match probe.kind() {
+            v1::ProbeKind::Probe => "p",
+            v1::ProbeKind::Return => "r",
+            v1::ProbeKind::Unspecified => "-",
+        };
+        kind.to_owned()
+    }),
+    ("SYMBOL", false, |probe| {
+        place(probe).unwrap_or_else(|| probe.definition.clone())
+    }),
+    ("FLAGS", false, flags),
+    ("HITS", true, |probe| probe.hits.to_string()),
+    ("MISSED", true, |probe| probe.missed.to_string()),
+    ("FAULTS", true, |probe| probe.faults.to_string()),
+    ("ORPHANS", true, |probe| match probe.kind() {
+        v1::ProbeKind::Return => probe.orphans.to_string(),
+        _ => "-".to_owned(),
+    }),
 ];
 
-fn owner(probe: &v1::Probe) -> Option<String> {
-    (!probe.owner.is_empty()).then(|| harmless(probe.owner.as_bytes()))
+/// Columns that are shown only if one of their cells contains something.
+const OPTIONAL: [Of<v1::Probe>; 4] = [
+    ("OWNER", false, |probe| {
+        or_none(harmless(probe.owner.as_bytes()))
+    }),
+    ("THROTTLED", true, |probe| {
+        probe
+            .budget
+            .map_or("-".to_owned(), |_| probe.throttled.to_string())
+    }),
+    ("ARGUMENTS", false, |probe| {
+        let names = probe.arguments.iter().map(|each| each.name.as_bytes());
+        or_none(names.map(harmless).collect::<Vec<_>>().join(","))
+    }),
+    ("ACTIONS", false, |probe| {
+        [asked::of(probe), asked::budget(probe.budget.as_ref())]
+            .concat()
+            .join(" ")
+    }),
+];
+
+/// Returns `cell`, or a dash if it is empty.
+fn or_none(cell: String) -> String {
+    match cell.as_str() {
+        "" => "-".to_owned(),
+        _ => cell,
+    }
 }
 
-fn throttled(probe: &v1::Probe) -> Option<String> {
-    probe.budget.map(|_| probe.throttled.to_string())
-}
-
-fn argument_names(probe: &v1::Probe) -> Option<String> {
-    let names = probe.arguments.iter().map(|each| each.name.as_bytes());
-    let names: Vec<_> = names.map(harmless).collect();
-    (!names.is_empty()).then(|| names.join(","))
-}
-
-fn actions(probe: &v1::Probe) -> Option<String> {
-    let mut words = asked::of(probe);
-    words.extend(asked::budget(probe.budget.as_ref()));
-    (!words.is_empty()).then(|| words.join(" "))
+/// Formats a list of probes, with the flags of /sys/kernel/debug/kprobes/list.
+pub(crate) fn probes(probes: &[v1::Probe]) -> String {
+    let mut columns = PROBES.to_vec();
+    columns.extend(OPTIONAL.iter().filter(|(.., cell)| {
+        let mut cells = probes.iter().map(cell);
+        cells.any(|cell| !matches!(cell.as_str(), "" | "-"))
+    }));
+    list(ContentArrangement::Disabled, &columns, probes)
 }
 
 /// Returns the flags of a probe, such as `[DISABLED] [BOOSTED]`: deviations from its normal state, and its
@@ -225,35 +219,24 @@ pub(crate) fn symbol(symbol: &v1::Symbol) -> String {
     line
 }
 
+/// Columns of the host report.
+const FINDINGS: [Of<v1::Finding>; 4] = [
+    ("CHECK", false, |finding| finding.what.clone()),
+    ("RESULT", false, |finding| {
+        finding.verdict().word().unwrap_or("?").to_owned()
+    }),
+    ("SEEN", false, |finding| finding.seen.clone()),
+    ("WHAT IT MEANS", false, |finding| finding.meaning.clone()),
+];
+
 /// Formats the host report. Its sentences are wrapped to the width of the terminal.
 pub(crate) fn findings(findings: &[v1::Finding]) -> String {
-    arranged_findings(ContentArrangement::Dynamic, findings)
+    list(ContentArrangement::Dynamic, &FINDINGS, findings)
 }
 
 /// Formats the host report without wrapping.
 pub(crate) fn findings_in_full(findings: &[v1::Finding]) -> String {
-    arranged_findings(ContentArrangement::Disabled, findings)
-}
-
-fn arranged_findings(arrangement: ContentArrangement, findings: &[v1::Finding]) -> String {
-    let columns = [
-        ("CHECK", false),
-        ("RESULT", false),
-        ("SEEN", false),
-        ("WHAT IT MEANS", false),
-    ];
-    arranged(
-        arrangement,
-        &columns,
-        findings.iter().map(|finding| {
-            vec![
-                finding.what.clone(),
-                finding.verdict().word().unwrap_or("?").to_owned(),
-                finding.seen.clone(),
-                finding.meaning.clone(),
-            ]
-        }),
-    )
+    list(ContentArrangement::Disabled, &FINDINGS, findings)
 }
 
 /// Returns the symbol and the offset of a probepoint.
