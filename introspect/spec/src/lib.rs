@@ -26,6 +26,7 @@ pub mod perf_probe;
 pub mod point;
 pub mod predicate;
 mod probe;
+mod registers;
 pub mod script;
 pub mod shape;
 mod symbol;
@@ -41,3 +42,4 @@ pub use limits::{CAPTURE_MAX, CHANGES_MAX, DEADLINE_MAX, FRAMES_MAX, ITEMS_MAX, 
 pub use mechanism::Mechanism;
 pub use parse_error::{ParseError, bounded};
 pub use probe::ProbeSpec;
+pub use registers::REGISTERS;

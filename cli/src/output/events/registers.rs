@@ -2,7 +2,7 @@
 
 use hvprobe_arch::regs::Gpr;
 use hvprobe_proto::v1;
-use hvprobe_spec::language::text::REGISTERS;
+use hvprobe_spec::REGISTERS;
 
 /// Number of registers that are shown when none were chosen: the first arguments.
 const ARGUMENTS: usize = 3;

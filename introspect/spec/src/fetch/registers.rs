@@ -1,39 +1,23 @@
 //! Names of the registers.
 
-use hvprobe_arch::regs::Gpr;
-
 use super::argument::Register;
 use super::words;
+use crate::registers::{by_short_name, short_name};
 
-/// The kernel's names for the registers in `pt_regs` (arch/x86/kernel/ptrace.c).
-const NAMES: [(Register, &str); 21] = [
-    (Register::General(Gpr::R15), "r15"),
-    (Register::General(Gpr::R14), "r14"),
-    (Register::General(Gpr::R13), "r13"),
-    (Register::General(Gpr::R12), "r12"),
-    (Register::General(Gpr::R11), "r11"),
-    (Register::General(Gpr::R10), "r10"),
-    (Register::General(Gpr::R9), "r9"),
-    (Register::General(Gpr::R8), "r8"),
-    (Register::General(Gpr::Rbx), "bx"),
-    (Register::General(Gpr::Rcx), "cx"),
-    (Register::General(Gpr::Rdx), "dx"),
-    (Register::General(Gpr::Rsi), "si"),
-    (Register::General(Gpr::Rdi), "di"),
-    (Register::General(Gpr::Rbp), "bp"),
-    (Register::General(Gpr::Rax), "ax"),
+/// The kernel's names for the special registers in `pt_regs` (arch/x86/kernel/ptrace.c).
+const SPECIAL: [(Register, &str); 5] = [
     (Register::OrigAx, "orig_ax"),
     (Register::Ip, "ip"),
     (Register::Cs, "cs"),
     (Register::Flags, "flags"),
-    (Register::General(Gpr::Rsp), "sp"),
     (Register::Ss, "ss"),
 ];
 
 /// Returns the register called `name`, without the `%`.
 pub(super) fn by_name(name: &str) -> Option<Register> {
-    let (register, _) = NAMES.iter().find(|(_, known)| *known == name)?;
-    Some(*register)
+    let special = SPECIAL.iter().find(|(_, known)| *known == name);
+    let special = special.map(|(register, _)| *register);
+    special.or_else(|| by_short_name(name).map(Register::General))
 }
 
 /// Returns the message about an unknown register.
@@ -49,7 +33,10 @@ impl Register {
     /// Returns the name, without the `%`.
     #[must_use]
     pub fn name(self) -> &'static str {
-        let found = NAMES.iter().find(|(known, _)| *known == self);
+        if let Self::General(register) = self {
+            return short_name(register);
+        }
+        let found = SPECIAL.iter().find(|(known, _)| *known == self);
         found.map_or("", |(_, name)| name)
     }
 }

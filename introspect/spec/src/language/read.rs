@@ -12,6 +12,7 @@ use crate::errno;
 use crate::item::Item;
 use crate::limits::{CAPTURE_MAX, DEADLINE_MAX};
 use crate::parse_error::{ParseError, bounded, error, quoted};
+use crate::registers::{REGISTERS, by_short_name};
 
 /// Number of bytes captured at an address without a given length.
 const DEFAULT_LENGTH: u16 = 8;
@@ -131,18 +132,12 @@ impl Cursor<'_> {
         let start = self.at();
         self.expect("%", "a register belongs here, as in %di")?;
         let name = self.word();
-        let found = text::REGISTERS
-            .iter()
-            .find(|(_, long)| *long == name || text::short_name(long) == name);
-        found.map_or_else(
-            || {
-                error(
-                    start,
-                    format!("no general register is called %{}: %ax %bx %cx %dx %si %di %bp %sp %r8 … %r15 are", bounded(name)),
-                )
-            },
-            |(register, _)| Ok(*register),
-        )
+        let long = REGISTERS.iter().find(|(_, long)| *long == name);
+        let found = long.map(|(register, _)| *register);
+        found.or_else(|| by_short_name(name)).ok_or_else(|| ParseError {
+            column: start,
+            message: format!("no general register is called %{}: %ax %bx %cx %dx %si %di %bp %sp %r8 … %r15 are", bounded(name)),
+        })
     }
 
     fn address(&mut self) -> Result<Gva, ParseError> {

@@ -8,26 +8,7 @@ use crate::actions::{Actions, Change, Comparison, Condition, Decision, Hold, Reg
 use crate::budget::Budget;
 use crate::errno;
 use crate::item::{Base, Fetched, Item, Memory, Read};
-
-/// General registers with their long names, in the order of their display.
-pub const REGISTERS: [(Gpr, &str); 16] = [
-    (Gpr::Rax, "rax"),
-    (Gpr::Rbx, "rbx"),
-    (Gpr::Rcx, "rcx"),
-    (Gpr::Rdx, "rdx"),
-    (Gpr::Rsi, "rsi"),
-    (Gpr::Rdi, "rdi"),
-    (Gpr::Rsp, "rsp"),
-    (Gpr::Rbp, "rbp"),
-    (Gpr::R8, "r8"),
-    (Gpr::R9, "r9"),
-    (Gpr::R10, "r10"),
-    (Gpr::R11, "r11"),
-    (Gpr::R12, "r12"),
-    (Gpr::R13, "r13"),
-    (Gpr::R14, "r14"),
-    (Gpr::R15, "r15"),
-];
+use crate::registers::{REGISTERS, short_name};
 
 /// Comparisons with their signs. A sign that is a prefix of another one comes before it.
 pub(super) const COMPARISONS: [(Comparison, &str); 7] = [
@@ -40,19 +21,10 @@ pub(super) const COMPARISONS: [(Comparison, &str); 7] = [
     (Comparison::AnyBit, "&"),
 ];
 
-/// Returns the short name of a register: `ax` for `rax`, `r8` for `r8`.
-pub(super) fn short_name(long: &str) -> &str {
-    match long.strip_prefix('r') {
-        Some(short) if !short.starts_with(|c: char| c.is_ascii_digit()) => short,
-        _ => long,
-    }
-}
-
 /// Formats a register: `%ax`, `%r8`.
 #[must_use]
 pub fn register(wanted: Gpr) -> String {
-    let found = REGISTERS.iter().find(|(register, _)| *register == wanted);
-    format!("%{}", found.map_or("?", |(_, long)| short_name(long)))
+    format!("%{}", short_name(wanted))
 }
 
 /// Formats a value: `-ENOMEM` if it may be an error, else hexadecimal.
