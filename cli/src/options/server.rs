@@ -39,13 +39,6 @@ pub(crate) struct ServerAt {
 
 /// Where a server listens.
 #[derive(Debug, Args)]
-#[cfg_attr(
-    not(feature = "vmm"),
-    expect(
-        dead_code,
-        reason = "a program without machines refuses the command whatever its options"
-    )
-)]
 #[command(after_help = "\
 Clients over TCP must present the token, as every user of this machine can reach that port:
   hvprobe serve --listen 127.0.0.1:50051 --token-file token

@@ -8,6 +8,7 @@ use tokio::sync::watch;
 
 use super::raw;
 use crate::failure::INTERRUPTED;
+#[cfg(feature = "vmm")]
 use crate::output;
 
 /// Notification that the user wants to end the program.
