@@ -64,7 +64,7 @@ pub(crate) struct Options {
     /// Measure a development build, which is made sooner and is slower
     #[arg(long)]
     dev: bool,
-    /// Write into the table of docs/hosts.md whether the bench came to its end. Refused if the tree has changes
+    /// Record in the table of docs/hosts.md whether the bench finished. Refused if the tree has changes
     #[arg(long)]
     record: bool,
     #[command(flatten)]

@@ -44,10 +44,10 @@ pub(crate) struct Options {
     /// 0]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=10))]
     retries: Option<u32>,
-    /// End a rig that prints nothing for so many seconds [default: tcg 120, bochs 1800, else never]
+    /// End a rig that prints nothing for this many seconds [default: tcg 120, bochs 1800, else never]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86400))]
     silence: Option<u64>,
-    /// End a test on this machine that takes longer than so many seconds, and show its stacks
+    /// End a test on this machine after this many seconds, and show its stacks
     /// [default: 300, of a long run 7200]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(60..=86400))]
     pub(super) limit: Option<u64>,
@@ -61,8 +61,8 @@ pub(crate) struct Options {
     /// Build and run only the tests of this package, on this machine; as often as wanted
     #[arg(long, short, value_name = "NAME", conflicts_with = "rig_only")]
     pub(super) package: Vec<String>,
-    /// Run the tests of this machine so many times beside a load that takes the CPU, each time with
-    /// another seed, until one fails
+    /// Repeat the tests of this machine up to N times, each time with another seed, until one fails.
+    /// Meanwhile another load keeps the processors busy
     #[arg(long, value_name = "N", conflicts_with = "rig_only", value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) repeat: Option<u32>,
     /// Go without Python's and Node's gRPC, as without network: the tests that need them are skipped
