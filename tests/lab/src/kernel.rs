@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use lzma_rust2::XzReader;
 
 use crate::built::{BUILT, Built};
-use crate::packages::{self, Archives};
+use crate::packages::Archives;
 use crate::place::{Cache, files_below, replace_if_different};
 use crate::progress;
 
@@ -145,7 +145,9 @@ impl Kernel {
         archives: &Archives,
         metapackage: &str,
     ) -> Result<Self> {
-        let folder = fetch(cache, archives, metapackage)?;
+        let looking = format!("looking up {metapackage} in {archives}");
+        let packages = progress::step(&looking, || archives.kernel(metapackage))?;
+        let folder = archives.unpacked(&packages, &cache.kernels())?;
         let kernel = Self::in_folder(&folder)?;
         let name = folder.file_name().context("kernel folder has no name")?;
         replace_if_different(current, name.as_encoded_bytes())?;
@@ -241,33 +243,6 @@ fn unpack_xz(packed: &[u8]) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     std::io::Read::read_to_end(&mut XzReader::new(packed, true), &mut bytes)?;
     Ok(bytes)
-}
-
-/// Downloads the packages of the current kernel, and unpacks them unless they are there. Returns their folder.
-fn fetch(cache: &Cache, archives: &Archives, metapackage: &str) -> Result<PathBuf> {
-    let looking = format!("looking up {metapackage} in {archives}");
-    let packages = progress::step(&looking, || archives.kernel(metapackage))?;
-    fs::create_dir_all(cache.kernels())?;
-    // apt's own download user has to be able to read the folder, so it is not a private temporary one.
-    let work = tempfile::Builder::new()
-        .prefix(".fetch-")
-        .tempdir_in(cache.kernels())?;
-    let names = packages.join(", ");
-    let files = progress::step(&format!("downloading {names}"), || {
-        archives.download(&packages, work.path())
-    })?;
-    let first = files.first().and_then(|file| file.file_stem());
-    let folder = cache.kernels().join(first.context("no package file")?);
-    if !folder.exists() {
-        let unpacked = work.path().join("unpacked");
-        progress::step(&format!("unpacking {names}"), || {
-            files
-                .iter()
-                .try_for_each(|file| packages::unpack(file, &unpacked))
-        })?;
-        fs::rename(&unpacked, &folder)?;
-    }
-    Ok(folder)
 }
 
 #[cfg(test)]

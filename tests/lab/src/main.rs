@@ -40,6 +40,7 @@ mod place;
 mod prefetch;
 mod process;
 mod progress;
+mod qemu;
 mod record;
 mod repeat;
 mod report;

@@ -129,6 +129,30 @@ impl Archives {
         Ok(tool::run(command.args(["depends", "--important", package]))?.stdout)
     }
 
+    /// Downloads `packages` and unpacks them together into a folder in `parent`, unless it is there, running none
+    /// of their scripts. Returns the folder, which is named after the first package and its version.
+    pub(crate) fn unpacked(&self, packages: &[String], parent: &Path) -> Result<PathBuf> {
+        fs::create_dir_all(parent)?;
+        // apt's own download user has to be able to read the folder, so it is not a private temporary one.
+        let work = tempfile::Builder::new()
+            .prefix(".fetch-")
+            .tempdir_in(parent)?;
+        let names = packages.join(", ");
+        let files = progress::step(&format!("downloading {names}"), || {
+            self.download(packages, work.path())
+        })?;
+        let first = files.first().and_then(|file| file.file_stem());
+        let folder = parent.join(first.context("no package file")?);
+        if !folder.exists() {
+            let unpacked = work.path().join("unpacked");
+            progress::step(&format!("unpacking {names}"), || {
+                files.iter().try_for_each(|file| unpack(file, &unpacked))
+            })?;
+            fs::rename(&unpacked, &folder)?;
+        }
+        Ok(folder)
+    }
+
     /// Downloads `packages` into the empty folder `folder` and returns the files in their order.
     pub(crate) fn download(&self, packages: &[String], folder: &Path) -> Result<Vec<PathBuf>> {
         let mut arguments = vec!["download"];

@@ -47,6 +47,11 @@ impl Cache {
         self.root.join("kernel")
     }
 
+    /// Unpacked packages of QEMU, a folder for each version.
+    pub(crate) fn qemu(&self) -> PathBuf {
+        self.root.join("qemu")
+    }
+
     /// What is kept of the sources of kernels, a folder each.
     pub(crate) fn sources(&self) -> PathBuf {
         self.root.join("source")

@@ -13,6 +13,7 @@ use crate::kernel::{Kernel, NAMED};
 use crate::kind::Kind;
 use crate::packages;
 use crate::place::Cache;
+use crate::qemu::Qemu;
 
 /// What to fetch besides the stock kernel and the packages that run it.
 #[derive(Clone, Debug, Default)]
@@ -46,6 +47,9 @@ fn fetch(wanted: &Wanted) -> Result<()> {
     let cache = Cache::locate()?;
     let lock = cache.lock()?;
     packages::ensure(likely().packages())?;
+    if likely() == Kind::Tcg {
+        Qemu::obtain(&cache)?;
+    }
     Kernel::obtain(&cache, false)?;
     for kernel in NAMED.iter().filter(|it| wanted.kernels.contains(&it.name)) {
         Kernel::named(&cache, kernel)?;

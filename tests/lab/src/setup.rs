@@ -9,6 +9,7 @@ use crate::cargo::{self, Workspace};
 use crate::kernel::{Choice, Kernel};
 use crate::kind::Kind;
 use crate::place::{Cache, Guest, replace_if_different};
+use crate::qemu::Qemu;
 use crate::{image, packages};
 
 /// Result of the setup, for the other commands.
@@ -19,6 +20,8 @@ pub(crate) struct Ready {
     /// The kernel of rigs.
     pub(crate) kernel: Kernel,
     pub(crate) guest: Guest,
+    /// For rigs of the kind that needs it.
+    pub(crate) qemu: Option<Qemu>,
 }
 
 impl Ready {
@@ -43,6 +46,10 @@ impl Ready {
         let cache = Cache::locate()?;
         let _lock = cache.lock()?;
         packages::ensure(kind.packages())?;
+        let qemu = match kind {
+            Kind::Tcg => Some(Qemu::obtain(&cache)?),
+            Kind::Bochs | Kind::Direct => None,
+        };
         let kernel = Kernel::obtain(&cache, update)?;
         let guest = match choice {
             Some(choice) => cache.other_guest(&choice.folder_name()),
@@ -56,6 +63,7 @@ impl Ready {
             cache,
             kernel,
             guest,
+            qemu,
         })
     }
 }

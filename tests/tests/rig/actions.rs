@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use hvprobe_arch::Gva;
-use hvprobe_arch::regs::Gpr;
+use hvprobe_arch::regs::{Gpr, rflags};
 use hvprobe_hit::event::EventKind;
 use hvprobe_machine::{Event, Mechanism, ProbeId};
 use hvprobe_spec::{Change, Item, Then};
@@ -330,7 +330,10 @@ fn a_post_handler_sees_what_the_next_pre_handler_sees() {
         // A call executes another function before our next probepoint.
         if inside(post.regs.rip).is_some() {
             let next = events.peek().expect("a hit where the guest goes on");
-            assert_eq!(post.regs, next.regs);
+            // QEMU 10.0 sets RF in the frames of interrupts, and one may come in between.
+            let mut expected = post.regs;
+            expected.rflags |= next.regs.rflags & rflags::RF;
+            assert_eq!(expected, next.regs);
             pairs += 1;
         }
     }

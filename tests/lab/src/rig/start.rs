@@ -1,6 +1,6 @@
 //! Starts a rig of any kind.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use super::{bochs, direct, emulated, tcg};
 use crate::job::Job;
@@ -16,7 +16,10 @@ pub(crate) fn run(
     listener: &mut dyn Listener,
 ) -> Result<Outcome> {
     match kind {
-        Kind::Tcg => emulated::run(&tcg::Tcg, ready, job, listener),
+        Kind::Tcg => {
+            let qemu = ready.qemu.as_ref().context("set up for another kind")?;
+            emulated::run(&tcg::Tcg(qemu), ready, job, listener)
+        }
         Kind::Bochs => emulated::run(&bochs::Bochs, ready, job, listener),
         Kind::Direct => direct::run(ready, job, listener),
     }

@@ -3,13 +3,14 @@
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use anyhow::{Context, Result};
 
 use super::emulated::{CMDLINE, Emulator, MESSAGES, Plan};
 use crate::kind::Kind;
 use crate::process::{Apart, Group, Streams};
+use crate::qemu::Qemu;
 
 /// CPU model. Features that need XSAVE are off with it, because kernels since 7.0 would use AVX that is not
 /// there. After a `cmpxchg16b`, QEMU before 8.0 leaves bits of RAX in the flags, and an interrupt there makes
@@ -18,9 +19,9 @@ use crate::process::{Apart, Group, Streams};
 /// bytes, not one.
 const PROCESSOR: &str = "max,+svm,-xsave,-avx,-avx2,-f16c,-fma,-vaes,-vpclmulqdq,-cx16,-erms,-fsrm";
 
-pub(super) struct Tcg;
+pub(super) struct Tcg<'a>(pub(super) &'a Qemu);
 
-impl Emulator for Tcg {
+impl Emulator for Tcg<'_> {
     fn kind(&self) -> Kind {
         Kind::Tcg
     }
@@ -34,8 +35,10 @@ impl Emulator for Tcg {
     }
 
     fn modules(&self) -> &'static [&'static str] {
-        // With nested paging, guests and rigs die or hang several times as often (docs/hosts.md).
-        &["kvm-amd.ko npt=0"]
+        match self.0.has_nested_paging() {
+            true => &["kvm-amd.ko"],
+            false => &["kvm-amd.ko npt=0"],
+        }
     }
 
     fn network(&self) -> Option<&'static [&'static str]> {
@@ -43,7 +46,7 @@ impl Emulator for Tcg {
     }
 
     fn start(&self, plan: &Plan<'_>) -> Result<(Group, Streams)> {
-        let mut command = Command::new("qemu-system-x86_64");
+        let mut command = self.0.command();
         command
             .args(["-accel", "tcg,thread=multi", "-cpu", PROCESSOR])
             .args(["-m", &plan.memory.to_string()])
