@@ -9,7 +9,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use lzma_rust2::XzReader;
 
 use crate::built::{BUILT, Built};
@@ -122,14 +122,22 @@ impl Kernel {
         }
         let archives = named.archives(cache)?;
         let kernel = Self::fetch(cache, &current, &archives, named.metapackage)?;
-        if !kernel.release.starts_with(named.version()) {
-            // Unstable gets newer versions.
-            progress::note(&format!(
-                "{} of Debian's {} is {} by now",
-                named.name, named.suite, kernel.release
-            ));
+        if let Err(why) = kernel.require(named) {
+            progress::note(&why.to_string());
         }
         Ok(kernel)
+    }
+
+    /// Checks that this kernel has the version in the name of `named`. Unstable gets newer ones.
+    pub(crate) fn require(&self, named: &Named) -> Result<()> {
+        ensure!(
+            self.release.starts_with(&format!("{}.", named.version())),
+            "{} of Debian's {} is {} by now",
+            named.name,
+            named.suite,
+            self.release
+        );
+        Ok(())
     }
 
     /// Returns the kernel that the file `current` names, if it is there.
@@ -301,6 +309,24 @@ mod tests {
             assert_eq!(same.count(), 1, "{release}");
             assert_eq!(stock.name_of_guests(None).unwrap(), name);
         }
+    }
+
+    #[test]
+    fn kernel_of_another_version_than_its_name_says_is_not_that_kernel() {
+        let folder = tempfile::tempdir().unwrap();
+        let named = NAMED.iter().find(|named| named.name == "7.2-rt").unwrap();
+        let modules = folder.path().join("usr/lib/modules");
+        write(&modules.join("7.20.1-rt-amd64/vmlinuz"), b"image").unwrap();
+        let kernel = Kernel::in_folder(folder.path()).unwrap();
+        let error = kernel.require(named).unwrap_err().to_string();
+        assert_eq!(error, "7.2-rt of Debian's sid is 7.20.1-rt-amd64 by now");
+        fs::rename(
+            modules.join("7.20.1-rt-amd64"),
+            modules.join("7.2.13-rt-amd64"),
+        )
+        .unwrap();
+        let kernel = Kernel::in_folder(folder.path()).unwrap();
+        kernel.require(named).unwrap();
     }
 
     #[test]

@@ -11,13 +11,13 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use hvprobe_lab::documented::HOSTS;
 use hvprobe_lab::verified::{Cell, Counts, Key, NO_LINUX, Table};
 
 use crate::cargo::Workspace;
 use crate::job::{CARGO, Job, Step};
-use crate::kernel::Choice;
+use crate::kernel::{Choice, Kernel};
 use crate::kind::Kind;
 use crate::libtest;
 use crate::place::replace_if_different;
@@ -89,6 +89,9 @@ impl Recorder {
     pub(crate) fn with_guests(&mut self, ready: &Ready, choice: Option<&Choice>) -> Result<()> {
         let name = ready.kernel.name_of_guests(choice);
         self.kernel = name.context("--record: a result needs a kernel's name beside it")?;
+        if let Some(Choice::Named(named)) = choice {
+            Kernel::named(&ready.cache, named)?.require(named)?;
+        }
         Ok(())
     }
 
@@ -99,6 +102,7 @@ impl Recorder {
         // Numbers of tests: those that the job runs, and all of the group.
         let mut numbers: BTreeMap<Key, (usize, usize)> = BTreeMap::new();
         let mut programs = BTreeSet::new();
+        let row = self.row.as_deref();
         for step in &job.steps {
             let path = program(job, step).filter(|_| step.is_tests() && step.program != CARGO);
             let Some(path) = path else {
@@ -109,6 +113,13 @@ impl Recorder {
                 Some(group) => group.tests.clone(),
                 None => libtest::list(path, &step.arguments)?,
             };
+            for test in &tests {
+                let group = self.group(step, test).0;
+                ensure!(
+                    row != Some(group.as_str()),
+                    "--record: {group} is the row of a group of tests; give another name"
+                );
+            }
             let first = tests.first().map_or("", String::as_str);
             let key = self.key(step, first, host);
             numbers.entry(key.clone()).or_default().0 += tests.len();
@@ -140,6 +151,17 @@ impl Recorder {
 
     /// Returns the cell for a test of the program of `step`.
     fn key(&self, step: &Step, test: &str, host: Kind) -> Key {
+        let (group, has_guests) = self.group(step, test);
+        Key {
+            host: host.name().to_owned(),
+            tests: self.row.clone().unwrap_or(group),
+            kernel: if has_guests { &self.kernel } else { NO_LINUX }.to_owned(),
+        }
+    }
+
+    /// Returns the name of the group that a test of the program of `step` is in, and whether its tests boot Linux
+    /// guests.
+    fn group(&self, step: &Step, test: &str) -> (String, bool) {
         let program = step.program.rsplit_once('-');
         let program = program.map_or(step.program.as_str(), |(name, _)| name);
         let package = step.package.as_deref().unwrap_or(&self.root);
@@ -150,11 +172,7 @@ impl Recorder {
             _ if package == Path::new(END_TO_END) => program.to_owned(),
             _ => package.display().to_string(),
         };
-        Key {
-            host: host.name().to_owned(),
-            tests: self.row.clone().unwrap_or(group),
-            kernel: if is_rig { &self.kernel } else { NO_LINUX }.to_owned(),
-        }
+        (group, is_rig)
     }
 
     /// Notes what came of the steps with these [`cells`](Self::cells).

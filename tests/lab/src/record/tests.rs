@@ -211,6 +211,10 @@ fn job(package: &str, program: &str, steps: &[&[&str]], group: bool) -> Job {
 }
 
 fn cells(job: &Job, row: Option<&str>) -> Vec<Option<Key>> {
+    try_cells(job, row).unwrap()
+}
+
+fn try_cells(job: &Job, row: Option<&str>) -> Result<Vec<Option<Key>>> {
     let recorder = Recorder {
         root: "/w".into(),
         lock: PathBuf::new(),
@@ -219,7 +223,7 @@ fn cells(job: &Job, row: Option<&str>) -> Vec<Option<Key>> {
         kernel: "6.1-cloud".to_owned(),
         seen: BTreeMap::new(),
     };
-    recorder.cells(job, Kind::Tcg).unwrap()
+    recorder.cells(job, Kind::Tcg)
 }
 
 #[test]
@@ -241,6 +245,8 @@ fn a_module_of_the_rig_is_a_row_if_all_of_its_tests_run() {
         cells(&job, Some("soak")),
         [soak.clone(), soak.clone(), soak]
     );
+    let why = try_cells(&job, Some("rig::retry")).unwrap_err().to_string();
+    assert!(why.contains("rig::retry is the row of a group"), "{why}");
 }
 
 #[test]
