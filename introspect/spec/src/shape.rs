@@ -56,6 +56,8 @@ pub enum ShapeKind {
     String,
     /// Type that can only be shown as bytes.
     Bytes,
+    /// Type from a server that this program does not understand. Its values cannot be shown.
+    Unknown,
 }
 
 /// Value with a name.

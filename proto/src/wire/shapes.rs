@@ -1,11 +1,12 @@
 //! Shapes: the types of values, resolved as far as printing needs them.
 //!
-//! A kind that only a newer server knows is shown as bytes.
+//! Invariant: every message is a shape. A part of it that means nothing is [`ShapeKind::Unknown`], so that the
+//! rest can be shown. A kind that only a newer server knows is shown as bytes.
 
 use hvprobe_spec::shape::{Enumerator, Member, Shape, ShapeKind};
 
 use super::meaningless::Meaningless;
-use super::value::{Wire, small};
+use super::value::Wire;
 use crate::v1::{self, TypeKind};
 
 /// The kinds that need no more than their names.
@@ -48,6 +49,8 @@ impl Wire for Shape {
                     false => TypeKind::Struct,
                 }
             }
+            // An array without elements means nothing.
+            ShapeKind::Unknown => TypeKind::Array,
             plain => {
                 let found = PLAIN.iter().find(|(ours, _)| ours == plain);
                 found.map_or(TypeKind::Unspecified, |(_, theirs)| *theirs)
@@ -63,13 +66,13 @@ impl Wire for Shape {
                 signed: wire.signed,
                 values: Wire::from_wire(wire.enumerators)?,
             },
-            TypeKind::Array => {
-                let element = wire.element.map(|element| *element);
-                ShapeKind::Array {
-                    element: Box::new(of(element, "the type of an array's elements")?),
+            TypeKind::Array => match wire.element {
+                Some(element) => ShapeKind::Array {
+                    element: Box::new(Self::from_wire(*element)?),
                     count: wire.count,
-                }
-            }
+                },
+                None => ShapeKind::Unknown,
+            },
             kind @ (TypeKind::Struct | TypeKind::Union) => ShapeKind::Struct {
                 union: kind == TypeKind::Union,
                 members: Wire::from_wire(wire.members)?,
@@ -87,9 +90,12 @@ impl Wire for Shape {
     }
 }
 
-/// Converts the type that is `what`, which has to be there.
-fn of(wire: Option<v1::Type>, what: &'static str) -> Result<Shape, Meaningless> {
-    Shape::from_wire(wire.ok_or(Meaningless::Missing(what))?)
+fn unknown() -> Shape {
+    Shape {
+        name: String::new(),
+        size: 0,
+        kind: ShapeKind::Unknown,
+    }
 }
 
 impl Wire for Enumerator {
@@ -125,12 +131,16 @@ impl Wire for Member {
     }
 
     fn from_wire(wire: v1::Member) -> Result<Self, Meaningless> {
-        let width = |width| small("the width of a bit field", width);
+        let width = wire.width.map(u8::try_from).transpose();
+        let (width, shape) = match (width, wire.r#type) {
+            (Ok(width), Some(ty)) => (width, Shape::from_wire(ty)?),
+            _ => (None, unknown()),
+        };
         Ok(Self {
             name: wire.name,
             offset: wire.offset,
-            width: wire.width.map(width).transpose()?,
-            shape: of(wire.r#type, "the type of a member")?,
+            width,
+            shape,
         })
     }
 }
@@ -149,6 +159,7 @@ pub(super) mod tests {
             enumerator.prop_map(|(name, value, mask)| Enumerator { name, value, mask });
         prop_oneof![
             (0..PLAIN.len()).prop_map(|row| PLAIN[row].0.clone()),
+            Just(ShapeKind::Unknown),
             (any::<bool>(), vec(enumerator, 0..3))
                 .prop_map(|(signed, values)| ShapeKind::Enum { signed, values }),
         ]
@@ -185,31 +196,45 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn types_that_lack_a_part_are_refused_and_those_of_unknown_kinds_are_bytes() {
+    fn parts_that_mean_nothing_are_unknown_and_unknown_kinds_are_bytes() {
         let of_kind = |kind: i32| v1::Type {
             kind,
             ..Default::default()
         };
-        let refused = |wire| Shape::from_wire(wire).unwrap_err().to_string();
-        let array = of_kind(TypeKind::Array.into());
-        assert_eq!(refused(array), "the type of an array's elements is missing");
-        let member = |width| v1::Member {
+        let kind = |wire| Shape::from_wire(wire).unwrap().kind;
+        assert_eq!(kind(of_kind(TypeKind::Array.into())), ShapeKind::Unknown);
+        assert_eq!(kind(of_kind(99)), ShapeKind::Bytes);
+        let member = |width, r#type| v1::Member {
+            name: "m".to_owned(),
+            offset: 8,
             width,
-            r#type: width.map(|_| v1::Type::default()),
-            ..Default::default()
+            r#type,
         };
-        let structure = |width| v1::Type {
-            members: vec![member(width)],
+        let bytes = Shape::from_wire(v1::Type::default()).unwrap();
+        let structure = v1::Type {
+            members: vec![
+                member(None, None),
+                member(Some(256), Some(v1::Type::default())),
+                member(Some(255), Some(v1::Type::default())),
+            ],
             ..of_kind(TypeKind::Struct.into())
         };
-        assert_eq!(refused(structure(None)), "the type of a member is missing");
+        let converted = |width, shape| Member {
+            name: "m".to_owned(),
+            offset: 8,
+            width,
+            shape,
+        };
         assert_eq!(
-            refused(structure(Some(256))),
-            "the width of a bit field of 256 is too large"
-        );
-        assert_eq!(
-            Shape::from_wire(of_kind(99)).unwrap().kind,
-            ShapeKind::Bytes
+            kind(structure),
+            ShapeKind::Struct {
+                union: false,
+                members: vec![
+                    converted(None, unknown()),
+                    converted(None, unknown()),
+                    converted(Some(255), bytes),
+                ],
+            }
         );
     }
 }

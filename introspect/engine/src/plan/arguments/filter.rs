@@ -367,7 +367,10 @@ pub(super) fn of_argument(argument: &Argument) -> Option<Field> {
         | ShapeKind::Pointer
         | ShapeKind::Symbol
         | ShapeKind::Enum { signed: false, .. } => false,
-        ShapeKind::Array { .. } | ShapeKind::Struct { .. } | ShapeKind::Bytes => return None,
+        ShapeKind::Array { .. }
+        | ShapeKind::Struct { .. }
+        | ShapeKind::Bytes
+        | ShapeKind::Unknown => return None,
     };
     let size = u8::try_from(*size)
         .ok()
