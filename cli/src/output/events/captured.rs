@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use hvprobe_proto::v1::{self, item};
+use hvprobe_proto::v1::{self, fetched_item, item};
 use hvprobe_proto::wire::Wire as _;
 use hvprobe_spec::language::text;
 use hvprobe_spec::{Item, TextHeader};
@@ -18,11 +18,24 @@ pub(crate) struct Captures(Arc<[Capture]>);
 /// Item that is read at a hit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Capture {
-    /// `None` for an item of a kind that only a newer server knows.
-    item: Option<Item>,
+    length: Length,
     what: String,
     /// Whether the item is one of the values of a hit.
     is_argument: bool,
+}
+
+/// Length of an item in the captured bytes. Also known of an item that is otherwise not understood, so that the
+/// items after it are found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Length {
+    /// Fixed number of bytes.
+    Bytes(usize),
+    /// Length in the header of the text.
+    Text,
+    /// Length in the header of the stack.
+    StackTrace,
+    /// The item is of a kind that only a newer server knows.
+    Unknown,
 }
 
 /// Captured data of an event.
@@ -92,13 +105,11 @@ impl Captures {
         };
         let items = actions.capture.iter().chain(&actions.capture_at_return);
         let mut captures: Vec<_> = items
-            .map(|item| {
-                let item = Item::from_wire(item.clone()).ok();
-                Capture {
-                    what: item.as_ref().map_or(UNKNOWN.to_owned(), text::item_name),
-                    item,
-                    is_argument: false,
-                }
+            .map(|item| Capture {
+                length: length(item),
+                what: Item::from_wire(item.clone())
+                    .map_or_else(|_| UNKNOWN.to_owned(), |item| text::item_name(&item)),
+                is_argument: false,
             })
             .collect();
         for at in valued::items(probe) {
@@ -114,8 +125,7 @@ impl Captures {
         let mut rest = &event.captured[..];
         let mut items = Vec::new();
         for (index, capture) in self.0.iter().enumerate() {
-            let split = capture.item.as_ref().and_then(|item| split(item, rest));
-            let Some((data, others)) = split else {
+            let Some((data, others)) = capture.length.split(rest) else {
                 break;
             };
             rest = others;
@@ -158,29 +168,49 @@ impl<'a> Captured<'a> {
     }
 }
 
-/// Splits the data of `item` off `bytes`, which begin with it.
-fn split<'b>(item: &Item, bytes: &'b [u8]) -> Option<(Data<'b>, &'b [u8])> {
-    if !item.has_header() {
-        let (bytes, rest) = bytes.split_at_checked(item.len())?;
-        return Some((Data::Bytes(bytes), rest));
+impl Length {
+    /// Splits the data of an item of this length off `bytes`, which begin with it.
+    fn split(self, bytes: &[u8]) -> Option<(Data<'_>, &[u8])> {
+        match self {
+            Self::Bytes(len) => {
+                let (bytes, rest) = bytes.split_at_checked(len)?;
+                Some((Data::Bytes(bytes), rest))
+            }
+            Self::Text | Self::StackTrace => {
+                let (header, rest) = bytes.split_first_chunk()?;
+                let TextHeader { len, truncated } = TextHeader::from_bytes(*header);
+                let (bytes, rest) = rest.split_at_checked(len.into())?;
+                let data = match self {
+                    Self::StackTrace => Data::StackTrace {
+                        halves: bytes,
+                        goes_on: truncated,
+                    },
+                    _ => Data::Text { bytes, truncated },
+                };
+                Some((data, rest))
+            }
+            Self::Unknown => None,
+        }
     }
-    let (header, rest) = bytes.split_first_chunk()?;
-    let TextHeader { len, truncated } = TextHeader::from_bytes(*header);
-    let (bytes, rest) = rest.split_at_checked(len.into())?;
-    let data = match item.is_stack_trace() {
-        true => Data::StackTrace {
-            halves: bytes,
-            goes_on: truncated,
+}
+
+fn length(item: &v1::Item) -> Length {
+    let bytes = |length| usize::try_from(length).map_or(Length::Unknown, Length::Bytes);
+    match &item.what {
+        Some(item::What::Memory(memory)) => bytes(memory.length),
+        Some(item::What::Stack(_)) => Length::Bytes(Item::Stack(0).len()),
+        Some(item::What::StackTrace(_)) => Length::StackTrace,
+        Some(item::What::Fetched(fetched)) => match fetched.read {
+            Some(fetched_item::Read::Bytes(length)) => bytes(length),
+            Some(fetched_item::Read::Text(_)) => Length::Text,
+            None => Length::Unknown,
         },
-        false => Data::Text { bytes, truncated },
-    };
-    Some((data, rest))
+        None => Length::Unknown,
+    }
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use hvprobe_proto::v1::fetched_item;
-
     use super::*;
 
     /// Returns a probe that captures three bytes at rdi-4, and a stack word at the return.
@@ -236,6 +266,31 @@ pub(crate) mod tests {
             ("$stack2".to_owned(), None)
         );
         assert_eq!(split(&captures, &[], 0), []);
+    }
+
+    #[test]
+    fn items_that_are_not_understood_keep_their_length() {
+        let mut probe = probe();
+        let actions = probe.actions.as_mut().unwrap();
+        let [item] = actions.capture.as_mut_slice() else {
+            panic!("{actions:?}");
+        };
+        let Some(item::What::Memory(memory)) = &mut item.what else {
+            panic!("{item:?}");
+        };
+        memory.base = 99;
+        assert_eq!(
+            split(&Captures::of(&probe), &BYTES, 0),
+            [
+                ("?".to_owned(), Some(BYTES[..3].to_vec())),
+                ("$stack2".to_owned(), Some(BYTES[3..].to_vec())),
+            ]
+        );
+        // The length of a new kind of item is unknown, so what follows it is one item.
+        let actions = probe.actions.as_mut().unwrap();
+        actions.capture[0].what = None;
+        let all = (String::new(), Some(BYTES.to_vec()));
+        assert_eq!(split(&Captures::of(&probe), &BYTES, 0), [all]);
     }
 
     #[test]
