@@ -2,12 +2,13 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hvprobe_proto::v1::{
     AggregateFor, AggregateRequest, AggregateResponse, HistogramCommand, HistogramEntry,
-    HistogramForm, HistogramKey, HistogramSchema, HistogramTotals, Probe, aggregate_request,
-    aggregate_response, histogram_key_value::What,
+    HistogramForm, HistogramTotals, Probe, aggregate_request, aggregate_response,
+    histogram_key_value::What,
 };
 use hvprobe_spec::ParseError;
 use tokio::sync::mpsc;
@@ -23,8 +24,7 @@ use crate::failure::typed::bad_option;
 use crate::failure::{Refused, WrongUsage, mistake};
 use crate::options::histograms::HistogramArgs;
 use crate::output;
-use crate::output::histograms::key::is_symbol;
-use crate::output::histograms::{self, Look};
+use crate::output::histograms::{self, Key, Look, Schema};
 use crate::output::values::names::Names;
 
 /// Capacity of the queue of commands to the server.
@@ -69,7 +69,7 @@ pub(crate) struct Counting {
     commands: mpsc::Sender<AggregateRequest>,
     answers: tonic::Streaming<AggregateResponse>,
     /// Description of the keys and values.
-    pub(crate) schema: HistogramSchema,
+    pub(crate) schema: Arc<Schema>,
 }
 
 impl Histograms {
@@ -114,7 +114,7 @@ impl Histograms {
         let mut keys = all
             .iter()
             .flat_map(|counting: &Counting| &counting.schema.keys);
-        if keys.any(|key| key.form() == HistogramForm::Stacktrace) {
+        if keys.any(|key| key.form == HistogramForm::Stacktrace) {
             symbolize::know_functions(&mut names, client, machine).await;
         }
         let ticks = args.interval.map(|seconds| {
@@ -181,10 +181,10 @@ pub(crate) async fn print(
 }
 
 /// Returns the addresses in `entry` that may have names.
-fn addresses(keys: &[HistogramKey], entry: &HistogramEntry) -> Vec<u64> {
+fn addresses(keys: &[Key], entry: &HistogramEntry) -> Vec<u64> {
     let keys = keys.iter().zip(&entry.keys);
     keys.flat_map(|(key, value)| match &value.what {
-        Some(What::Number(number)) if is_symbol(key) => vec![*number],
+        Some(What::Number(number)) if key.is_symbol() => vec![*number],
         Some(What::StackTrace(stack)) => stack.addresses.clone(),
         Some(What::Number(_) | What::Text(_)) | None => Vec::new(),
     })
@@ -215,11 +215,11 @@ impl Counting {
             event: None,
             commands,
             answers: answers.map_err(Uncounted::Refused)?.into_inner(),
-            schema: HistogramSchema::default(),
+            schema: Arc::default(),
         };
         let schema = counting.next().await.map_err(Uncounted::Gone)?;
         if let aggregate_response::What::Schema(schema) = schema {
-            counting.schema = schema;
+            counting.schema = Arc::new(schema.into());
         }
         Ok(counting)
     }
@@ -233,7 +233,9 @@ impl Counting {
         loop {
             match self.next().await? {
                 // A new schema arrives when the module is loaded whose arguments are counted.
-                aggregate_response::What::Schema(schema) => self.schema = schema,
+                aggregate_response::What::Schema(schema) => {
+                    self.schema = Arc::new(schema.into());
+                }
                 aggregate_response::What::Part(part) => {
                     entries.extend(part.entries);
                     if let Some(totals) = part.totals {

@@ -6,15 +6,16 @@
 use std::collections::HashMap;
 use std::future::poll_fn;
 use std::io;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
 use hvprobe_proto::v1::{
-    HistogramForm, HistogramKey, HistogramKeyValue, Probe, SubscribeResponse, TypeKind,
-    histogram_key_value::What,
+    HistogramForm, HistogramKeyValue, Probe, SubscribeResponse, histogram_key_value::What,
 };
 use hvprobe_spec::definition;
 use hvprobe_spec::script::{Action, Counted, KeyPart, MapFunction, position};
+use hvprobe_spec::shape::ShapeKind;
 use time::OffsetDateTime;
 use tokio::time::{Interval, MissedTickBehavior};
 
@@ -28,6 +29,7 @@ use crate::follow::printer::{Batch, emit};
 use crate::follow::symbolize;
 use crate::output;
 use crate::output::events::Labels;
+use crate::output::histograms::Key;
 use crate::output::histograms::key::shown;
 use crate::output::values::names::Names;
 use crate::output::values::stack_trace::StackTrace;
@@ -136,8 +138,8 @@ impl Running {
         let mut probes = self.script.program.probes.iter();
         probes.any(|planted| planted.stacks)
             || counting.any(|(_, counting)| {
-                let mut forms = counting.schema.keys.iter().map(HistogramKey::form);
-                forms.any(|form| form == HistogramForm::Symbol)
+                let mut keys = counting.schema.keys.iter();
+                keys.any(|key| key.form == HistogramForm::Symbol)
             })
     }
 
@@ -320,7 +322,7 @@ impl Running {
             self.lost = self.lost.max(totals.lost);
             dropped = dropped.saturating_add(totals.dropped);
             if let Some(counted) = map.counted.get(*at) {
-                read.push((counted, counting.schema.clone(), rows));
+                read.push((counted, Arc::clone(&counting.schema), rows));
             }
         }
         // The addresses of the probes may be known by now.
@@ -330,7 +332,7 @@ impl Running {
             let keys = &schema.keys;
             let addresses = rows.iter().flat_map(|row| {
                 let keys = keys.iter().zip(&row.keys);
-                keys.filter_map(|(key, value)| match (key.form(), &value.what) {
+                keys.filter_map(|(key, value)| match (key.form, &value.what) {
                     (HistogramForm::Symbol, Some(What::Number(at))) => Some(*at),
                     _ => None,
                 })
@@ -407,7 +409,7 @@ impl Running {
     fn key(
         &self,
         part: &KeyPart,
-        keys: &[HistogramKey],
+        keys: &[Key],
         values: &[HistogramKeyValue],
         comm: &[u8],
     ) -> KeyText {
@@ -453,16 +455,20 @@ impl Running {
 }
 
 /// Returns a key as a number of its type, unless the type has another display.
-fn number(key: &HistogramKey, value: &HistogramKeyValue) -> Option<i128> {
+fn number(key: &Key, value: &HistogramKeyValue) -> Option<i128> {
     let Some(What::Number(number)) = value.what else {
         return None;
     };
-    let ty = key.r#type.as_ref()?;
-    match ty.kind() {
-        TypeKind::Signed => Some(number.cast_signed().into()),
-        TypeKind::Unsigned | TypeKind::Hex | TypeKind::Pointer => Some(number.into()),
-        TypeKind::Enum if ty.signed => Some(number.cast_signed().into()),
-        TypeKind::Enum | TypeKind::Char | TypeKind::Bool => Some(number.into()),
+    match key.shape.as_ref()?.kind {
+        ShapeKind::Signed | ShapeKind::Enum { signed: true, .. } => {
+            Some(number.cast_signed().into())
+        }
+        ShapeKind::Unsigned
+        | ShapeKind::Hex
+        | ShapeKind::Pointer
+        | ShapeKind::Enum { .. }
+        | ShapeKind::Char
+        | ShapeKind::Bool => Some(number.into()),
         _ => None,
     }
 }

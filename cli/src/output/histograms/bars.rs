@@ -6,12 +6,11 @@
 use std::fmt::Write as _;
 
 use hvprobe_proto::v1::{
-    HistogramEntry, HistogramForm, HistogramKey, HistogramKeyValue, HistogramSchema,
-    histogram_key_value::What,
+    HistogramEntry, HistogramForm, HistogramKeyValue, histogram_key_value::What,
 };
 
 use super::key::shown;
-use crate::output::harmless;
+use super::{Key, Schema};
 use crate::output::values::names::Names;
 
 /// Length of the longest bar.
@@ -25,7 +24,7 @@ pub(crate) fn bar(hits: u64, most: u64) -> String {
 }
 
 /// Returns `entries` with their bars.
-pub(super) fn text(schema: &HistogramSchema, entries: &[HistogramEntry], names: &Names) -> String {
+pub(super) fn text(schema: &Schema, entries: &[HistogramEntry], names: &Names) -> String {
     let Some((last, first)) = schema.keys.split_last() else {
         return String::new();
     };
@@ -36,7 +35,7 @@ pub(super) fn text(schema: &HistogramSchema, entries: &[HistogramEntry], names: 
         }
         if is_range(last) {
             // The class of negative numbers has the greatest number, and comes first.
-            let place = |number: u64| match last.form() {
+            let place = |number: u64| match last.form {
                 HistogramForm::Bits => number.wrapping_add(1),
                 _ => number,
             };
@@ -60,7 +59,7 @@ pub(super) fn text(schema: &HistogramSchema, entries: &[HistogramEntry], names: 
 
 /// Groups the entries by the keys `first`, in the order of each group's first entry.
 fn groups<'e>(
-    first: &[HistogramKey],
+    first: &[Key],
     entries: &'e [HistogramEntry],
     names: &Names,
 ) -> Vec<(String, Vec<&'e HistogramEntry>)> {
@@ -68,8 +67,8 @@ fn groups<'e>(
     let mut places = std::collections::HashMap::new();
     for entry in entries {
         let keys = first.iter().zip(&entry.keys).map(|(key, value)| {
-            let name = harmless(key.name.as_bytes());
-            format!("{name}: {}", shown(key, value, &entry.comm, names))
+            let shown = shown(key, value, &entry.comm, names);
+            format!("{}: {shown}", key.name)
         });
         let heading = keys.collect::<Vec<_>>().join(", ");
         let place = *places.entry(heading.clone()).or_insert(groups.len());
@@ -81,9 +80,9 @@ fn groups<'e>(
     groups
 }
 
-fn is_range(key: &HistogramKey) -> bool {
+fn is_range(key: &Key) -> bool {
     matches!(
-        key.form(),
+        key.form,
         HistogramForm::Log2 | HistogramForm::Bits | HistogramForm::Buckets
     )
 }
@@ -96,13 +95,8 @@ fn number(value: &HistogramKeyValue) -> Option<u64> {
 }
 
 /// Returns the label of an entry's last key: a range as its first and last number.
-fn label(
-    key: &HistogramKey,
-    value: &HistogramKeyValue,
-    entry: &HistogramEntry,
-    names: &Names,
-) -> String {
-    let range = match (key.form(), number(value)) {
+fn label(key: &Key, value: &HistogramKeyValue, entry: &HistogramEntry, names: &Names) -> String {
+    let range = match (key.form, number(value)) {
         (HistogramForm::Log2, Some(0)) => Some((0, 1)),
         (HistogramForm::Log2, Some(power)) => {
             let bound = |power: u64| {

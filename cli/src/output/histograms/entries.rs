@@ -8,13 +8,13 @@
 use std::fmt::Write as _;
 
 use hvprobe_proto::v1::{
-    HistogramEntry, HistogramField, HistogramForm, HistogramKey, HistogramKeyValue,
-    HistogramSchema, HistogramSum, HistogramTotals, histogram_key_value::What,
+    HistogramEntry, HistogramField, HistogramForm, HistogramKeyValue, HistogramSum,
+    HistogramTotals, histogram_key_value::What,
 };
 use serde::Serialize;
 
 use super::key::{shown, typed};
-use super::{bars, maps};
+use super::{Key, Schema, bars, maps};
 use crate::output::harmless;
 use crate::output::values::decode::text as text_value;
 use crate::output::values::names::Names;
@@ -38,7 +38,7 @@ pub(crate) enum Look {
 pub(crate) fn text(
     look: Look,
     event: Option<&str>,
-    schema: &HistogramSchema,
+    schema: &Schema,
     entries: &[HistogramEntry],
     totals: &HistogramTotals,
     names: &Names,
@@ -51,14 +51,14 @@ pub(crate) fn text(
         Look::Json => return json(event, schema, entries, totals, names),
         Look::Folded => return Ok(folded(schema, entries, names)),
         Look::Entries => {
-            let trigger = harmless(schema.histogram.as_bytes());
+            let trigger = &schema.histogram;
             writeln!(text, "# event histogram\n#\n# trigger info: {trigger}\n#\n")?;
             for entry in entries {
                 writeln!(text, "{}", line(schema, entry, names))?;
             }
         }
         Look::Bars => {
-            writeln!(text, "# {}\n", harmless(schema.histogram.as_bytes()))?;
+            writeln!(text, "# {}\n", schema.histogram)?;
             text.push_str(&match maps::has_stacks(entries) {
                 true => maps::text(schema, entries, names),
                 false => bars::text(schema, entries, names),
@@ -84,7 +84,7 @@ pub(crate) fn text(
 }
 
 /// Returns one line per entry: its keys, with the functions of stacks, and its hits.
-fn folded(schema: &HistogramSchema, entries: &[HistogramEntry], names: &Names) -> String {
+fn folded(schema: &Schema, entries: &[HistogramEntry], names: &Names) -> String {
     let mut text = String::new();
     for entry in entries {
         let keys = schema.keys.iter().zip(&entry.keys);
@@ -98,12 +98,12 @@ fn folded(schema: &HistogramSchema, entries: &[HistogramEntry], names: &Names) -
     text
 }
 
-fn line(schema: &HistogramSchema, entry: &HistogramEntry, names: &Names) -> String {
+fn line(schema: &Schema, entry: &HistogramEntry, names: &Names) -> String {
     let keys = schema.keys.iter().zip(&entry.keys);
     let keys: Vec<_> = keys
         .map(|(key, value)| {
-            let name = harmless(key.name.as_bytes());
-            format!("{name}: {}", padded(key, value, &entry.comm, names))
+            let value = padded(key, value, &entry.comm, names);
+            format!("{}: {value}", key.name)
         })
         .collect();
     let mut line = format!("{{ {} }} hitcount: {:>10}", keys.join(", "), entry.hits);
@@ -112,8 +112,8 @@ fn line(schema: &HistogramSchema, entry: &HistogramEntry, names: &Names) -> Stri
             HistogramForm::Hex => format!("{:x}", sum.sum),
             _ => signed(field, number_of(field, sum)),
         };
-        let name = harmless(field.name.as_bytes());
-        line.push_str(&format!("  {name}{}: {number:>10}", suffix(field)));
+        let (name, suffix) = (&field.name, suffix(field));
+        line.push_str(&format!("  {name}{suffix}: {number:>10}"));
         if sum.count < entry.hits {
             line.push_str(&format!(" (unread: {})", entry.hits - sum.count));
         }
@@ -148,9 +148,9 @@ fn signed(field: &HistogramField, number: u64) -> String {
 }
 
 /// Formats a part of a key with the column width of the kernel.
-fn padded(key: &HistogramKey, value: &HistogramKeyValue, comm: &[u8], names: &Names) -> String {
+fn padded(key: &Key, value: &HistogramKeyValue, comm: &[u8], names: &Names) -> String {
     let shown = shown(key, value, comm, names);
-    match (&value.what, key.form()) {
+    match (&value.what, key.form) {
         (Some(What::StackTrace(stack)), _) => {
             // As in the kernel, the stack begins on a new line.
             format!(
@@ -203,23 +203,22 @@ enum Line {
 
 fn json(
     event: Option<&str>,
-    schema: &HistogramSchema,
+    schema: &Schema,
     entries: &[HistogramEntry],
     totals: &HistogramTotals,
     names: &Names,
 ) -> anyhow::Result<String> {
     let mut text = String::new();
     let event = event.map(|event| harmless(event.as_bytes()));
-    let histogram = harmless(schema.histogram.as_bytes());
     for entry in entries {
         let keys = schema.keys.iter().zip(&entry.keys);
         let keys = keys.map(|(key, value)| {
-            let name = harmless(key.name.as_bytes());
+            let name = key.name.clone();
             (name, json_key(key, value, names))
         });
         let values = schema.values.iter().zip(&entry.values);
         let values = values.map(|(field, sum)| {
-            let name = format!("{}{}", harmless(field.name.as_bytes()), suffix(field));
+            let name = format!("{}{}", field.name, suffix(field));
             let number = number_of(field, sum);
             let number = match field.signed {
                 true => Json::Signed(number.cast_signed()),
@@ -229,7 +228,7 @@ fn json(
         });
         let line = Line::Entry {
             event: event.clone(),
-            histogram: histogram.clone(),
+            histogram: schema.histogram.clone(),
             keys: Json::Object(keys.collect()),
             comm: harmless(&entry.comm),
             hits: entry.hits,
@@ -239,7 +238,7 @@ fn json(
     }
     let line = Line::Totals {
         event,
-        histogram,
+        histogram: schema.histogram.clone(),
         hits: totals.hits,
         entries: totals.entries,
         dropped: totals.dropped,
@@ -250,13 +249,13 @@ fn json(
     Ok(text)
 }
 
-fn json_key(key: &HistogramKey, value: &HistogramKeyValue, names: &Names) -> Json {
-    match (&value.what, key.form()) {
+fn json_key(key: &Key, value: &HistogramKeyValue, names: &Names) -> Json {
+    match (&value.what, key.form) {
         (None, _) => Json::Null,
         (Some(What::StackTrace(stack)), _) => StackTrace::from(stack).json(names),
         (Some(What::Text(text)), _) => Json::of(&text_value(text, false), names),
         (Some(What::Number(number)), HistogramForm::Unspecified) => {
-            typed(key, *number, |value| Json::of(value, names))
+            Json::of(&typed(key, *number), names)
         }
         (Some(What::Number(number)), HistogramForm::Hex) => Json::Text(format!("{number:#x}")),
         (Some(What::Number(number)), form) => match form {

@@ -1,31 +1,16 @@
 //! Parts of a histogram's keys as text.
 
-use hvprobe_proto::v1::{
-    HistogramForm, HistogramKey, HistogramKeyValue, TypeKind, histogram_key_value::What,
-};
-use hvprobe_proto::wire::Wire as _;
-use hvprobe_spec::shape::Shape;
+use hvprobe_proto::v1::{HistogramForm, HistogramKeyValue, histogram_key_value::What};
+use hvprobe_spec::shape::ShapeKind;
 
+use super::Key;
 use crate::output::escaped;
 use crate::output::values::names::Names;
 use crate::output::values::stack_trace::StackTrace;
 use crate::output::values::{Value, value_text};
 
-/// Returns whether the values of a key are addresses that are shown as symbols.
-pub(crate) fn is_symbol(key: &HistogramKey) -> bool {
-    matches!(
-        key.form(),
-        HistogramForm::Symbol | HistogramForm::SymbolOffset
-    )
-}
-
 /// Formats a part of a key.
-pub(crate) fn shown(
-    key: &HistogramKey,
-    value: &HistogramKeyValue,
-    comm: &[u8],
-    names: &Names,
-) -> String {
+pub(crate) fn shown(key: &Key, value: &HistogramKeyValue, comm: &[u8], names: &Names) -> String {
     let number = match &value.what {
         None => return "(fault)".to_owned(),
         Some(What::Text(text)) => return escaped(text),
@@ -34,7 +19,7 @@ pub(crate) fn shown(
         }
         Some(What::Number(number)) => *number,
     };
-    match key.form() {
+    match key.form {
         HistogramForm::Hex => format!("{number:x}"),
         HistogramForm::Symbol => {
             let name = names.of(number);
@@ -54,8 +39,8 @@ pub(crate) fn shown(
         },
         HistogramForm::Buckets => {
             let width = i128::from(key.width.saturating_sub(1));
-            let kind = key.r#type.as_ref().map(|ty| ty.kind());
-            let is_signed = kind == Some(TypeKind::Signed);
+            let kind = key.shape.as_ref().map(|shape| &shape.kind);
+            let is_signed = kind == Some(&ShapeKind::Signed);
             let (first, most) = match is_signed {
                 true => (i128::from(number.cast_signed()), i128::from(i64::MAX)),
                 false => (i128::from(number), i128::from(u64::MAX)),
@@ -63,15 +48,14 @@ pub(crate) fn shown(
             format!("~ {first}-{}", most.min(first + width))
         }
         HistogramForm::Usecs => number.to_string(),
-        _ => typed(key, number, |value| value_text::text(value, names)),
+        _ => value_text::text(&typed(key, number), names),
     }
 }
 
-/// Shows a number as a value of the key's type.
-pub(super) fn typed<T>(key: &HistogramKey, number: u64, show: impl Fn(&Value<'_>) -> T) -> T {
-    match key.r#type.clone().map(Shape::from_wire) {
-        Some(Ok(shape)) => show(&Value::read(&shape, None, &number.to_le_bytes())),
-        Some(Err(_)) => show(&Value::Unknown),
-        None => show(&Value::Unsigned(number.into())),
+/// Returns a number as a value of the key's type.
+pub(super) fn typed(key: &Key, number: u64) -> Value<'_> {
+    match &key.shape {
+        Some(shape) => Value::read(shape, None, &number.to_le_bytes()),
+        None => Value::Unsigned(number.into()),
     }
 }

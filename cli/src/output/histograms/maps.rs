@@ -2,8 +2,9 @@
 
 use std::fmt::Write as _;
 
-use hvprobe_proto::v1::{HistogramEntry, HistogramSchema, histogram_key_value::What};
+use hvprobe_proto::v1::{HistogramEntry, histogram_key_value::What};
 
+use super::Schema;
 use super::key::shown;
 use crate::output::values::names::Names;
 use crate::output::values::stack_trace::StackTrace;
@@ -15,7 +16,7 @@ pub(super) fn has_stacks(entries: &[HistogramEntry]) -> bool {
 }
 
 /// Returns `entries`, each with all its keys; a stack has one address per line.
-pub(super) fn text(schema: &HistogramSchema, entries: &[HistogramEntry], names: &Names) -> String {
+pub(super) fn text(schema: &Schema, entries: &[HistogramEntry], names: &Names) -> String {
     let mut text = String::new();
     for entry in entries {
         let keys = schema.keys.iter().zip(&entry.keys);

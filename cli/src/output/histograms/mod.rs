@@ -5,5 +5,7 @@ pub(crate) mod bars;
 mod entries;
 pub(crate) mod key;
 mod maps;
+mod schema;
 
 pub(crate) use entries::{Look, text};
+pub(crate) use schema::{Key, Schema};

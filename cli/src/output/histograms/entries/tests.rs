@@ -1,5 +1,5 @@
 use expect_test::{Expect, expect};
-use hvprobe_proto::v1::{Type, TypeKind, histogram_key_value};
+use hvprobe_proto::v1::{HistogramKey, HistogramSchema, Type, TypeKind, histogram_key_value};
 
 use super::*;
 
@@ -70,6 +70,7 @@ fn check(
         keys,
         values: vec![values],
     };
+    let schema = Schema::from(schema);
     let totals = HistogramTotals {
         hits: 5,
         entries: entries.len() as u64,
