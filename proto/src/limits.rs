@@ -7,6 +7,8 @@ use crate::v1::ErrorKind;
 pub const BATCH: usize = 16_384;
 /// Bytes of one definition, and of a pattern.
 pub const DEFINITION: usize = 1024;
+/// Pages of a list. A page has at least one item, and a machine has at most this many probes.
+pub const PAGES: usize = 65_536;
 /// Types described at once. The longest description has 256 KiB.
 pub const TYPES: usize = 16;
 /// Bytes of a build id: linkers produce 8 to 20, unless the id is given to them.

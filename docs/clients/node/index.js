@@ -19,6 +19,9 @@ const definition = loader.loadSync(FILES, {
   longs: String,
 });
 
+// Pages of the longest list.
+const PAGES = 65536;
+
 /** The server would not, or could not, do what it was asked for. */
 class Refused extends Error {
   constructor(error) {
@@ -87,12 +90,14 @@ class Client {
   async machines() {
     const machines = [];
     let pageToken = "";
-    do {
+    for (let pages = 0; pages < PAGES; pages++) {
       const page = await this.call("Machines", "ListMachines", { pageToken });
       machines.push(...page.machines);
+      if (!page.nextPageToken) return machines;
+      if (page.nextPageToken === pageToken) break;
       pageToken = page.nextPageToken;
-    } while (pageToken);
-    return machines;
+    }
+    throw new Error("the server's list of machines does not end");
   }
 
   boot(kernel, more = {}) {

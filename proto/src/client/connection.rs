@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use hyper_util::rt::TokioIo;
+use prost::Message as _;
 use rustix::process::geteuid;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
@@ -19,6 +20,7 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{self, Endpoint, Uri};
 use tonic::{Request, Status, Streaming};
 
+use super::pages::{LIST, Pages};
 use super::versions::ExplainingChannel;
 use crate::endpoint::roomy;
 use crate::token::Token;
@@ -34,10 +36,6 @@ use crate::v1::symbols_client::SymbolsClient;
 use crate::v1::{
     self, ConsoleOutput, ConsoleRequest, GetMachineRequest, ListMachinesRequest, ListProbesRequest,
 };
-
-/// Maximum size in bytes of a list of probes: enough for all probes that a machine can reasonably have, with
-/// their actions.
-const LISTS: usize = 256 << 20;
 
 /// Transport under the gRPC clients.
 pub type Calls = InterceptedService<ExplainingChannel, TokenInterceptor>;
@@ -195,8 +193,8 @@ impl Client {
         let token = TokenInterceptor::new(token)?;
         let calls = InterceptedService::new(ExplainingChannel(channel), token);
         Ok(Self {
-            machines: MachinesClient::new(calls.clone()).max_decoding_message_size(LISTS),
-            probes: ProbesClient::new(calls.clone()).max_decoding_message_size(LISTS),
+            machines: MachinesClient::new(calls.clone()).max_decoding_message_size(LIST),
+            probes: ProbesClient::new(calls.clone()).max_decoding_message_size(LIST),
             events: EventsClient::new(calls.clone()),
             decisions: DecisionsClient::new(calls.clone()),
             sources: SourcesClient::new(calls.clone()),
@@ -232,20 +230,21 @@ impl Client {
     /// Lists all machines that match `request`, page by page.
     ///
     /// # Errors
-    /// What the server answers.
+    /// What the server answers, or when its pages do not end.
     pub async fn list_machines(
         &mut self,
         mut request: ListMachinesRequest,
     ) -> Result<Vec<v1::Machine>, Status> {
-        let mut all = Vec::new();
+        let (mut all, mut pages) = (Vec::new(), Pages::default());
         loop {
             let answer = self.machines.list_machines(request.clone()).await;
             let page = answer?.into_inner();
+            let bytes = page.encoded_len();
             all.extend(page.machines);
-            if page.next_page_token.is_empty() {
-                return Ok(all);
+            match pages.after(bytes, page.next_page_token)? {
+                Some(token) => request.page_token = token,
+                None => return Ok(all),
             }
-            request.page_token = page.next_page_token;
         }
     }
 
@@ -253,13 +252,13 @@ impl Client {
     /// empty, page by page.
     ///
     /// # Errors
-    /// What the server answers.
+    /// What the server answers, or when its pages do not end.
     pub async fn list_probes(
         &mut self,
         machine: &str,
         owner: &str,
     ) -> Result<Vec<v1::Probe>, Status> {
-        let mut all = Vec::new();
+        let (mut all, mut pages) = (Vec::new(), Pages::default());
         let mut request = ListProbesRequest {
             machine: machine.to_owned(),
             owner: owner.to_owned(),
@@ -268,11 +267,12 @@ impl Client {
         loop {
             let answer = self.probes.list_probes(request.clone()).await;
             let page = answer?.into_inner();
+            let bytes = page.encoded_len();
             all.extend(page.probes);
-            if page.next_page_token.is_empty() {
-                return Ok(all);
+            match pages.after(bytes, page.next_page_token)? {
+                Some(token) => request.page_token = token,
+                None => return Ok(all),
             }
-            request.page_token = page.next_page_token;
         }
     }
 }

@@ -15,6 +15,9 @@ use crate::bounds::limits;
 /// Bytes of the items in one message: half of what clients accept, which leaves room for everything else.
 const PAGE: usize = 2 << 20;
 
+// A client reads no more pages than that, each with at least one probe.
+const _: () = assert!(hvprobe_engine::PROBES_MAX <= hvprobe_proto::limits::PAGES);
+
 /// Room on a page, as a number of items and as their bytes.
 #[derive(Debug)]
 struct Room {

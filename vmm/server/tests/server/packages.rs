@@ -63,15 +63,17 @@ const READ: &str = "\
 NOT_FOUND there is no machine `synthetic`
 ";
 
-/// Programs that serve two pages of machines, and print the machines that their client gets.
+/// Programs that serve two pages of machines and then a page that leads to itself, and print what their client
+/// makes of both.
 const PAGES_IN_PYTHON: &str = r#"
 from concurrent.futures import ThreadPoolExecutor
 import grpc
 from hvprobe import Client, Machine
 from hvprobe.v1 import machines_pb2, machines_pb2_grpc
 class Pages(machines_pb2_grpc.MachinesServicer):
+    last = ("b", "")
     def ListMachines(self, request, context):
-        name, token = ("b", "") if request.page_token == "behind a" else ("a", "behind a")
+        name, token = self.last if request.page_token == "behind a" else ("a", "behind a")
         return machines_pb2.ListMachinesResponse(machines=[Machine(name=name)], next_page_token=token)
 server = grpc.server(ThreadPoolExecutor(1))
 machines_pb2_grpc.add_MachinesServicer_to_server(Pages(), server)
@@ -79,6 +81,11 @@ port = server.add_insecure_port("127.0.0.1:0")
 server.start()
 with Client(f"127.0.0.1:{port}") as client:
     print(*(machine.name for machine in client.machines()))
+    Pages.last = ("b", "behind a")
+    try:
+        client.machines()
+    except RuntimeError as error:
+        print(error)
 server.stop(None)
 "#;
 const PAGES_IN_JAVASCRIPT: &str = r#"
@@ -87,7 +94,7 @@ const { Client } = require("hvprobe");
 async function main() {
   const server = new grpc.Server();
   const { service } = new Client("127.0.0.1:1").services.Machines.constructor;
-  const last = { machines: [{ name: "b" }] };
+  let last = { machines: [{ name: "b" }] };
   const first = { machines: [{ name: "a" }], nextPageToken: "behind a" };
   const ListMachines = ({ request }, answer) =>
     answer(null, request.pageToken === "behind a" ? last : first);
@@ -98,11 +105,16 @@ async function main() {
   );
   const client = new Client(`127.0.0.1:${port}`);
   console.log((await client.machines()).map(({ name }) => name).join(" "));
+  last = first;
+  await client.machines().catch((error) => console.log(error.message));
   client.close();
   server.forceShutdown();
 }
 main();
 "#;
+
+/// Output of these programs.
+const PAGES: &str = "a b\nthe server's list of machines does not end\n";
 
 /// A server with events of a machine called `synthetic`.
 struct Serving {
@@ -268,7 +280,7 @@ fn python_package_traces() {
     let mut reader = python();
     reader.args(["-c", READ_IN_PYTHON]);
     assert_eq!(serving.read_by(reader), READ);
-    assert_eq!(run(python().args(["-c", PAGES_IN_PYTHON])), "a b\n");
+    assert_eq!(run(python().args(["-c", PAGES_IN_PYTHON])), PAGES);
     let mut example = python();
     example.arg(package.join("example.py"));
     serving.example_of(example);
@@ -308,7 +320,7 @@ fn node_package_traces() {
     let mut reader = node();
     reader.args(["-e", READ_IN_JAVASCRIPT]);
     assert_eq!(serving.read_by(reader), READ);
-    assert_eq!(run(node().args(["-e", PAGES_IN_JAVASCRIPT])), "a b\n");
+    assert_eq!(run(node().args(["-e", PAGES_IN_JAVASCRIPT])), PAGES);
     let mut example = node();
     example.arg(package.join("example.js"));
     serving.example_of(example);

@@ -21,6 +21,9 @@ from hvprobe.v1.probes_pb2 import Probe
 
 __all__ = ["Client", "Ending", "Event", "Events", "Machine", "Probe", "Refused"]
 
+# Pages of the longest list.
+PAGES = 65536
+
 
 class Refused(Exception):
     """The server would not, or could not, do what it was asked for."""
@@ -104,12 +107,15 @@ class Client:
         """All machines, ended ones too."""
         machines: list[Machine] = []
         request = machines_pb2.ListMachinesRequest()
-        while True:
+        for _ in range(PAGES):
             page = self._call(self._machines.ListMachines, request)
             machines.extend(page.machines)
             if not page.next_page_token:
                 return machines
+            if page.next_page_token == request.page_token:
+                break
             request.page_token = page.next_page_token
+        raise RuntimeError("the server's list of machines does not end")
 
     def boot(self, kernel: str | os.PathLike[str], **more: Any) -> Machine:
         """Boots a guest; `more` are fields of `BootRequest`. Its kernel is up some seconds later."""

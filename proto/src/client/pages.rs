@@ -1,0 +1,96 @@
+//! Lists that arrive page by page.
+//!
+//! Invariant: a list ends, whatever the server answers: no token leads to itself, and a list has at most as many
+//! pages and bytes as the longest list of a server.
+
+use tonic::Status;
+
+use crate::limits;
+
+/// Maximum size in bytes of a list: enough for all probes that a machine can reasonably have, with their actions.
+pub(super) const LIST: usize = 256 << 20;
+
+/// Pages of a list that were read.
+#[derive(Debug, Default)]
+pub(super) struct Pages {
+    /// Token of the page that was read last; empty for the first page.
+    token: String,
+    count: usize,
+    bytes: usize,
+}
+
+impl Pages {
+    /// Returns the token of the page after one of `bytes` bytes whose next token is `next`; `None` after the last
+    /// page.
+    ///
+    /// # Errors
+    /// When the list is longer than any list of a server.
+    pub(super) fn after(&mut self, bytes: usize, next: String) -> Result<Option<String>, Status> {
+        self.count += 1;
+        self.bytes = self.bytes.saturating_add(bytes);
+        if next.is_empty() {
+            return Ok(None);
+        }
+        let why = if next == self.token {
+            "a page of it leads to itself".to_owned()
+        } else if self.count >= limits::PAGES {
+            format!("it has more than {} pages", limits::PAGES)
+        } else if self.bytes > LIST {
+            format!("it has more than {} MiB", LIST >> 20)
+        } else {
+            self.token.clone_from(&next);
+            return Ok(Some(next));
+        };
+        Err(Status::internal(format!(
+            "the server's list does not end: {why}"
+        )))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reads the pages that these tokens lead to; returns how many there are, or the error.
+    fn read(bytes: usize, tokens: impl IntoIterator<Item = String>) -> Result<usize, String> {
+        let mut pages = Pages::default();
+        for next in tokens {
+            let after = pages.after(bytes, next);
+            if after.map_err(|why| why.message().to_owned())?.is_none() {
+                return Ok(pages.count);
+            }
+        }
+        panic!("{pages:?} are not all")
+    }
+
+    fn tokens(count: usize) -> impl Iterator<Item = String> {
+        let tokens = (1..count).map(|page| page.to_string());
+        tokens.chain([String::new()])
+    }
+
+    #[test]
+    fn pages_end_with_an_empty_token() {
+        assert_eq!(read(0, tokens(1)), Ok(1));
+        assert_eq!(read(LIST / 3, tokens(3)), Ok(3));
+        // A server without pages sends all at once.
+        assert_eq!(read(LIST, tokens(1)), Ok(1));
+        assert_eq!(read(1, tokens(limits::PAGES)), Ok(limits::PAGES));
+    }
+
+    #[test]
+    fn lists_that_do_not_end_are_errors() {
+        let same = || Some("a".to_owned());
+        assert_eq!(
+            read(1, std::iter::from_fn(same)).unwrap_err(),
+            "the server's list does not end: a page of it leads to itself"
+        );
+        assert_eq!(
+            read(1, tokens(usize::MAX)).unwrap_err(),
+            "the server's list does not end: it has more than 65536 pages"
+        );
+        assert_eq!(
+            read(LIST / 2, tokens(usize::MAX)).unwrap_err(),
+            "the server's list does not end: it has more than 256 MiB"
+        );
+    }
+}
