@@ -46,7 +46,12 @@ impl From<hvprobe_proto::Client> for Client {
 /// Adds to `error` what can be done about it; `start` is the command that starts a server there.
 fn with_way_out(error: ConnectError, start: &str) -> anyhow::Error {
     match error {
-        ConnectError::NoServer(_) => anyhow!("{error}; start one with `{start}`"),
+        ConnectError::NoServer(_) if cfg!(feature = "vmm") => {
+            anyhow!("{error}; start one with `{start}`")
+        }
+        ConnectError::NoServer(_) => {
+            anyhow!("{error}; start one with `{start}` of a program with the cargo feature `vmm`")
+        }
         ConnectError::Untrusted { .. } => {
             anyhow!("{error}: call it as that user, or over TCP with its token (--connect)")
         }
@@ -164,4 +169,23 @@ pub(crate) fn socket_path(at: &SocketAt) -> PathBuf {
                 .map_or(Path::new("/run"), Path::new)
                 .join("hvprobe.sock")
         })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_starts_no_server_names_one_that_does() {
+        let error = ConnectError::NoServer("/run/s".to_owned());
+        let shown = with_way_out(error, "hvprobe serve").to_string();
+        let expected = "no server listens on /run/s; start one with `hvprobe serve`";
+        match cfg!(feature = "vmm") {
+            true => assert_eq!(shown, expected),
+            false => assert_eq!(
+                shown,
+                format!("{expected} of a program with the cargo feature `vmm`")
+            ),
+        }
+    }
 }
