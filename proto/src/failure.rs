@@ -5,7 +5,6 @@
 //! Invariant: an error fits into the headers that every client takes, however long its reason is.
 
 use std::collections::HashMap;
-use std::error::Error;
 use std::fmt;
 
 use prost::Message;
@@ -197,19 +196,6 @@ fn packed(name: &str, message: &impl Message) -> Any {
     }
 }
 
-/// Returns `error` and its causes in one line.
-#[must_use]
-pub fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
-}
-
 /// Returns the detail for programs of an error that a server has answered with.
 #[must_use]
 pub fn detail(status: &Status) -> Option<ErrorDetail> {
@@ -303,14 +289,5 @@ mod tests {
         let near = ["vfs_read".to_owned(), "vfs_readv".to_owned()];
         let status = Status::from(failure.offering(near.clone()));
         assert_eq!(detail(&status).unwrap().candidates, near);
-    }
-
-    #[test]
-    fn chain_names_every_cause_once() {
-        #[derive(Debug, thiserror::Error)]
-        #[error("outer")]
-        struct Outer(#[source] std::io::Error);
-        let error = Outer(std::io::Error::other("inner"));
-        assert_eq!(chain(&error), "outer: inner");
     }
 }

@@ -15,7 +15,7 @@ pub mod wire;
 pub use client::{Calls, Client, ConnectError, ExplainingChannel, TokenInterceptor};
 pub use codec::{Whole, WholeDecoder};
 pub use endpoint::roomy;
-pub use failure::{Failure, chain, detail};
+pub use failure::{Failure, detail};
 pub use token::{NotAToken, Token, TokenError};
 
 /// Version 1 of the interface.

@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 
 use hvprobe_arch::Gva;
 use hvprobe_linux::image::KernelImage;
+use hvprobe_spec::chain;
 use hvprobe_vmlinux::Kernel;
 
 use crate::rig;
@@ -41,11 +42,11 @@ fn image() -> &'static KernelImage {
         let path = rig::guest(1, &[]).kernel;
         let kernel = match Kernel::open(&path) {
             Ok(kernel) => kernel,
-            Err(error) => panic!("{}: {}", path.display(), rig::chain(&error)),
+            Err(error) => panic!("{}: {}", path.display(), chain(&error)),
         };
         match KernelImage::parse(kernel.elf()) {
             Ok(image) => image,
-            Err(error) => panic!("{}: {}", path.display(), rig::chain(&error)),
+            Err(error) => panic!("{}: {}", path.display(), chain(&error)),
         }
     })
 }

@@ -4,9 +4,10 @@
 
 use hvprobe_engine::Explained;
 use hvprobe_linux::image::{ImageError, KernelImage};
+use hvprobe_proto::Failure;
 use hvprobe_proto::v1::{self, ErrorKind};
 use hvprobe_proto::wire::probe_spec;
-use hvprobe_proto::{Failure, chain};
+use hvprobe_spec::chain;
 use hvprobe_vmlinux::Kernel;
 use tonic::Status;
 

@@ -52,8 +52,9 @@ pub fn remedy(remedy: Remedy) -> (v1::Remedy, &'static str) {
 #[cfg(test)]
 mod tests {
     use hvprobe_arch::Gva;
+    use hvprobe_proto::detail;
     use hvprobe_proto::v1::ErrorDetail;
-    use hvprobe_proto::{chain, detail};
+    use hvprobe_spec::chain;
     use tonic::Status;
 
     use super::*;

@@ -11,6 +11,7 @@ use hvprobe_arch::Gva;
 use hvprobe_arch::insn::MAX_LEN;
 use hvprobe_linux::image::{ImageError, KernelImage};
 use hvprobe_linux::symbols::SymbolKind;
+use hvprobe_spec::chain;
 use hvprobe_vmlinux::{Kernel, KernelError};
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
 
@@ -31,8 +32,8 @@ pub enum TextError {
 impl fmt::Display for TextError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Load(error) => f.write_str(&rig::chain(error)),
-            Self::Image(error) => f.write_str(&rig::chain(error)),
+            Self::Load(error) => f.write_str(&chain(error)),
+            Self::Image(error) => f.write_str(&chain(error)),
         }
     }
 }

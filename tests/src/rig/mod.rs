@@ -1,6 +1,5 @@
 //! Helpers for tests that boot stock Linux guests in a rig.
 
-mod chain;
 mod running;
 mod shared;
 mod terminal;
@@ -15,7 +14,6 @@ use hvprobe_machine::{
 };
 use hvprobe_spec::definition;
 
-pub use chain::chain;
 pub use hvprobe_fixtures::{is_short, rounds};
 pub use running::{Ended, Running};
 

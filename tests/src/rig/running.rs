@@ -17,8 +17,8 @@ use hvprobe_machine::{
     Delivery, EndReason, Ending, Event, Machine, MachineConfig, ProbeId, ProbeSpec, State,
     Subscription,
 };
+use hvprobe_spec::chain;
 
-use super::chain::chain;
 use super::shared::Lease;
 use super::terminal::{Quiet, Terminal, boot_paused};
 use crate::wait;

@@ -17,8 +17,8 @@ use std::thread;
 
 use hvprobe_arch::Gva;
 use hvprobe_machine::{Machine, MachineConfig, ProbeId, Refusals, State};
+use hvprobe_spec::chain;
 
-use super::chain::chain;
 use super::terminal::{Terminal, boot_paused};
 use crate::wait;
 

@@ -8,8 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use hvprobe_machine::{Console, KernelFile, Machine, MachineConfig};
-
-use super::chain::chain;
+use hvprobe_spec::chain;
 
 /// Kernels of guests that were booted, by their paths.
 static KERNELS: Mutex<Vec<(PathBuf, Arc<KernelFile>)>> = Mutex::new(Vec::new());

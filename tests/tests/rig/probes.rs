@@ -236,7 +236,7 @@ fn a_refused_probe_leaves_nothing_of_its_batch() {
     ] {
         let batch = [probe(&format!("p {FUNCTION}")), probe(bad)];
         let error = machine.register(&batch).expect_err(bad);
-        let text = hvprobe_tests::rig::chain(&error);
+        let text = hvprobe_spec::chain(&error);
         assert!(text.contains("probe 1"), "{text}");
         assert_eq!(text_of(&running, at), original, "{text}");
         assert_eq!(machine.probes(), [], "{text}");

@@ -3,9 +3,10 @@
 use std::fmt;
 
 use hvprobe_engine::{ChangeError, RegisterError, StopError};
+use hvprobe_proto::Failure;
 use hvprobe_proto::v1::ErrorKind;
-use hvprobe_proto::{Failure, chain};
 use hvprobe_sources::refused;
+use hvprobe_spec::chain;
 use tonic::{Code, Status};
 
 /// Converts the error of a registration for clients.

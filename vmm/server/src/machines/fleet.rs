@@ -10,8 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use hvprobe_machine::{BootError, CpuError, Machine, MachineConfig, MemoryError};
+use hvprobe_proto::Failure;
 use hvprobe_proto::v1::ErrorKind;
-use hvprobe_proto::{Failure, chain};
+use hvprobe_spec::chain;
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};

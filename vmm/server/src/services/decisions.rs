@@ -11,6 +11,7 @@
 use std::collections::{HashMap, HashSet};
 
 use hvprobe_machine::{AnswerError, Asker, MISSES, Question, Token};
+use hvprobe_proto::Failure;
 use hvprobe_proto::v1::actions::Hold;
 use hvprobe_proto::v1::{
     self, Answer, DecideFor, DecideRequest, DecideResponse, ErrorKind, SessionEnd, decide_request,
@@ -18,8 +19,7 @@ use hvprobe_proto::v1::{
     decisions_server::{self, DecisionsServer},
 };
 use hvprobe_proto::wire::Wire as _;
-use hvprobe_proto::{Failure, chain};
-use hvprobe_spec::{Decision, ProbeId};
+use hvprobe_spec::{Decision, ProbeId, chain};
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming};

@@ -7,14 +7,14 @@
 //! sent after the schema that describes it.
 
 use hvprobe_machine::{AGGREGATION_BYTES, AGGREGATIONS_MAX, AggregateError, Aggregation};
+use hvprobe_proto::Failure;
 use hvprobe_proto::v1::{
     AggregateFor, AggregateRequest, AggregateResponse, ErrorKind, HistogramChanged,
     HistogramCommand, HistogramSchema, aggregate_request, aggregate_response,
     histograms_server::{self, HistogramsServer},
 };
-use hvprobe_proto::{Failure, chain};
-use hvprobe_spec::ProbeId;
 use hvprobe_spec::histogram::read_histogram;
+use hvprobe_spec::{ProbeId, chain};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming};

@@ -1,11 +1,11 @@
 //! `hvprobe.v1.Host`.
 
 use hvprobe_machine::host;
-use hvprobe_proto::chain;
 use hvprobe_proto::v1::{
     self, ReportRequest, ReportResponse,
     host_server::{self, HostServer},
 };
+use hvprobe_spec::chain;
 use tonic::{Request, Response, Status};
 
 use crate::bounds::limits;

@@ -6,6 +6,7 @@ use hvprobe_arch::Gva;
 use hvprobe_machine::{
     Bounds, Console, Machine, MachineConfig, NmiError, PauseError, Printed, ReadError,
 };
+use hvprobe_proto::Failure;
 use hvprobe_proto::v1::{
     self, BootRequest, ConsoleOutput, ConsoleRequest, ConsoleWriteRequest, ConsoleWriteResponse,
     DeleteMachineRequest, DeleteMachineResponse, ErrorKind, GetMachineRequest, InjectNmiRequest,
@@ -15,7 +16,7 @@ use hvprobe_proto::v1::{
     machines_server::{self, MachinesServer},
 };
 use hvprobe_proto::wire::probe_spec;
-use hvprobe_proto::{Failure, chain};
+use hvprobe_spec::chain;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status};

@@ -15,17 +15,17 @@ use std::time::Duration;
 
 use hvprobe_linux::debug_info::{DebugError, DebugFile};
 use hvprobe_linux::image::KernelImage;
+use hvprobe_proto::Failure;
 use hvprobe_proto::v1::{
     ErrorKind, ListLinesRequest, ListLinesResponse, ListVariablesRequest, ListVariablesResponse,
     UploadDebugInfoRequest, UploadDebugInfoResponse,
     sources_server::{self, SourcesServer},
 };
-use hvprobe_proto::{Failure, chain};
 use hvprobe_sources::{Indexes, Sources, SourcesError};
-use hvprobe_spec::ParseError;
 use hvprobe_spec::language::text::hex;
 use hvprobe_spec::line_range::LineRange;
 use hvprobe_spec::point::Point;
+use hvprobe_spec::{ParseError, chain};
 use prost::Message;
 use tokio::time::{Instant, timeout_at};
 use tokio_stream::{Stream, StreamExt as _};

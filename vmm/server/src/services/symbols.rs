@@ -7,13 +7,14 @@ use hvprobe_arch::Gva;
 use hvprobe_linux::image::KernelImage;
 use hvprobe_linux::modules::Module;
 use hvprobe_linux::symbols::{PatternError, Symbol, SymbolKind, Symbols};
+use hvprobe_proto::Failure;
 use hvprobe_proto::v1::{
     self, DescribeTypesRequest, DescribeTypesResponse, ErrorKind, ListSymbolsRequest,
     ListSymbolsResponse,
     symbols_server::{self, SymbolsServer},
 };
-use hvprobe_proto::{Failure, chain};
 use hvprobe_sources::refused;
+use hvprobe_spec::chain;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status};

@@ -1,9 +1,9 @@
 //! The result of a registration for clients.
 
 use hvprobe_engine::{Refusals, Registered, Skipped};
-use hvprobe_proto::chain;
 use hvprobe_proto::v1::{self, RegisterResponse};
 use hvprobe_sources::remedy;
+use hvprobe_spec::chain;
 
 /// Returns what happens to a batch when one of its probes is refused.
 pub(crate) fn refusals(skip: bool) -> Refusals {

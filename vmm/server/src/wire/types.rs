@@ -7,9 +7,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hvprobe_linux::types::{Place, Prototype, PrototypeError, Types};
+use hvprobe_proto::Failure;
 use hvprobe_proto::v1::{self, ErrorKind};
 use hvprobe_proto::wire::WireEnum;
-use hvprobe_proto::{Failure, chain};
+use hvprobe_spec::chain;
 use tonic::Code;
 
 /// The words before the name of a type that is not a typedef.
