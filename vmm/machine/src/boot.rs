@@ -348,7 +348,7 @@ fn start(
         shared,
         armed: AtomicBool::new(registry.is_armed()),
         registry: Mutex::new(registry),
-        skipped: registered.skipped,
+        registered,
         console,
         hub,
         flush: collector.flush(),

@@ -17,7 +17,7 @@ use std::time::Instant;
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::paging::WalkError;
-use hvprobe_engine::{Refused, Registry, Skipped, Standing, StopError};
+use hvprobe_engine::{Refused, Registered, Registry, Standing, StopError};
 use hvprobe_hit::aggregate::Room;
 use hvprobe_hit::event::Flush;
 use hvprobe_linux::image::KernelImage;
@@ -84,8 +84,8 @@ pub struct Machine {
     pub(crate) registry: Mutex<Registry>,
     /// Whether the global switch of `registry` is on.
     pub(crate) armed: AtomicBool,
-    /// Probes of the configuration that were refused before the boot and left out.
-    pub(crate) skipped: Vec<Skipped>,
+    /// Result of registering the probes of the configuration, before the boot.
+    pub(crate) registered: Registered,
     pub(crate) console: Arc<ConsoleOutput>,
     pub(crate) hub: Arc<Hub>,
     pub(crate) flush: Flush,
@@ -268,10 +268,10 @@ impl Machine {
         self.shared.ports.console_input(bytes)
     }
 
-    /// Returns the probes of the configuration that were refused before the boot and left out.
+    /// Returns the result of registering the probes of the configuration, before the boot.
     #[must_use]
-    pub fn skipped(&self) -> &[Skipped] {
-        &self.skipped
+    pub fn registered(&self) -> &Registered {
+        &self.registered
     }
 
     /// Returns the questions that hits put to clients.

@@ -60,7 +60,7 @@ pub(crate) struct Interface {
 
 /// The only unary call of another interface: reflection has streams only.
 const CHECK: &str = "/grpc.health.v1.Health/Check";
-/// `Machine` has lists, but they are short: labels. The exception is the answer of `Boot`, which lists refused probes.
+/// `Machine` has lists, but they are short: labels. The exception is the answer of `Boot`, which lists probes.
 const MACHINE: &str = ".hvprobe.v1.Machine";
 const BOOT: &str = "/hvprobe.v1.Machines/Boot";
 

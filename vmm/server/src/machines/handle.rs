@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hvprobe_machine::{Machine, State};
-use hvprobe_proto::v1;
+use hvprobe_proto::v1::{self, RegisterResponse};
 use hvprobe_spec::ProbeId;
 use prost::Message as _;
 use tokio::sync::{OwnedSemaphorePermit, watch};
@@ -23,7 +23,7 @@ use crate::bounds::totals::Guest;
 use crate::events::broadcast::Broadcast;
 use crate::sessions::owners::Owners;
 use crate::status;
-use crate::wire::convert;
+use crate::wire::{convert, registration};
 
 /// Maximum number of calls into one machine at a time; more wait.
 const CALLS: usize = 4;
@@ -74,6 +74,8 @@ enum Stopping {
 pub(crate) struct Remains {
     pub(crate) machine: v1::Machine,
     pub(crate) probes: Vec<v1::Probe>,
+    /// Result of registering the probes of the boot.
+    registered: RegisterResponse,
     /// End of its console output.
     pub(crate) console: Vec<u8>,
     /// Size of all this in bytes, the messages as encoded.
@@ -82,14 +84,20 @@ pub(crate) struct Remains {
 
 impl Remains {
     /// Creates the remains and computes their size.
-    pub(crate) fn new(machine: v1::Machine, probes: Vec<v1::Probe>, console: Vec<u8>) -> Self {
-        let others = machine.encoded_len() + console.len();
+    pub(crate) fn new(
+        machine: v1::Machine,
+        probes: Vec<v1::Probe>,
+        registered: RegisterResponse,
+        console: Vec<u8>,
+    ) -> Self {
+        let others = machine.encoded_len() + registered.encoded_len() + console.len();
         let lengths = probes.iter().map(prost::Message::encoded_len);
         // Computed once, because the search for the oldest machine holds the lock on the names of all machines.
         let bytes = lengths.fold(others, usize::saturating_add);
         Self {
             machine,
             probes,
+            registered,
             console,
             bytes,
         }
@@ -155,7 +163,12 @@ impl Handle {
             Stopping::Listed(probes) => probes,
             Stopping::No | Stopping::Over => self.listed(&machine),
         };
-        let remains = Remains::new(self.describe_live(&machine), probes, machine.console_kept());
+        let remains = Remains::new(
+            self.describe_live(&machine),
+            probes,
+            registration::response(machine.registered()),
+            machine.console_kept(),
+        );
         drop(machine);
         let ended = Life::Ended(Arc::new(remains));
         self.life.send_modify(|life| {
@@ -290,6 +303,14 @@ impl Handle {
         match self.life() {
             Life::Live(machine) => self.describe_live(&machine),
             Life::Ended(remains) => remains.machine.clone(),
+        }
+    }
+
+    /// Returns the result of registering the probes that it was booted with.
+    pub(crate) fn registered(&self) -> RegisterResponse {
+        match self.life() {
+            Life::Live(machine) => registration::response(machine.registered()),
+            Life::Ended(remains) => remains.registered.clone(),
         }
     }
 

@@ -93,12 +93,13 @@ impl machines_server::Machines for Service {
         });
         let (asked, config) = read.await??;
         let handle = self.fleet.boot(config, asked).await?;
-        let mut machine = handle.describe();
-        // If the machine has ended already, its probes do not matter any more.
-        if let Ok(booted) = handle.machine() {
-            machine.skipped = registration::skipped(booted.skipped());
-        }
-        Ok(Response::new(machine))
+        let registered = handle.registered();
+        Ok(Response::new(v1::Machine {
+            skipped: registered.skipped,
+            probe_ids: registered.ids,
+            probe_entries: registered.entries,
+            ..handle.describe()
+        }))
     }
 
     async fn list_machines(

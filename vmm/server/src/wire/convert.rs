@@ -38,10 +38,9 @@ pub(crate) fn machine(machine: &Machine) -> v1::Machine {
         disarmed: !machine.armed(),
         kernel_replaced: status.kernel_replaced,
         kernel_build_id: machine.image().build_id().map(<[u8]>::to_vec),
-        skipped: Vec::new(),
         anchor: Some(anchor::now()),
         runs: machine.ioctls().iter().map(|ioctls| ioctls.run).sum(),
-        // The machine's handle sets its identity.
+        // The machine's handle sets its identity; the probes are in the answer to `Boot`.
         ..v1::Machine::default()
     }
 }

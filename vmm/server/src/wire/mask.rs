@@ -33,7 +33,7 @@ macro_rules! of_ending {
     };
 }
 
-const FIELDS: [(&str, Take); 20] = fields![
+const FIELDS: [(&str, Take); 22] = fields![
     name,
     state,
     catch_mode,
@@ -45,6 +45,8 @@ const FIELDS: [(&str, Take); 20] = fields![
     stopped_at,
     disarmed,
     skipped,
+    probe_ids,
+    probe_entries,
     kernel_replaced,
     kernel_build_id,
     anchor,

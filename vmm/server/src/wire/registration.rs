@@ -25,7 +25,7 @@ pub(crate) fn response(registered: &Registered) -> RegisterResponse {
 }
 
 /// Converts the probes that were left out for clients.
-pub(crate) fn skipped(skipped: &[Skipped]) -> Vec<v1::SkippedProbe> {
+fn skipped(skipped: &[Skipped]) -> Vec<v1::SkippedProbe> {
     let one = |skipped: &Skipped| {
         let (remedy, when) = remedy(skipped.why.remedy());
         v1::SkippedProbe {

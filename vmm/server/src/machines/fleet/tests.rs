@@ -7,7 +7,7 @@ use hvprobe_arch::Regs;
 use hvprobe_engine::Refusals;
 use hvprobe_hit::event::{Captured, Event, EventKind};
 use hvprobe_machine::{Bounds, Listen as _};
-use hvprobe_proto::v1;
+use hvprobe_proto::v1::{self, RegisterResponse};
 use hvprobe_spec::{ProbeId, RegisterSet};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
@@ -44,7 +44,13 @@ pub(crate) fn add_ended_with(
         state: v1::MachineState::Stopped.into(),
         ..Default::default()
     };
-    let remains = Remains::new(machine, probes, console.to_vec());
+    // The first entry of the request was refused.
+    let registered = RegisterResponse {
+        ids: probes.iter().map(|probe| probe.id).collect(),
+        entries: (1..).take(probes.len()).collect(),
+        ..Default::default()
+    };
+    let remains = Remains::new(machine, probes, registered, console.to_vec());
     let shared = &fleet.shared;
     let number = fleet.slots().reserve(name, &Asked::default());
     let place = Place {
@@ -189,6 +195,23 @@ async fn a_request_that_is_repeated_makes_no_other_machine() {
     // Requests without an id are never the same.
     let error = fleet.boot(config(kernel), made_by("")).await.unwrap_err();
     assert_eq!(error.code(), Code::InvalidArgument);
+}
+
+#[tokio::test]
+async fn the_probes_of_a_boot_are_known_after_the_machine_has_ended() {
+    let fleet = fleet();
+    let probes = [7, 9].map(|id| v1::Probe {
+        id,
+        ..Default::default()
+    });
+    add_ended_with(&fleet, "db", "second", b"", probes.into());
+    let kernel = Path::new("/nowhere");
+    let made = fleet.boot(config(kernel), made_by("second")).await.unwrap();
+    let registered = made.registered();
+    assert_eq!(
+        (registered.ids, registered.entries),
+        (vec![7, 9], vec![1, 2])
+    );
 }
 
 #[tokio::test]
