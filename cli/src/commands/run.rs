@@ -3,6 +3,7 @@
 //! Every run ends in the same order, whether the guest, enough hits, Ctrl-C, a closed pipe or an error ends it:
 //! the probes are disabled, their counters read, the guest ended, and the table printed.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -147,9 +148,17 @@ async fn boot_and_follow(
         // Checked again below, where the machine is ended in order.
         () = interrupt.asked() => {}
     }
+    let script = match options.script.clone() {
+        Some(script) => {
+            let positions = script.positions(&booted.probe_ids, &booted.probe_entries)?;
+            Some((script, positions))
+        }
+        None => None,
+    };
     let machine = booted.name;
 
-    let mut session = Session::open(client, &machine, &options, &mut printer, progress).await?;
+    let session = Session::open(client, &machine, &options, script, &mut printer, progress);
+    let mut session = session.await?;
     let over = session.follow(&mut printer, &mut interrupt, timings).await;
     session.progress = None;
     if let Ok(Over::Ended(_)) = over {
@@ -202,18 +211,22 @@ struct Session {
 }
 
 impl Session {
+    /// Follows `machine`, with the script that replaces the printed hits and the positions of its probes in it.
     async fn open(
         mut client: Client,
         machine: &str,
         options: &Options,
+        script: Option<(Script, HashMap<u32, usize>)>,
         printer: &mut Printer,
         progress: Progress,
     ) -> anyhow::Result<Self> {
         let with_console = options.format == Format::Aside;
         let probes = client.list_probes(machine).await?;
         let (args, in_files, format) = (&options.histograms, &options.in_files, options.format);
-        let script = match options.script.clone() {
-            Some(script) => Some(Running::begin(&mut client, machine, &probes, script).await?),
+        let script = match script {
+            Some((script, positions)) => {
+                Some(Running::begin(&mut client, machine, &probes, script, positions).await?)
+            }
             None => None,
         };
         let printed = match &script {

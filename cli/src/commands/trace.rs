@@ -2,6 +2,7 @@
 
 mod plant;
 
+use std::collections::HashMap;
 use std::process::ExitCode;
 
 use hvprobe_proto::v1::{Ending, Probe, WaitRequest};
@@ -163,24 +164,30 @@ async fn run_script(args: Trace, script: Script) -> anyhow::Result<ExitCode> {
             Some(to_plant.plant(&mut client, &machine, refused).await?)
         }
     };
-    let ids = planted.as_ref().map_or_else(Vec::new, |it| it.ids.clone());
-    let followed = follow_script(client, &machine, ids, script, &mut interrupt);
+    let positions = planted
+        .as_ref()
+        .map(|it| script.positions(&it.ids, &it.entries));
+    let followed = async {
+        let positions = positions.transpose()?.unwrap_or_default();
+        follow_script(client, &machine, positions, script, &mut interrupt).await
+    };
     Planted::during(planted, followed).await
 }
 
-/// Runs `script`, whose probes are `ids`.
+/// Runs `script`, whose probes, by their ids, have these `positions` in it.
 async fn follow_script(
     mut client: Client,
     machine: &str,
-    ids: Vec<u32>,
+    positions: HashMap<u32, usize>,
     script: Script,
     interrupt: &mut Interrupt,
 ) -> anyhow::Result<ExitCode> {
     let mut probes = client.list_probes(machine).await?;
     let is_up = waiting::is_up(&probes);
-    probes.retain(|probe| ids.contains(&probe.id));
+    probes.retain(|probe| positions.contains_key(&probe.id));
     print_awaited(&probes, is_up);
-    let mut running = Running::begin(&mut client, machine, &probes, script).await?;
+    let ids = positions.keys().copied().collect();
+    let mut running = Running::begin(&mut client, machine, &probes, script, positions).await?;
     let wanted = running.wanted();
     let mut stream = match wanted.is_empty() {
         true => None,

@@ -13,8 +13,7 @@ use std::time::Duration;
 use hvprobe_proto::v1::{
     HistogramForm, HistogramKeyValue, Probe, SubscribeResponse, histogram_key_value::What,
 };
-use hvprobe_spec::definition;
-use hvprobe_spec::script::{Action, Counted, KeyPart, MapFunction, position};
+use hvprobe_spec::script::{Action, Counted, KeyPart, MapFunction};
 use hvprobe_spec::shape::ShapeKind;
 use time::OffsetDateTime;
 use tokio::time::{Interval, MissedTickBehavior};
@@ -56,20 +55,14 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Starts `script`, whose `probes` are planted on `machine`.
+    /// Starts `script`, whose `probes` are planted on `machine` and have these `positions` in it.
     pub(crate) async fn begin(
         client: &mut Client,
         machine: &str,
         probes: &[Probe],
         script: Script,
+        positions: HashMap<u32, usize>,
     ) -> anyhow::Result<Self> {
-        let found = probes.iter().filter_map(|probe| {
-            let definition = definition::parse(&probe.definition).ok()?;
-            let names = definition.arguments.iter();
-            let mut names = names.filter_map(|argument| argument.name.as_deref());
-            Some((probe.id, names.find_map(position)?))
-        });
-        let positions: HashMap<_, _> = found.collect();
         let mut running = Self {
             machine: machine.to_owned(),
             labels: Labels::default(),

@@ -1,9 +1,11 @@
 //! A script as the user wrote it: its parts, its probes, and errors that point into it.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::PathBuf;
 
+use anyhow::{Context as _, ensure};
 use hvprobe_proto::detail;
 use hvprobe_proto::v1::ProbeSpec;
 use hvprobe_spec::ParseError;
@@ -70,11 +72,12 @@ impl Script {
     /// Returns the probes in the order of their registration. At a return the probe that was registered last is
     /// hit first, as with kretprobes, so return probes are registered in reverse: clauses run in their own
     /// order.
-    fn in_order(&self) -> impl Iterator<Item = &Planted> {
-        let returns = |it: &&Planted| matches!(it.definition.kind, Kind::Return { .. });
-        let probes = &self.program.probes;
-        let entries = probes.iter().filter(move |it| !returns(it));
-        entries.chain(probes.iter().rev().filter(returns))
+    fn in_order(&self) -> impl Iterator<Item = (usize, &Planted)> {
+        let returns =
+            |(_, it): &(usize, &Planted)| matches!(it.definition.kind, Kind::Return { .. });
+        let probes = || self.program.probes.iter().enumerate();
+        let entries = probes().filter(move |it| !returns(it));
+        entries.chain(probes().rev().filter(returns))
     }
 
     /// Returns the specifications of the probes.
@@ -83,13 +86,36 @@ impl Script {
         hit: &HitArgs,
         hold: &HoldArgs,
     ) -> Result<Vec<ProbeSpec>, WrongUsage> {
-        let specs = self.in_order().map(|planted| {
+        let specs = self.in_order().map(|(_, planted)| {
             let mut hit = hit.clone();
             hit.acts
                 .count(!self.program.maps.is_empty(), planted.stacks);
+            hit.acts.show_no_defaults();
             hit.spec(hold, &planted.written.text, planted.definition.clone())
         });
         specs.collect()
+    }
+
+    /// Returns the position in the program of each registered probe, by its id. `ids` and the `entries` of the
+    /// request that they belong to are the answer to all [`specs`](Self::specs).
+    pub(crate) fn positions(
+        &self,
+        ids: &[u32],
+        entries: &[u32],
+    ) -> anyhow::Result<HashMap<u32, usize>> {
+        let (probes, known) = (ids.len(), entries.len());
+        ensure!(
+            probes == known,
+            "the server has registered {probes} probes and named {known} of them"
+        );
+        let order: Vec<_> = self.in_order().map(|(position, _)| position).collect();
+        let position = |(id, entry): (&u32, &u32)| {
+            let found = usize::try_from(*entry).ok().and_then(|at| order.get(at));
+            let found =
+                found.with_context(|| format!("the server has registered no probe {entry}"));
+            Ok((*id, *found?))
+        };
+        ids.iter().zip(entries).map(position).collect()
     }
 
     /// Returns whether the script has patterns. Functions of a pattern that cannot be probed are skipped, as in
@@ -106,7 +132,7 @@ impl Script {
         let index = number(detail.as_ref().and_then(|it| it.index));
         let probe = index.and_then(|index| self.in_order().nth(index));
         match (probe, number(detail.and_then(|it| it.column))) {
-            (Some(probe), column) => {
+            (Some((_, probe)), column) => {
                 // Without a column the error is about the probe's place.
                 let column = column.unwrap_or(2);
                 let message = Refused::from(status).to_string();

@@ -35,6 +35,8 @@ pub(crate) struct ToPlant {
 pub(crate) struct Planted {
     pub(crate) session: Session,
     pub(crate) ids: Vec<u32>,
+    /// For each of `ids`, the index of its entry in the request.
+    pub(crate) entries: Vec<u32>,
 }
 
 /// Returns the default owner of the probes.
@@ -130,8 +132,11 @@ impl ToPlant {
         if registered.ids.is_empty() {
             bail!("no probe was planted");
         }
-        let ids = registered.ids;
-        Ok(Planted { session, ids })
+        Ok(Planted {
+            session,
+            ids: registered.ids,
+            entries: registered.entries,
+        })
     }
 }
 

@@ -91,6 +91,10 @@ pub(crate) struct ActArgs {
 
     #[command(flatten)]
     budget: BudgetArgs,
+
+    /// Whether a definition without arguments shows nothing by default.
+    #[arg(skip)]
+    no_defaults: bool,
 }
 
 /// For whom the guest waits at a hit.
@@ -170,6 +174,11 @@ impl ActArgs {
         self.stack |= by_stack;
     }
 
+    /// Makes hits show only the arguments of their definition, and nothing if it has none.
+    pub(crate) fn show_no_defaults(&mut self) {
+        self.no_defaults = true;
+    }
+
     fn spec(
         &self,
         hold: &HoldArgs,
@@ -184,7 +193,7 @@ impl ActArgs {
             };
             captures.push(Item::StackTrace(FRAMES));
         }
-        let has_arguments = !definition.arguments.is_empty();
+        let has_arguments = self.no_defaults || !definition.arguments.is_empty();
         let by_name = !self.raw && actions.registers == RegisterSet::default();
         if by_name && has_arguments {
             actions.registers = RegisterSet::from_iter([]);

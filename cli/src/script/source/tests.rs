@@ -31,8 +31,8 @@ fn programs_and_files_are_one_script() {
         &["kprobe:a { @ = count(); }", "END { clear(@); }"],
         &["#!/usr/bin/env bpftrace\nkprobe:b { @ = count(); }\n"],
         expect![[r#"
-            p a script_0=\0:u32
-            p b script_1=\1:u32"#]],
+            p a
+            p b"#]],
     );
 }
 
@@ -42,12 +42,56 @@ fn clauses_of_returns_are_registered_in_reverse_so_that_they_run_in_their_order(
         &["kretprobe:a { } kprobe:b { } kretprobe:a, kprobe:c { } kretprobe:d { }"],
         &[],
         expect![[r#"
-            p b script_1=\1:u32
-            p c script_3=\3:u32
-            r d script_4=\4:u32
-            r a script_2=\2:u32
-            r a script_0=\0:u32"#]],
+            p b
+            p c
+            r d
+            r a
+            r a"#]],
     );
+}
+
+#[test]
+fn probes_are_found_by_what_the_server_answers_to_their_registration() {
+    let args = ScriptArgs {
+        programs: vec!["kretprobe:a { } kprobe:b_* { } kprobe:c { }".to_owned()],
+        scripts: Vec::new(),
+    };
+    let script = Script::read(&args).unwrap().unwrap();
+    // The return comes last; the pattern stands for two functions, and one probe was skipped.
+    let expected = HashMap::from([(7, 1), (8, 1), (9, 0)]);
+    let found = script.positions(&[7, 8, 9], &[0, 0, 2]);
+    assert_eq!(found.unwrap(), expected);
+    for (entries, why) in [
+        (vec![0, 3], "the server has registered no probe 3"),
+        (
+            vec![0],
+            "the server has registered 2 probes and named 1 of them",
+        ),
+        (
+            Vec::new(),
+            "the server has registered 2 probes and named 0 of them",
+        ),
+    ] {
+        let error = script.positions(&[7, 8], &entries).unwrap_err();
+        assert_eq!(error.to_string(), why);
+    }
+}
+
+#[test]
+fn only_what_the_script_takes_is_recorded() {
+    let args = ScriptArgs {
+        programs: vec!["kprobe:a { } kprobe:b { @ = sum(arg0); }".to_owned()],
+        scripts: Vec::new(),
+    };
+    let script = Script::read(&args).unwrap().unwrap();
+    for spec in script
+        .specs(&HitArgs::default(), &HoldArgs::default())
+        .unwrap()
+    {
+        let registers = spec.actions.and_then(|actions| actions.registers);
+        assert_eq!(registers.map(|set| set.registers.len()), Some(0));
+        assert!(!spec.default_arguments);
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::program::{Action, Counted, KeyPart, Map, Planted, Program, Said, Written, mark};
+use super::program::{Action, Counted, KeyPart, Map, Planted, Program, Said, Written};
 use super::read::in_line;
 use super::syntax::{
     Builtin, Clause, Compared, Condition, Fetched, Gather, MapFunction, Operand, OperandKind,
@@ -188,7 +188,6 @@ impl Compiling {
             let expression = expression(&operand.kind);
             written.push(operand.column.0, &format!(" {name}={expression}"));
         }
-        written.push(column, &format!(" {}", mark(self.program.probes.len())));
         if let Some(condition) = &clause.condition {
             written.push(column, " if ");
             self.filter(&mut written, condition)?;

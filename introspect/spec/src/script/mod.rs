@@ -42,7 +42,7 @@ mod times;
 
 pub use compile::compile;
 pub use format::{Conversion, Directive, Format, Piece};
-pub use program::{Action, Counted, KeyPart, Map, Planted, Program, Said, Written, position};
+pub use program::{Action, Counted, KeyPart, Map, Planted, Program, Said, Written};
 pub use read::{SCRIPT_MAX, in_line, read_script};
 pub use syntax::{
     Builtin, Clause, Compared, Condition, Fetched, Gather, MapFunction, Operand, OperandKind,

@@ -178,18 +178,3 @@ impl Written {
         }
     }
 }
-
-/// Prefix of the name of the argument that identifies a probe by its position in the program. The probe's own
-/// name cannot do that, because the probes of a pattern have none.
-const MARK: &str = "script_";
-
-/// Returns the argument that identifies the probe at `position`.
-pub(super) fn mark(position: usize) -> String {
-    format!("{MARK}{position}=\\{position}:u32")
-}
-
-/// Returns the position that an argument called `name` gives, if it is an identifying argument.
-#[must_use]
-pub fn position(name: &str) -> Option<usize> {
-    name.strip_prefix(MARK)?.parse().ok()
-}

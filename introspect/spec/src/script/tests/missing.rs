@@ -87,7 +87,7 @@ fn what_bpftrace_has_and_this_has_not_is_refused_by_name() {
             kprobe:a { @x = arg0; }
                             ^
 
-            p a arg2=$arg3:d script_0=\0:u32
+            p a arg2=$arg3:d
             @x Powers
               keys=arg2/1024.bits:size=131072 of [0]: []
 

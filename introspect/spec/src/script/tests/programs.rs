@@ -7,7 +7,7 @@ fn conditions_keys_and_values_become_a_definition_and_a_histogram() {
     check(
         "kprobe:vfs_read /arg2 > 100/ { @[comm] = hist(arg2); }",
         expect![[r#"
-            p vfs_read arg2=$arg3:d script_0=\0:u32 if arg2 > 100
+            p vfs_read arg2=$arg3:d if arg2 > 100
             @ Powers
               keys=comm,arg2.bits:size=131072 of [0]: [Key(0)]
         "#]],
@@ -18,7 +18,7 @@ fn conditions_keys_and_values_become_a_definition_and_a_histogram() {
             @slow = lhist(duration, 0, 10000, 1000);
         }",
         expect![[r#"
-            r vfs_read retval=$retval:d s_args_file_f_path_dentry_d=+0(file->f_path.dentry->d_name.name):string script_0=\0:u32 if retval >= 0 && (tgid == 1 || !(comm == "dd"))
+            r vfs_read retval=$retval:d s_args_file_f_path_dentry_d=+0(file->f_path.dentry->d_name.name):string if retval >= 0 && (tgid == 1 || !(comm == "dd"))
             @bytes Sum
               keys=common_pid,s_args_file_f_path_dentry_d:vals=retval:size=131072 of [0]: [Key(0), Key(1)]
             @slow Steps { min: 0, max: 10000, step: 1000 }
@@ -53,7 +53,7 @@ kprobe:vfs_read {
     @x = count();
 }",
         expect![[r#"
-            p vfs_read script_0=\0:u32
+            p vfs_read
             @ Hits
               keys=probe:size=131072 of [0]: []
             @x Hits
@@ -69,8 +69,8 @@ fn the_kernel_is_a_module_of_its_own() {
     check(
         "kprobe:vmlinux:vfs_read, kretprobe:vmlinux:vfs_rea* { @[func] = count(); }",
         expect![[r#"
-            p vmlinux:vfs_read script_0=\0:u32
-            r vmlinux:vfs_rea* script_1=\1:u32
+            p vmlinux:vfs_read
+            r vmlinux:vfs_rea*
             @ Hits
               keys=probe:size=131072 of [0, 1]: [Function(0)]
         "#]],
@@ -84,11 +84,11 @@ fn several_probes_count_in_one_map() {
          kprobe:vfs_open { @[func, probe] = count() }
          kprobe:vfs_fsync { @[\"sync\", 7] = count(); @[ksym(arg0), kstack] = count() }",
         expect![[r#"
-            p vfs_read script_0=\0:u32
-            p vfs_write script_1=\1:u32
-            r ext4:ext4_* script_2=\2:u32
-            p vfs_open script_3=\3:u32
-            p vfs_fsync arg0=$arg1:d script_4=\4:u32 (stacks)
+            p vfs_read
+            p vfs_write
+            r ext4:ext4_*
+            p vfs_open
+            p vfs_fsync arg0=$arg1:d (stacks)
             @ Hits
               keys=probe,probe:size=131072 of [0, 1, 2, 3]: [Function(0), Probe(1)]
               keys=probe:size=131072 of [4]: [Text("sync"), Number(7)]
@@ -98,7 +98,7 @@ fn several_probes_count_in_one_map() {
     check(
         "kprobe:a { @ = count(); @ = count(); @x = avg(arg0); @y = min(arg0); @z = max(args.b); }",
         expect![[r#"
-            p a arg0=$arg1:d args_b=b script_0=\0:u32
+            p a arg0=$arg1:d args_b=b
             @ Hits
               keys=probe:size=131072 of [0]: []
               keys=probe:size=131072 of [0]: []
@@ -125,7 +125,7 @@ fn what_is_printed_is_left_to_the_client() {
         interval:s:5, interval:ms:100 { print(@, 3); clear(@); }
         END { delete(@); printf("%d%%\n", elapsed); exit(); time(); }"#,
         expect![[r#"
-            p do_sys_openat2 s_arg1=+0($arg2):string script_0=\0:u32
+            p do_sys_openat2 s_arg1=+0($arg2):string
               Printf { format: Format { pieces: [Directive(Directive { left: true, zeros: false, alternate: false, plus: false, width: 6, precision: None, conversion: Signed }), Text(" "), Directive(Directive { left: false, zeros: false, alternate: false, plus: false, width: 0, precision: None, conversion: Text }), Text(" "), Directive(Directive { left: false, zeros: false, alternate: false, plus: false, width: 0, precision: None, conversion: Text }), Text("\n")] }, values: [Builtin(Pid), Builtin(Comm), Argument("s_arg1")] }
               Time("%H:%M\n")
             @ Hits
@@ -147,7 +147,7 @@ fn what_is_fetched_once_has_one_name() {
         "k:f /args.a->b && args.a_b != 3/ { @[args.a->b, arg0] = max(arg0); \
          printf(\"%p %s\", arg0, ksym(arg0)); }",
         expect![[r#"
-            p f args_a_b=a->b args_a_b_2=a_b arg0=$arg1:d script_0=\0:u32 if args_a_b != 0 && args_a_b_2 != 3
+            p f args_a_b=a->b args_a_b_2=a_b arg0=$arg1:d if args_a_b != 0 && args_a_b_2 != 3
               Printf { format: Format { pieces: [Directive(Directive { left: false, zeros: false, alternate: false, plus: false, width: 0, precision: None, conversion: Pointer }), Text(" "), Directive(Directive { left: false, zeros: false, alternate: false, plus: false, width: 0, precision: None, conversion: Text })] }, values: [Argument("arg0"), Symbol("arg0")] }
             @ Greatest
               keys=args_a_b,arg0:vals=arg0:size=131072 of [0]: [Key(0), Key(1)]
@@ -162,9 +162,9 @@ fn names_of_values_are_those_of_filters() {
          k:f /HRTIMER_MODE_ABS == args.mode && args.on != true && args.file != NULL/ { @ = count(); }
          kr:f /retval == -EAGAIN && arg1 != NULL && arg2 == true && curtask != 0/ { @x[-EIO] = count(); }",
         expect![[r#"
-            p __x64_sys_openat args_flags=flags script_0=\0:u32 if args_flags & O_CREAT|O_TRUNC || args_flags == O_RDWR|0x40
-            p f args_mode=mode args_on=on args_file=file script_1=\1:u32 if args_mode == HRTIMER_MODE_ABS && args_on != true && args_file != NULL
-            r f retval=$retval:d arg1=$arg2:d arg2=$arg3:d curtask=$current:u64 script_2=\2:u32 if retval == -11 && arg1 != 0 && arg2 == 1 && curtask != 0
+            p __x64_sys_openat args_flags=flags if args_flags & O_CREAT|O_TRUNC || args_flags == O_RDWR|0x40
+            p f args_mode=mode args_on=on args_file=file if args_mode == HRTIMER_MODE_ABS && args_on != true && args_file != NULL
+            r f retval=$retval:d arg1=$arg2:d arg2=$arg3:d curtask=$current:u64 if retval == -11 && arg1 != 0 && arg2 == 1 && curtask != 0
             @ Hits
               keys=probe:size=131072 of [0, 1]: []
             @x Hits
@@ -267,26 +267,13 @@ fn hvprobe_error(column: usize, message: String) -> crate::ParseError {
 }
 
 #[test]
-fn probes_are_found_by_the_argument_that_marks_them() {
-    let text = "kprobe:a { } kretprobe:b { @[retval] = count(); }";
-    let program = compile(text, &read_script(text).unwrap()).unwrap();
-    let positions = program.probes.iter().map(|planted| {
-        let names = planted.definition.arguments.iter();
-        let mut names = names.filter_map(|argument| argument.name.as_deref());
-        names.find_map(position)
-    });
-    assert_eq!(positions.collect::<Vec<_>>(), [Some(0), Some(1)]);
-    assert_eq!(position("arg0"), None);
-}
-
-#[test]
 fn times_of_calls_are_those_that_return_probes_have() {
     check(
         "kprobe:vfs_read { @start[tid] = nsecs; }
          kretprobe:vfs_read /@start[tid]/ { @ns[comm] = hist(nsecs - @start[tid]); delete(@start[tid]); }
          END { clear(@start); }",
         expect![[r#"
-            r vfs_read script_0=\0:u32
+            r vfs_read
             @ns Powers
               keys=comm,duration.bits:size=131072 of [0]: [Key(0)]
         "#]],
@@ -295,9 +282,9 @@ fn times_of_calls_are_those_that_return_probes_have() {
         "k:vfs_read, k:vfs_write /pid == 7 && arg2 > 5/ { @s[tid] = nsecs; @ = count(); }
          kr:vfs_write /@s[tid] && retval > 0/ { printf(\"%d\\n\", nsecs - @s[tid]); delete(@s, tid); }",
         expect![[r#"
-            p vfs_read arg2=$arg3:d script_0=\0:u32 if tgid == 7 && arg2 > 5
-            p vfs_write arg2=$arg3:d script_1=\1:u32 if tgid == 7 && arg2 > 5
-            r vfs_write arg2=$arg3:d retval=$retval:d script_2=\2:u32 if tgid == 7 && arg2 > 5 && retval > 0
+            p vfs_read arg2=$arg3:d if tgid == 7 && arg2 > 5
+            p vfs_write arg2=$arg3:d if tgid == 7 && arg2 > 5
+            r vfs_write arg2=$arg3:d retval=$retval:d if tgid == 7 && arg2 > 5 && retval > 0
               Printf { format: Format { pieces: [Directive(Directive { left: false, zeros: false, alternate: false, plus: false, width: 0, precision: None, conversion: Signed }), Text("\n")] }, values: [Builtin(Duration)] }
             @ Hits
               keys=probe:size=131072 of [0, 1]: []
@@ -383,7 +370,7 @@ fn numbers_are_divided_before_they_are_counted_or_printed() {
         "k:vfs_read { @start[tid] = nsecs; }
          kr:vfs_read { @us[arg2 / 4096] = hist((nsecs - @start[tid]) / 1000); delete(@start[tid]); }",
         expect![[r#"
-            r vfs_read arg2=$arg3:d script_0=\0:u32
+            r vfs_read arg2=$arg3:d
             @us Powers
               keys=arg2/4096,duration/1000.bits:size=131072 of [0]: [Key(0)]
         "#]],
@@ -393,7 +380,7 @@ fn numbers_are_divided_before_they_are_counted_or_printed() {
             printf(\"%d\", retval / 0x10); }
          END { printf(\"%d\", elapsed / 1000000); }",
         expect![[r#"
-            r vfs_read retval=$retval:d script_0=\0:u32
+            r vfs_read retval=$retval:d
               Printf { format: Format { pieces: [Directive(Directive { left: false, zeros: false, alternate: false, plus: false, width: 0, precision: None, conversion: Signed })] }, values: [Divided { of: Argument("retval"), by: 16 }] }
             @ Sum
               keys=probe:vals=retval/1024:size=131072 of [0]: []
