@@ -30,7 +30,7 @@ use crate::machines::{Fleet, Handle};
 use crate::sessions::keeper::Sessions;
 use crate::status::stop_error;
 use crate::wire::mask::Mask;
-use crate::wire::page::Page;
+use crate::wire::page;
 use crate::wire::registration;
 
 /// Number of virtual CPUs if none is requested.
@@ -116,20 +116,15 @@ impl machines_server::Machines for Service {
         let mask = Mask::new(read_mask)?;
         limits::at_most("the number of states", states.len(), limits::STATES)?;
         let labels = few_labels(labels)?;
-        let mut page = Page::behind(page_size, page_token)?;
-        for handle in self.fleet.all().iter().filter(|handle| handle.has(&labels)) {
-            if page.was_listed(handle.name()) {
-                continue;
-            }
-            let machine = handle.describe();
-            if !states.is_empty() && !states.contains(&machine.state) {
-                continue;
-            }
-            if !page.add(handle.name(), mask.of(machine)) {
-                break;
-            }
-        }
-        let (machines, next_page_token) = page.end();
+        let last = page::last_name(page_token)?;
+        let handles = self.fleet.all();
+        let following = handles
+            .iter()
+            .filter(|handle| handle.name() > last.as_str() && handle.has(&labels))
+            .map(|handle| (handle.name(), handle.describe()))
+            .filter(|(_, machine)| states.is_empty() || states.contains(&machine.state))
+            .map(|(name, machine)| (name, mask.of(machine)));
+        let (machines, next_page_token) = page::first(following, page_size);
         Ok(Response::new(ListMachinesResponse {
             machines,
             next_page_token,

@@ -18,40 +18,6 @@ const PAGE: usize = 2 << 20;
 // A client reads no more pages than that, each with at least one probe.
 const _: () = assert!(hvprobe_engine::PROBES_MAX <= hvprobe_proto::limits::PAGES);
 
-/// Room on a page, as a number of items and as their bytes.
-#[derive(Debug)]
-struct Room {
-    items: usize,
-    most: usize,
-    bytes: usize,
-}
-
-impl Room {
-    /// Creates room for at most `most` items; 0 for as many as fit.
-    fn new(most: u32) -> Self {
-        let most = match most {
-            0 => usize::MAX,
-            most => usize::try_from(most).unwrap_or(usize::MAX),
-        };
-        Self {
-            items: 0,
-            most,
-            bytes: 0,
-        }
-    }
-
-    /// Takes room for `item`; returns whether there was some. An item that is larger than any page gets a page
-    /// of its own.
-    fn take(&mut self, item: &impl Message) -> bool {
-        let bytes = self.bytes.saturating_add(item.encoded_len());
-        let fits = self.items < self.most && (bytes <= PAGE || self.items == 0);
-        if fits {
-            (self.items, self.bytes) = (self.items + 1, bytes);
-        }
-        fits
-    }
-}
-
 fn bad_token() -> Failure {
     let why = "bad page token: take it from the answer before";
     Failure::invalid(ErrorKind::BadPage, why).on("page_token")
@@ -66,23 +32,50 @@ pub(crate) fn last<N: FromStr>(token: &str) -> Result<Option<N>, Failure> {
     number.transpose().map_err(|_| bad_token())
 }
 
+/// Returns the name of the last machine of the previous page, which is `token`; empty for the first page.
+///
+/// # Errors
+/// When `token` is no token of such a list.
+pub(crate) fn last_name(token: String) -> Result<String, Failure> {
+    if !token.is_empty() {
+        limits::machine_name(&token).map_err(|_| bad_token())?;
+    }
+    Ok(token)
+}
+
+/// Returns the first page of `items`, which has at most `most` items, or as many as fit if that is 0; and the
+/// token for the next page. An item that is larger than any page gets a page of its own.
+pub(crate) fn first<K: ToString, T: Message>(
+    items: impl IntoIterator<Item = (K, T)>,
+    most: u32,
+) -> (Vec<T>, String) {
+    let most = match most {
+        0 => usize::MAX,
+        most => usize::try_from(most).unwrap_or(usize::MAX),
+    };
+    let (mut page, mut bytes, mut last) = (Vec::new(), 0_usize, None);
+    for (key, item) in items {
+        bytes = bytes.saturating_add(item.encoded_len());
+        if page.len() == most || (bytes > PAGE && !page.is_empty()) {
+            return (page, last.as_ref().map_or_else(String::new, K::to_string));
+        }
+        page.push(item);
+        last = Some(key);
+    }
+    (page, String::new())
+}
+
 /// Returns the page of `items` that follows the one that ended with `token`, and the token for the next page.
 /// The items are in the order of their numbers.
 pub(crate) fn of_numbered<N: Copy + Ord + FromStr + ToString, T: Message>(
-    mut items: Vec<(N, T)>,
+    items: Vec<(N, T)>,
     most: u32,
     token: &str,
 ) -> Result<(Vec<T>, String), Failure> {
-    if let Some(last) = last::<N>(token)? {
-        items.retain(|(number, _)| *number > last);
-    }
-    let mut room = Room::new(most);
-    let len = items.iter().take_while(|(_, item)| room.take(item)).count();
-    let more = len < items.len();
-    items.truncate(len);
-    let next = items.last().filter(|_| more);
-    let next = next.map_or_else(String::new, |(number, _)| number.to_string());
-    Ok((items.into_iter().map(|(_, item)| item).collect(), next))
+    let last = last::<N>(token)?;
+    let items = items.into_iter();
+    let following = items.filter(|(number, _)| last.is_none_or(|last| *number > last));
+    Ok(first(following, most))
 }
 
 /// Returns the page of `probes`, which are in the order of their ids.
@@ -93,60 +86,6 @@ pub(crate) fn of_probes(
 ) -> Result<(Vec<v1::Probe>, String), Failure> {
     let numbered = probes.into_iter().map(|probe| (probe.id, probe));
     of_numbered(numbered.collect(), most, token)
-}
-
-/// A page of machines, which are added in the order of their names.
-#[derive(Debug)]
-pub(crate) struct Page {
-    room: Room,
-    machines: Vec<v1::Machine>,
-    /// Name of the last machine of this page, or of the previous one.
-    last: String,
-    is_full: bool,
-}
-
-impl Page {
-    /// Creates the page that follows the one that ended with `token`.
-    ///
-    /// # Errors
-    /// When `token` is no token.
-    pub(crate) fn behind(most: u32, token: String) -> Result<Self, Failure> {
-        if !token.is_empty() {
-            limits::machine_name(&token).map_err(|_| bad_token())?;
-        }
-        Ok(Self {
-            room: Room::new(most),
-            machines: Vec::new(),
-            last: token,
-            is_full: false,
-        })
-    }
-
-    /// Whether the machine called `name` was on an earlier page.
-    pub(crate) fn was_listed(&self, name: &str) -> bool {
-        *name <= *self.last
-    }
-
-    /// Adds the machine called `name`; returns whether there was room.
-    pub(crate) fn add(&mut self, name: &str, machine: v1::Machine) -> bool {
-        let fits = self.room.take(&machine);
-        if fits {
-            name.clone_into(&mut self.last);
-            self.machines.push(machine);
-        }
-        self.is_full = !fits;
-        fits
-    }
-
-    /// Returns the machines of the page, and the token for the next page.
-    pub(crate) fn end(self) -> (Vec<v1::Machine>, String) {
-        let next = if self.is_full {
-            self.last
-        } else {
-            String::new()
-        };
-        (self.machines, next)
-    }
 }
 
 #[cfg(test)]
@@ -196,7 +135,7 @@ mod tests {
             assert!(of_probes(vec![probe(1, 1)], 0, token).is_err(), "{token}");
         }
         for token in ["a b", "-", "\n", "ä"] {
-            assert!(Page::behind(0, token.to_owned()).is_err(), "{token}");
+            assert!(last_name(token.to_owned()).is_err(), "{token}");
         }
     }
 
@@ -204,9 +143,10 @@ mod tests {
     fn machines(sizes: &[usize], most: u32) -> Vec<Vec<String>> {
         let (mut pages, mut token) = (Vec::new(), String::new());
         loop {
-            let mut page = Page::behind(most, token).unwrap();
-            for (number, size) in sizes.iter().enumerate() {
-                let name = format!("vm{number:03}");
+            let last = last_name(token).unwrap();
+            let named = sizes.iter().enumerate();
+            let named = named.map(|(number, size)| (format!("vm{number:03}"), size));
+            let following = named.filter(|(name, _)| *name > last).map(|(name, size)| {
                 let ending = v1::Ending {
                     report: "x".repeat(*size),
                     ..Default::default()
@@ -216,11 +156,9 @@ mod tests {
                     ending: Some(ending),
                     ..Default::default()
                 };
-                if !page.was_listed(&name) && !page.add(&name, machine) {
-                    break;
-                }
-            }
-            let (listed, next) = page.end();
+                (name, machine)
+            });
+            let (listed, next) = first(following, most);
             pages.push(listed.into_iter().map(|machine| machine.name).collect());
             if next.is_empty() {
                 return pages;
