@@ -15,6 +15,7 @@ use hvprobe_machine::{
 use hvprobe_spec::definition;
 
 pub use hvprobe_fixtures::{is_short, rounds};
+pub use hvprobe_spec::chain;
 pub use running::{Ended, Running};
 
 /// Returns the name of the rig the test runs in. Without one, prints that the test is skipped and returns
