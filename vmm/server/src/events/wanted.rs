@@ -9,7 +9,7 @@
 use std::collections::HashSet;
 use std::mem::size_of;
 
-use hvprobe_hit::event::{Event, EventKind};
+use hvprobe_hit::event::Event;
 use hvprobe_hit::passes_by_task;
 use hvprobe_linux::task::Task;
 use hvprobe_machine::queue::Share;
@@ -143,12 +143,7 @@ impl From<&Event> for Facts {
         Self {
             probe: event.probe.0,
             vcpu: event.vcpu,
-            kind: match event.kind {
-                EventKind::Hit => v1::EventKind::Hit,
-                EventKind::Post => v1::EventKind::Post,
-                EventKind::Fault { .. } => v1::EventKind::Fault,
-                EventKind::Return(_) => v1::EventKind::Return,
-            },
+            kind: event::kind(&event.kind),
             task: event.task,
         }
     }

@@ -47,26 +47,17 @@ fn fields(event: &Event, into: &mut Vec<u8>) {
         message(into, 7, |into| task(of, into));
     }
     uint(into, 8, event.cost_ns);
-    let (kind, fault, of_call) = match &event.kind {
-        EventKind::Hit => (v1::EventKind::Hit, None, None),
-        EventKind::Post => (v1::EventKind::Post, None, None),
-        EventKind::Fault { vector, error_code } => {
-            (v1::EventKind::Fault, Some((*vector, *error_code)), None)
-        }
-        EventKind::Return(call) => (v1::EventKind::Return, None, Some(call)),
-    };
-    int(into, 9, i32::from(kind));
-    if let Some((vector, error_code)) = fault {
-        message(into, 10, |into| {
-            uint(into, 1, vector.into());
-            if let Some(code) = error_code {
+    int(into, 9, kind(&event.kind).into());
+    match &event.kind {
+        EventKind::Hit | EventKind::Post => {}
+        EventKind::Fault { vector, error_code } => message(into, 10, |into| {
+            uint(into, 1, (*vector).into());
+            if let Some(code) = *error_code {
                 key(into, 2, VARINT);
                 varint(into, code.into());
             }
-        });
-    }
-    if let Some(of) = of_call {
-        message(into, 11, |into| call(of, event, into));
+        }),
+        EventKind::Return(of) => message(into, 11, |into| call(of, event, into)),
     }
     bytes(into, 12, event.captured.bytes());
     uint(into, 13, event.captured.unreadable().into());
@@ -78,6 +69,16 @@ fn duration_ns(call: &Call, event: &Event) -> u64 {
     match call.entry_ns {
         0 => 0,
         entry => event.host_ns.saturating_sub(entry),
+    }
+}
+
+/// Converts the kind of an event.
+pub(crate) fn kind(kind: &EventKind) -> v1::EventKind {
+    match kind {
+        EventKind::Hit => v1::EventKind::Hit,
+        EventKind::Post => v1::EventKind::Post,
+        EventKind::Fault { .. } => v1::EventKind::Fault,
+        EventKind::Return(_) => v1::EventKind::Return,
     }
 }
 
