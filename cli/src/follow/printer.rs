@@ -10,10 +10,10 @@ use crate::client::Client;
 use crate::options::events::OutputArgs;
 use crate::output::events::captured::records_stacks;
 use crate::output::events::times::Times;
-use crate::output::events::{self, Labels};
+use crate::output::events::{self, Labels, is_hit};
 use crate::output::file::{OutputFile, Unwritten};
 use crate::output::json::{self, Hit, Shown};
-use crate::output::summary::{Tally, is_hit};
+use crate::output::summary::Tally;
 use crate::output::values::names::Names;
 
 /// Format and destination of printed events.

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use hdrhistogram::Histogram;
-use hvprobe_proto::v1::{self, EventKind};
+use hvprobe_proto::v1;
 use serde::Serialize;
 
-use super::events::{self, Label};
+use super::events::{self, Label, is_hit};
 use super::table::{self, table};
 use super::words::Word as _;
 
@@ -108,14 +108,6 @@ impl Seen {
             duration_max_ns: durations.map(Histogram::max),
             ..Row::default()
         }
-    }
-}
-
-/// Returns whether `event` is a hit or a return, rather than an event after a hit.
-pub(crate) fn is_hit(event: &v1::Event) -> bool {
-    match event.kind() {
-        EventKind::Unspecified | EventKind::Hit | EventKind::Return => true,
-        EventKind::Post | EventKind::Fault => false,
     }
 }
 
@@ -222,6 +214,7 @@ fn microseconds(ns: Option<u64>) -> String {
 #[cfg(test)]
 mod tests {
     use expect_test::expect;
+    use hvprobe_proto::v1::EventKind;
 
     use super::*;
     use crate::output::events::lines::tests::{hit, returned};

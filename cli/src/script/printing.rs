@@ -3,7 +3,7 @@
 //! Invariant: data from a guest is printed without control characters for a terminal. The script's own text may
 //! contain them.
 
-use hvprobe_proto::v1::{self, EventKind, Probe, TypeKind};
+use hvprobe_proto::v1::{self, Probe, TypeKind};
 use hvprobe_spec::definition::{Kind, Target};
 use hvprobe_spec::script::{Builtin, Format, Piece, Planted, Said};
 use time::{OffsetDateTime, UtcOffset};
@@ -26,14 +26,6 @@ pub(super) struct Hit<'a> {
 }
 
 impl Hit<'_> {
-    /// Returns whether the actions run at this event. A probe may have several events per hit.
-    pub(super) fn is_one(&self) -> bool {
-        matches!(
-            self.event.kind(),
-            EventKind::Unspecified | EventKind::Hit | EventKind::Return
-        )
-    }
-
     /// Returns the addresses in `values` whose symbols are printed.
     pub(super) fn addresses(&self, values: &[Said]) -> Vec<u64> {
         let mut addresses = Vec::new();
@@ -298,7 +290,6 @@ mod tests {
             planted,
             began_ns: 1_234_567_890_000,
         };
-        assert!(hit.is_one());
         let mut names = Names::default();
         names.insert(
             0xffff_8880_0312_3400,

@@ -27,7 +27,7 @@ use crate::follow::histograms::Counting;
 use crate::follow::printer::{Batch, emit};
 use crate::follow::symbolize;
 use crate::output;
-use crate::output::events::Labels;
+use crate::output::events::{Labels, is_hit};
 use crate::output::histograms::Key;
 use crate::output::histograms::key::shown;
 use crate::output::values::names::Names;
@@ -206,6 +206,9 @@ impl Running {
             if self.is_over {
                 break;
             }
+            if !is_hit(event) {
+                continue;
+            }
             let position = self.positions.get(&event.probe).copied();
             let planted = position.and_then(|at| self.script.program.probes.get(at));
             let (Some(planted), label) = (planted, self.labels.of(event.probe)) else {
@@ -217,9 +220,6 @@ impl Running {
                 planted,
                 began_ns: self.began_ns,
             };
-            if !hit.is_one() {
-                continue;
-            }
             for action in &planted.actions {
                 match action {
                     Action::Printf { format, values } => {

@@ -10,6 +10,7 @@ use hvprobe_spec::shape::{Shape, ShapeKind};
 use hvprobe_spec::{Argument, Common, Source};
 
 use super::captured::{Captures, Data, ItemData};
+use super::hits::is_hit;
 use super::registers;
 use crate::output::harmless;
 use crate::output::values::{Value, decode};
@@ -87,12 +88,8 @@ impl Arguments {
         let Schema {
             arguments, call, ..
         } = &*self.0;
-        if arguments.is_empty() && !call {
+        if (arguments.is_empty() && !call) || !is_hit(event) {
             return None;
-        }
-        match event.kind() {
-            EventKind::Unspecified | EventKind::Hit | EventKind::Return => {}
-            EventKind::Post | EventKind::Fault => return None,
         }
         let values = arguments.iter().map(|(name, argument)| {
             let value = argument.as_ref().map(|it| value(it, event, items));

@@ -4,9 +4,11 @@
 pub(crate) mod arguments;
 pub(crate) mod asked;
 pub(crate) mod captured;
+mod hits;
 pub(crate) mod lines;
 pub(super) mod registers;
 pub(crate) mod times;
 mod valued;
 
+pub(crate) use hits::is_hit;
 pub(crate) use lines::{Label, Labels, dropped, duration, exception, line, throttled};
