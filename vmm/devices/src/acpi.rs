@@ -3,7 +3,7 @@
 //!
 //! The platform is "hardware-reduced" (ACPI 6.5, 4.1): it has no legacy interrupt controller, timer or power
 //! management block to probe, which also shortens the guest's boot. Sleep and reset are single port writes
-//! (`SLEEP_CONTROL`, `RESET`). The tables never reach beyond the range given.
+//! (`SLEEP_CONTROL`, `RESET_PORT`). The tables never reach beyond the range given.
 
 use std::ops::Range;
 
@@ -17,21 +17,9 @@ use acpi_tables::{Aml, AmlSink, madt};
 use hvprobe_arch::Gpa;
 use hvprobe_arch::mem::PhysMemory;
 
+use super::reset::{RESET_PORT, RESET_VALUE};
 use super::serial::{COM1, COM1_GSI};
-
-/// Port of the sleep control register.
-pub(crate) const SLEEP_CONTROL: u16 = 0x600;
-/// Port of the sleep status register.
-pub(crate) const SLEEP_STATUS: u16 = 0x601;
-/// Bit of the sleep control register that enters the state in bits 4:2 (ACPI 6.5, 4.8.3.7).
-pub(crate) const SLEEP_ENABLE: u8 = 1 << 5;
-/// Bits 4:2 of the sleep control register for S5, "soft off".
-pub(crate) const S5: u8 = 5;
-/// Port at which [`RESET_VALUE`] resets the machine: the keyboard controller's, which programs without ACPI use
-/// too.
-pub const RESET: u16 = 0x64;
-/// The keyboard controller's command to pulse the reset line.
-pub const RESET_VALUE: u8 = 0xfe;
+use super::sleep::{S5, SLEEP_CONTROL, SLEEP_STATUS};
 
 /// Addresses of KVM's interrupt controllers.
 const LOCAL_APIC: u32 = 0xfee0_0000;
@@ -107,7 +95,7 @@ fn fadt(dsdt: Gpa) -> acpi_tables::fadt::FADT {
         .flag(Flags::PwrButton)
         .flag(Flags::SlpButton);
     fadt.iapc_boot_arch = (VGA_NOT_PRESENT | MSI_NOT_SUPPORTED | CMOS_RTC_NOT_PRESENT).into();
-    fadt.reset_reg = port(RESET);
+    fadt.reset_reg = port(RESET_PORT);
     fadt.reset_value = RESET_VALUE;
     fadt.sleep_control_reg = port(SLEEP_CONTROL);
     fadt.sleep_status_reg = port(SLEEP_STATUS);

@@ -1,115 +1,86 @@
-//! The bus of I/O ports.
+//! The bus: finds the device that answers at an address.
 //!
-//! | port | device |
-//! |---|---|
-//! | 0x60, 0x64 | keyboard controller, reset command only |
-//! | 0x70, 0x71 | CMOS: all zero, a value for which no clock driver waits |
-//! | 0xf4 | exit status of the guest's workload: the last byte written |
-//! | 0x3f8-0x3ff | serial port COM1, the console |
-//! | 0x600, 0x601 | ACPI sleep control and status |
-//!
-//! All other ports read as all ones, as on a bus without a device there, and ignore writes. So there is no PCI.
-//! Memory-mapped I/O outside KVM's own interrupt controllers is empty likewise.
-//!
-//! Any vCPU may call at any time. The console has one lock, held only while a byte moves.
+//! Invariants: no claim is empty or leaves its address space, and no two overlap, so at most one device answers
+//! an access. Claims are made before the guest runs and do not change, so a look-up takes no lock and allocates
+//! nothing.
 
-use std::io;
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::Arc;
 
-use super::acpi;
-use super::serial::{COM1, Console};
+use super::address::{AddressRange, Space};
+use super::device::Device;
 
-/// Port to which a guest writes its workload's exit status, one byte.
-const EXIT_STATUS_PORT: u16 = 0xf4;
-
-const COM1_LAST: u16 = COM1 + 7;
-const KEYBOARD_DATA: u16 = 0x60;
-const CMOS_INDEX: u16 = 0x70;
-const CMOS_DATA: u16 = 0x71;
-
-/// A guest's request to the machine, made by a port write.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DeviceEvent {
-    /// Restart the machine.
-    Reset,
-    /// Power the machine off.
-    Shutdown,
+/// A device claims addresses that it cannot have.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a device cannot have {range}: {why}")]
+pub struct ClaimError {
+    range: AddressRange,
+    why: &'static str,
 }
 
-/// The devices at a machine's I/O ports.
+/// Addresses, and the device that answers there.
 #[derive(Debug)]
-pub struct Ports {
-    console: Console,
-    /// The exit status, or [`Self::NO_STATUS`] if the guest has written none.
-    status: AtomicU16,
+struct Claim {
+    space: Space,
+    first: u64,
+    last: u64,
+    device: Arc<dyn Device>,
 }
 
-impl Ports {
-    const NO_STATUS: u16 = 0x100;
+/// The claims of a machine's devices, by space and address.
+#[derive(Debug, Default)]
+pub(crate) struct Bus(Vec<Claim>);
 
-    /// Creates the devices of a machine. `interrupt` sends an edge on the console's interrupt line. `sink` gets
-    /// the guest's console output; it is called on a vCPU's thread with the console locked, so it must not
-    /// block nor call back.
-    pub fn new(
-        interrupt: impl Fn() -> io::Result<()> + Send + 'static,
-        sink: impl FnMut(&[u8]) + Send + 'static,
-    ) -> Self {
-        Self {
-            console: Console::new(Box::new(interrupt), Box::new(sink)),
-            status: AtomicU16::new(Self::NO_STATUS),
-        }
-    }
-
-    /// Handles a vCPU's write: one value, or several for a string instruction.
-    pub fn write(&self, port: u16, data: &[u8]) -> Option<DeviceEvent> {
-        match port {
-            COM1..=COM1_LAST => self.console.write(port - COM1, data),
-            acpi::RESET if data.contains(&acpi::RESET_VALUE) => return Some(DeviceEvent::Reset),
-            acpi::SLEEP_CONTROL if data.iter().any(is_soft_off) => {
-                return Some(DeviceEvent::Shutdown);
-            }
-            EXIT_STATUS_PORT => {
-                if let Some(status) = data.last() {
-                    self.status.store((*status).into(), Ordering::Relaxed);
-                }
-            }
-            _ => {}
-        }
-        None
-    }
-
-    /// Handles a vCPU's read: one value, or several for a string instruction.
-    pub fn read(&self, port: u16, data: &mut [u8]) {
-        match port {
-            COM1..=COM1_LAST => self.console.read(port - COM1, data),
-            KEYBOARD_DATA
-            | acpi::RESET
-            | CMOS_INDEX
-            | CMOS_DATA
-            | acpi::SLEEP_CONTROL
-            | acpi::SLEEP_STATUS => data.fill(0),
-            _ => data.fill(0xff),
-        }
-    }
-
-    /// Adds `bytes` to the console's input. The guest reads them at its own pace.
+impl Bus {
+    /// Adds the ranges of `device`.
     ///
-    /// Returns the number of bytes accepted. The input queue had no room for the rest; the caller retries
-    /// later.
-    pub fn console_input(&self, bytes: &[u8]) -> usize {
-        self.console.input(bytes)
+    /// # Errors
+    /// When a range is empty, leaves its space, or overlaps a range claimed before.
+    pub(crate) fn claim(&mut self, device: &Arc<dyn Device>) -> Result<(), ClaimError> {
+        for range in device.ranges() {
+            let AddressRange { space, first, .. } = range;
+            let refused = |why| ClaimError { range, why };
+            let Some(last) = range.last() else {
+                return Err(refused("it is empty or leaves its address space"));
+            };
+            let next = self.after(space, last);
+            if let Some(before) = next.checked_sub(1).and_then(|at| self.0.get(at))
+                && before.space == space
+                && before.last >= first
+            {
+                return Err(refused("another device has a part of it"));
+            }
+            let claim = Claim {
+                space,
+                first,
+                last,
+                device: Arc::clone(device),
+            };
+            self.0.insert(next, claim);
+        }
+        Ok(())
     }
 
-    /// Returns the exit status that the guest wrote last.
-    #[must_use]
-    pub fn guest_status(&self) -> Option<u8> {
-        u8::try_from(self.status.load(Ordering::Relaxed)).ok()
+    /// Returns the device that answers an access to `len` bytes at `at`, and the offset of `at` from the start of
+    /// its range. An access to memory that leaves the range has no device. One to ports is its first port's,
+    /// because all values of a string instruction have the same port, and KVM reports them together.
+    pub(crate) fn find(&self, space: Space, at: u64, len: usize) -> Option<(&dyn Device, u64)> {
+        let claim = &self.0[self.after(space, at).checked_sub(1)?];
+        if claim.space != space {
+            return None;
+        }
+        let behind = claim.last.checked_sub(at)?;
+        let fits = match space {
+            Space::Port => true,
+            Space::Memory => len.saturating_sub(1) as u64 <= behind,
+        };
+        fits.then(|| (&*claim.device, at - claim.first))
     }
-}
 
-/// Returns whether a value of the sleep control register enters S5 (ACPI 6.5, 4.8.3.7).
-fn is_soft_off(value: &u8) -> bool {
-    value & acpi::SLEEP_ENABLE != 0 && value >> 2 & 7 == acpi::S5
+    /// Returns the position of the first claim that begins after `at`.
+    fn after(&self, space: Space, at: u64) -> usize {
+        self.0
+            .partition_point(|claim| (claim.space, claim.first) <= (space, at))
+    }
 }
 
 #[cfg(test)]

@@ -18,6 +18,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use vm_superio::serial::NoEvents;
 use vm_superio::{Serial, Trigger};
 
+use super::address::AddressRange;
+use super::device::{Device, DeviceEvent};
+
 /// First port of the serial console.
 pub(crate) const COM1: u16 = 0x3f8;
 /// Interrupt of the serial console.
@@ -26,12 +29,14 @@ pub const COM1_GSI: u32 = 4;
 /// Maximum input that waits for a guest that does not read, in bytes.
 const MAX_PENDING: usize = 64 << 10;
 
+/// Number of registers.
+const REGISTERS: u64 = 8;
 /// Registers of the UART, by offset (National Semiconductor PC16550D).
-const DATA: u16 = 0;
-const INTERRUPT_ENABLE: u16 = 1;
-const INTERRUPT_IDENTIFICATION: u16 = 2;
-const LINE_CONTROL: u16 = 3;
-const MODEM_CONTROL: u16 = 4;
+const DATA: u64 = 0;
+const INTERRUPT_ENABLE: u64 = 1;
+const INTERRUPT_IDENTIFICATION: u64 = 2;
+const LINE_CONTROL: u64 = 3;
+const MODEM_CONTROL: u64 = 4;
 const LINE_STATUS: u8 = 5;
 
 /// Interrupt enable: received data.
@@ -88,7 +93,34 @@ impl Console {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn write(&self, offset: u16, data: &[u8]) {
+    pub(super) fn input(&self, bytes: &[u8]) -> usize {
+        let mut state = self.lock();
+        let accepted = bytes.len().min(MAX_PENDING - state.pending.len());
+        state.pending.extend(&bytes[..accepted]);
+        state.feed();
+        accepted
+    }
+}
+
+impl Device for Console {
+    fn ranges(&self) -> Vec<AddressRange> {
+        vec![AddressRange::ports(COM1, REGISTERS)]
+    }
+
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        let mut state = self.lock();
+        for byte in data {
+            *byte = state.uart.read(offset.to_le_bytes()[0]);
+            if offset == INTERRUPT_IDENTIFICATION {
+                *byte = state.identify(*byte);
+            }
+        }
+        if offset == DATA {
+            state.feed();
+        }
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> Option<DeviceEvent> {
         let mut state = self.lock();
         for byte in data {
             // Neither the interrupt nor the sink can fail in a way the guest should see.
@@ -103,27 +135,7 @@ impl Console {
             }
         }
         state.feed();
-    }
-
-    pub(super) fn read(&self, offset: u16, data: &mut [u8]) {
-        let mut state = self.lock();
-        for byte in data {
-            *byte = state.uart.read(offset.to_le_bytes()[0]);
-            if offset == INTERRUPT_IDENTIFICATION {
-                *byte = state.identify(*byte);
-            }
-        }
-        if offset == DATA {
-            state.feed();
-        }
-    }
-
-    pub(super) fn input(&self, bytes: &[u8]) -> usize {
-        let mut state = self.lock();
-        let accepted = bytes.len().min(MAX_PENDING - state.pending.len());
-        state.pending.extend(&bytes[..accepted]);
-        state.feed();
-        accepted
+        None
     }
 }
 

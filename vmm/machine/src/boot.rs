@@ -13,7 +13,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use hvprobe_devices::acpi::{self, AcpiError};
-use hvprobe_devices::{COM1_GSI, Ports};
+use hvprobe_devices::{COM1_GSI, ClaimError, Devices};
 use hvprobe_engine::{HiddenRegion, RegisterError, Registry};
 use hvprobe_hit::HitHandler;
 use hvprobe_hit::aggregate::Room;
@@ -99,6 +99,9 @@ pub enum BootError {
     /// The vCPUs cannot be set up.
     #[error(transparent)]
     Cpu(#[from] CpuError),
+    /// Two devices have the same addresses.
+    #[error(transparent)]
+    Device(#[from] ClaimError),
     /// The firmware tables cannot be built.
     #[error(transparent)]
     Acpi(#[from] AcpiError),
@@ -282,7 +285,7 @@ fn start(
         let vm = lines.upgrade();
         vm.map_or(Ok(()), |vm| pulse(&vm, COM1_GSI))
     };
-    let ports = Ports::new(interrupt, move |bytes| sink.print(bytes));
+    let devices = Devices::new(interrupt, move |bytes| sink.print(bytes))?;
     let cpus: Vec<CpuFd> = (0..config.cpus)
         .map(|index| create_cpu(&host, &vm, index, &config, &entry, mode))
         .collect::<Result<_, _>>()?;
@@ -312,7 +315,7 @@ fn start(
     let shared = Arc::new(Shared {
         control: Control::new(cpus.len()),
         ram,
-        ports,
+        devices,
         tripwire: Some(tripwire),
         gate: OnceLock::new(),
         first_entry_ns: AtomicU64::new(0),

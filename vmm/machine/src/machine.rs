@@ -265,7 +265,7 @@ impl Machine {
 
     /// Types `bytes` on the console; returns how many of them fitted.
     pub fn console_input(&self, bytes: &[u8]) -> usize {
-        self.shared.ports.console_input(bytes)
+        self.shared.devices.console_input(bytes)
     }
 
     /// Returns the result of registering the probes of the configuration, before the boot.

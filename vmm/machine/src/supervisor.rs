@@ -72,7 +72,7 @@ impl Machine {
         };
         let ending = Ending {
             reason,
-            guest_status: self.shared.ports.guest_status(),
+            guest_status: self.shared.devices.guest_status(),
         };
         info!(machine = self.config.name, reason = %ending.reason, "machine ended");
         self.life().ending = Some(ending);

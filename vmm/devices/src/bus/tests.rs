@@ -1,190 +1,183 @@
-//! The ports without a virtual machine; the console's interrupts are counted.
+//! Look-ups and claims, with devices that have only a name.
 
-use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex};
+use proptest::prelude::*;
 
 use super::*;
+use crate::device::DeviceEvent;
 
-/// Offsets of the UART's registers.
-const DATA: u16 = COM1;
-const INTERRUPT_ENABLE: u16 = COM1 + 1;
-const INTERRUPT_IDENTIFICATION: u16 = COM1 + 2;
-const LINE_CONTROL: u16 = COM1 + 3;
-const MODEM_CONTROL: u16 = COM1 + 4;
-const LINE_STATUS: u16 = COM1 + 5;
+#[derive(Debug)]
+struct Named(u8, Vec<AddressRange>);
 
-struct Machine {
-    ports: Ports,
-    interrupts: Arc<AtomicU64>,
-    output: Arc<Mutex<Vec<u8>>>,
-}
+impl Device for Named {
+    fn ranges(&self) -> Vec<AddressRange> {
+        self.1.clone()
+    }
 
-fn machine() -> Machine {
-    let interrupts = Arc::new(AtomicU64::new(0));
-    let line = Arc::clone(&interrupts);
-    let output = Arc::new(Mutex::new(Vec::new()));
-    let sink = Arc::clone(&output);
-    let interrupt = move || {
-        line.fetch_add(1, Ordering::Relaxed);
-        Ok(())
-    };
-    Machine {
-        ports: Ports::new(interrupt, move |bytes| {
-            sink.lock().unwrap().extend_from_slice(bytes);
-        }),
-        interrupts,
-        output,
+    fn read(&self, _offset: u64, data: &mut [u8]) {
+        data.fill(self.0);
+    }
+
+    fn write(&self, _offset: u64, _data: &[u8]) -> Option<DeviceEvent> {
+        None
     }
 }
 
-impl Machine {
-    fn out(&self, port: u16, value: u8) {
-        assert_eq!(self.ports.write(port, &[value]), None);
+fn memory(first: u64, size: u64) -> AddressRange {
+    AddressRange {
+        space: Space::Memory,
+        first,
+        size,
     }
+}
 
-    fn inb(&self, port: u16) -> u8 {
-        let mut byte = [0];
-        self.ports.read(port, &mut byte);
-        byte[0]
+fn claim(bus: &mut Bus, name: u8, ranges: &[AddressRange]) -> Result<(), String> {
+    let device: Arc<dyn Device> = Arc::new(Named(name, ranges.to_vec()));
+    bus.claim(&device).map_err(|error| error.to_string())
+}
+
+/// Returns the name of the device that answers, and the offset that it gets.
+fn find(bus: &Bus, space: Space, at: u64, len: usize) -> Option<(u8, u64)> {
+    let (device, offset) = bus.find(space, at, len)?;
+    let mut name = [0];
+    device.read(offset, &mut name);
+    Some((name[0], offset))
+}
+
+#[test]
+fn each_address_has_the_device_that_claimed_it_and_its_neighbours_have_none() {
+    let mut bus = Bus::default();
+    claim(&mut bus, 1, &[AddressRange::ports(0x3f8, 8)]).unwrap();
+    claim(
+        &mut bus,
+        2,
+        &[memory(0x1000, 0x10), AddressRange::ports(0x60, 1)],
+    )
+    .unwrap();
+    claim(&mut bus, 3, &[memory(0x1010, 1)]).unwrap();
+    let port = |at| find(&bus, Space::Port, at, 1);
+    assert_eq!(port(0x3f8), Some((1, 0)));
+    assert_eq!(port(0x3ff), Some((1, 7)));
+    assert_eq!(port(0x60), Some((2, 0)));
+    for free in [0, 0x5f, 0x61, 0x3f7, 0x400, 0x1000, 0xffff, u64::MAX] {
+        assert_eq!(port(free), None, "{free:#x}");
     }
-
-    /// Sets up the UART as a driver does when the console is opened.
-    fn open(&self) {
-        self.out(MODEM_CONTROL, 0x0b);
-        self.out(INTERRUPT_ENABLE, 0x05);
+    let memory = |at| find(&bus, Space::Memory, at, 1);
+    assert_eq!(memory(0x1000), Some((2, 0)));
+    assert_eq!(memory(0x100f), Some((2, 0xf)));
+    assert_eq!(memory(0x1010), Some((3, 0)));
+    for free in [0, 0x60, 0x3f8, 0xfff, 0x1011, u64::MAX] {
+        assert_eq!(memory(free), None, "{free:#x}");
     }
+}
 
-    /// Returns the number of interrupts since the last call.
-    fn interrupts(&self) -> u64 {
-        self.interrupts.swap(0, Ordering::Relaxed)
+#[test]
+fn an_access_that_leaves_a_range_of_memory_has_no_device() {
+    let mut bus = Bus::default();
+    claim(&mut bus, 1, &[memory(0x1000, 8)]).unwrap();
+    claim(&mut bus, 2, &[memory(0x1008, 8)]).unwrap();
+    claim(&mut bus, 3, &[memory(u64::MAX - 3, 4)]).unwrap();
+    let find = |at, len| find(&bus, Space::Memory, at, len);
+    assert_eq!(find(0x1000, 8), Some((1, 0)));
+    assert_eq!(find(0x1004, 4), Some((1, 4)));
+    assert_eq!(find(0x1004, 8), None, "two devices");
+    assert_eq!(find(0x100c, 8), None, "the end of the last");
+    assert_eq!(find(0xffc, 8), None, "the start of the first");
+    assert_eq!(find(u64::MAX - 3, 4), Some((3, 0)));
+    assert_eq!(find(u64::MAX, 1), Some((3, 3)));
+    assert_eq!(find(u64::MAX, 8), None, "the end of the space");
+    assert_eq!(find(u64::MAX, usize::MAX), None);
+}
+
+#[test]
+fn a_string_of_values_belongs_to_its_port() {
+    let mut bus = Bus::default();
+    claim(&mut bus, 1, &[AddressRange::ports(0x3f8, 8)]).unwrap();
+    assert_eq!(find(&bus, Space::Port, 0x3ff, 4096), Some((1, 7)));
+    assert_eq!(find(&bus, Space::Port, 0x3f7, 4096), None);
+}
+
+#[test]
+fn a_range_that_is_empty_or_leaves_its_space_is_refused() {
+    for range in [
+        memory(0x1000, 0),
+        memory(u64::MAX, 2),
+        memory(2, u64::MAX),
+        AddressRange::ports(0x60, 0),
+        AddressRange::ports(0xffff, 2),
+        AddressRange::ports(0, u64::MAX),
+        AddressRange::ports(0, 0x1_0001),
+    ] {
+        let mut bus = Bus::default();
+        let refused = claim(&mut bus, 1, &[range]).unwrap_err();
+        assert!(refused.contains("empty or leaves"), "{refused}");
+        assert_eq!(find(&bus, range.space, range.first, 1), None);
     }
+    let mut bus = Bus::default();
+    claim(&mut bus, 1, &[memory(0, u64::MAX)]).unwrap();
+    claim(&mut bus, 2, &[AddressRange::ports(0, 0x1_0000)]).unwrap();
+    assert_eq!(find(&bus, Space::Port, 0xffff, 1), Some((2, 0xffff)));
+}
 
-    /// Reads everything that the guest can read now.
-    fn drain(&self) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        while self.inb(LINE_STATUS) & 1 != 0 {
-            bytes.push(self.inb(DATA));
+#[test]
+fn a_range_that_overlaps_another_is_refused() {
+    for overlapping in [
+        memory(0x1000, 0x10),
+        memory(0x1008, 1),
+        memory(0xfff, 2),
+        memory(0x100f, 0x10),
+        memory(0xff0, 0x100),
+        memory(0, u64::MAX),
+    ] {
+        let mut bus = Bus::default();
+        claim(&mut bus, 1, &[memory(0x1000, 0x10)]).unwrap();
+        let refused = claim(&mut bus, 2, &[overlapping]).unwrap_err();
+        assert!(refused.contains("another device"), "{refused}");
+        assert_eq!(find(&bus, Space::Memory, 0x1008, 1), Some((1, 8)));
+    }
+    // The same numbers are other addresses in the other space.
+    let mut bus = Bus::default();
+    claim(&mut bus, 1, &[memory(0x60, 1)]).unwrap();
+    claim(&mut bus, 2, &[AddressRange::ports(0x60, 1)]).unwrap();
+    let twice = [memory(0x70, 1), memory(0x70, 1)];
+    assert!(claim(&mut bus, 3, &twice).is_err(), "it overlaps itself");
+}
+
+fn range() -> impl Strategy<Value = AddressRange> {
+    let first = prop_oneof![0..64u64, (u64::MAX - 64)..=u64::MAX];
+    let size = prop_oneof![0..16u64, Just(u64::MAX)];
+    let space = prop_oneof![Just(Space::Port), Just(Space::Memory)];
+    (space, first, size).prop_map(|(space, first, size)| AddressRange { space, first, size })
+}
+
+proptest! {
+    /// Compares the bus with a list of claims, all of which are looked at.
+    #[test]
+    fn the_bus_finds_what_a_search_of_all_claims_finds(
+        ranges in proptest::collection::vec(range(), 0..12),
+        accesses in proptest::collection::vec((range(), 1..9usize), 0..64),
+    ) {
+        let mut bus = Bus::default();
+        let mut claimed: Vec<(u8, Space, u64, u64)> = Vec::new();
+        for (name, range) in (1..).zip(ranges) {
+            let is_free = |last: u64| claimed.iter().all(|(_, space, low, high)| {
+                *space != range.space || last < *low || *high < range.first
+            });
+            let last = range.last().filter(|last| is_free(*last));
+            prop_assert_eq!(claim(&mut bus, name, &[range]).is_ok(), last.is_some());
+            if let Some(last) = last {
+                claimed.push((name, range.space, range.first, last));
+            }
         }
-        bytes
+        for (AddressRange { space, first, .. }, len) in accesses {
+            let end = match space {
+                Space::Port => Some(first),
+                Space::Memory => first.checked_add(len as u64 - 1),
+            };
+            let expected = claimed.iter().find(|(_, of, low, high)| {
+                *of == space && *low <= first && end.is_some_and(|end| end <= *high)
+            });
+            let expected = expected.map(|(name, _, low, _)| (*name, first - low));
+            prop_assert_eq!(find(&bus, space, first, len), expected);
+        }
     }
-}
-
-#[test]
-fn what_the_guest_writes_comes_out_in_order() {
-    let machine = machine();
-    for byte in b"hello" {
-        machine.out(DATA, *byte);
-    }
-    machine.ports.write(DATA, b" world");
-    assert_eq!(*machine.output.lock().unwrap(), b"hello world");
-}
-
-#[test]
-fn a_writing_driver_gets_its_interrupt() {
-    let machine = machine();
-    machine.out(INTERRUPT_ENABLE, 0x02);
-    assert_eq!(machine.interrupts(), 1);
-    // Reading the cause acknowledges it; the next byte raises it again.
-    assert_eq!(machine.inb(COM1 + 2) & 0x0f, 0x02);
-    machine.out(DATA, b'x');
-    assert_eq!(machine.interrupts(), 1);
-}
-
-#[test]
-fn input_typed_before_the_driver_is_ready_waits_for_it() {
-    let machine = machine();
-    assert_eq!(machine.ports.console_input(b"early"), 5);
-    // A driver that probes the UART's type enables every interrupt, and disables them again.
-    machine.out(INTERRUPT_ENABLE, 0x0f);
-    machine.out(INTERRUPT_ENABLE, 0x00);
-    assert_eq!(machine.drain(), b"");
-    // With the divisor latch set, the same port is not the interrupt enable register.
-    machine.out(MODEM_CONTROL, 0x0b);
-    machine.out(LINE_CONTROL, 0x83);
-    machine.out(INTERRUPT_ENABLE, 0x01);
-    machine.out(LINE_CONTROL, 0x03);
-    assert_eq!(machine.drain(), b"");
-    machine.open();
-    assert_eq!(machine.drain(), b"early");
-}
-
-#[test]
-fn more_input_than_the_fifo_holds_arrives_whole_and_in_order() {
-    let machine = machine();
-    machine.open();
-    let typed: Vec<u8> = (0..1000u32).map(|n| n.to_le_bytes()[0]).collect();
-    assert_eq!(machine.ports.console_input(&typed), 1000);
-    assert_eq!(machine.drain(), typed);
-    assert!(machine.interrupts() > 0);
-}
-
-#[test]
-fn data_that_a_driver_leaves_in_the_fifo_stays_an_interrupt() {
-    let machine = machine();
-    machine.open();
-    assert_eq!(machine.ports.console_input(b"typed"), 5);
-    let identified = || machine.inb(INTERRUPT_IDENTIFICATION) & 0x0f;
-    for letter in b"typed" {
-        assert_eq!(identified(), 0x04);
-        assert_eq!(machine.inb(DATA), *letter);
-    }
-    assert_eq!(identified(), 0x01);
-}
-
-#[test]
-fn input_beyond_the_queue_is_refused_not_lost() {
-    let machine = machine();
-    let flood = vec![b'x'; 1 << 20];
-    let accepted = machine.ports.console_input(&flood);
-    assert!(accepted > 0 && accepted < flood.len());
-    assert_eq!(machine.ports.console_input(b"y"), 0);
-    machine.open();
-    assert_eq!(machine.drain().len(), accepted);
-}
-
-#[test]
-fn a_guest_that_never_leaves_loopback_mode_does_not_hang_us() {
-    let machine = machine();
-    machine.out(MODEM_CONTROL, 0x1b);
-    machine.out(INTERRUPT_ENABLE, 0x05);
-    assert_eq!(machine.ports.console_input(b"typed"), 5);
-    for _ in 0..200 {
-        machine.out(DATA, b'l');
-    }
-    assert_eq!(machine.drain(), [b'l'; 64]);
-    machine.out(MODEM_CONTROL, 0x0b);
-    assert_eq!(machine.drain(), b"typed");
-}
-
-#[test]
-fn resets_and_shutdowns_are_events() {
-    let ports = machine().ports;
-    assert_eq!(ports.write(0x64, &[0xfe]), Some(DeviceEvent::Reset));
-    assert_eq!(ports.write(0x64, &[0xd1]), None);
-    // Sleep type S5 with and without the enable bit, and another sleep type.
-    assert_eq!(ports.write(0x600, &[0x34]), Some(DeviceEvent::Shutdown));
-    assert_eq!(ports.write(0x600, &[0x14]), None);
-    assert_eq!(ports.write(0x600, &[0x24]), None);
-}
-
-#[test]
-fn the_last_exit_status_counts() {
-    let ports = machine().ports;
-    assert_eq!(ports.guest_status(), None);
-    ports.write(EXIT_STATUS_PORT, &[3]);
-    assert_eq!(ports.guest_status(), Some(3));
-    ports.write(EXIT_STATUS_PORT, &[255]);
-    assert_eq!(ports.guest_status(), Some(255));
-}
-
-#[test]
-fn empty_ports_read_as_ones() {
-    let machine = machine();
-    let mut data = [0; 4];
-    machine.ports.read(0xcfc, &mut data);
-    assert_eq!(data, [0xff; 4]);
-    assert_eq!(machine.ports.write(0xcf8, &[0, 0, 0, 0x80]), None);
-    // The CMOS clock is never about to update, and the keyboard controller is always ready.
-    assert_eq!(machine.inb(0x71), 0);
-    assert_eq!(machine.inb(0x64), 0);
 }

@@ -362,7 +362,7 @@ impl Vcpu {
 
     /// Runs the guest to its next exit and handles the exit.
     fn once(&mut self, shared: &Shared) -> Result<Next, kvm_ioctls::Error> {
-        let exit = self.cpu.run(&shared.ports);
+        let exit = self.cpu.run(&shared.devices);
         let end = match exit {
             Exit::Gate => return self.patched_out(shared),
             Exit::Doorbell => {

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use hvprobe_devices::Ports;
+use hvprobe_devices::Devices;
 use hvprobe_vm::memory::GuestRam;
 use hvprobe_vm::vcpu::Ioctls;
 
@@ -20,7 +20,7 @@ use crate::tripwire::Tripwire;
 pub(crate) struct Shared {
     pub(crate) control: Control,
     pub(crate) ram: Arc<GuestRam>,
-    pub(crate) ports: Ports,
+    pub(crate) devices: Devices,
     pub(crate) tripwire: Option<Tripwire>,
     pub(crate) gate: OnceLock<Gate>,
     /// Host time of the first entry into the guest; 0 before.

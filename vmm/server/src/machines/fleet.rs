@@ -349,6 +349,7 @@ fn boot_error(machine: &str, error: &BootError) -> Status {
         | BootError::NoCatchMode
         | BootError::Kvm { .. }
         | BootError::Cpu(_)
+        | BootError::Device(_)
         | BootError::Acpi(_)
         | BootError::Thread(_) => (Code::FailedPrecondition, ErrorKind::Host),
     };

@@ -5,7 +5,7 @@
 
 use hvprobe_arch::Gpa;
 use hvprobe_arch::mem::{OutOfRange, PhysMemory};
-use hvprobe_devices::acpi;
+use hvprobe_devices::{RESET_PORT, RESET_VALUE};
 use hvprobe_vmlinux::{Kernel, KernelError, Segment, SetupHeader};
 
 use super::error::LoadError;
@@ -40,10 +40,10 @@ const LOADED_HIGH: u8 = 1;
 /// command line names another way to reset.
 const RESET: [u8; 7] = [
     0xb0,
-    acpi::RESET_VALUE, // mov al, RESET_VALUE
+    RESET_VALUE, // mov al, RESET_VALUE
     0xe6,
-    acpi::RESET.to_le_bytes()[0], // out RESET, al
-    0xf4,                         // hlt
+    RESET_PORT.to_le_bytes()[0], // out RESET_PORT, al
+    0xf4,                        // hlt
     0xeb,
     0xfd, // jmp to the hlt
 ];

@@ -13,7 +13,7 @@ use std::mem::offset_of;
 
 use hvprobe_arch::Regs;
 use hvprobe_arch::trap::{DOORBELL_PORT, GATE_PORT, ROOM_PORT};
-use hvprobe_devices::{DeviceEvent, Ports};
+use hvprobe_devices::{DeviceEvent, Devices, Space};
 use kvm_bindings::{
     KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_USE_SW_BP, KVM_MP_STATE_HALTED, KVM_MP_STATE_RUNNABLE,
     KVM_VCPUEVENT_VALID_NMI_PENDING, KVM_VCPUEVENT_VALID_SHADOW, KVM_X86_SHADOW_INT_STI, Msrs,
@@ -178,7 +178,7 @@ impl CpuFd {
 
     /// Runs the guest until it exits, and carries out its device accesses.
     #[inline]
-    pub fn run(&mut self, devices: &Ports) -> Exit {
+    pub fn run(&mut self, devices: &Devices) -> Exit {
         self.ioctls.run += 1;
         self.knows_sregs = self.shares_sregs;
         self.knows_events = self.shares_events;
@@ -195,20 +195,17 @@ impl CpuFd {
             Ok(VcpuExit::IoOut(GATE, [_])) => Exit::Gate,
             Ok(VcpuExit::IoOut(DOORBELL, [_])) => Exit::Doorbell,
             Ok(VcpuExit::IoOut(ROOM, [_])) => Exit::Room,
-            Ok(VcpuExit::IoOut(port, data)) => match devices.write(port, data) {
-                Some(event) => Exit::Device(event),
-                None => Exit::Handled,
-            },
+            Ok(VcpuExit::IoOut(port, data)) => written(devices, Space::Port, port.into(), data),
             Ok(VcpuExit::IoIn(port, data)) => {
-                devices.read(port, data);
+                devices.read(Space::Port, port.into(), data);
                 Exit::Handled
             }
-            // No device has MMIO; reads return all ones.
-            Ok(VcpuExit::MmioRead(_, data)) => {
-                data.fill(0xff);
+            Ok(VcpuExit::MmioWrite(at, data)) => written(devices, Space::Memory, at, data),
+            Ok(VcpuExit::MmioRead(at, data)) => {
+                devices.read(Space::Memory, at, data);
                 Exit::Handled
             }
-            Ok(VcpuExit::MmioWrite(..) | VcpuExit::Intr | VcpuExit::IrqWindowOpen) => Exit::Handled,
+            Ok(VcpuExit::Intr | VcpuExit::IrqWindowOpen) => Exit::Handled,
             Ok(VcpuExit::Debug(debug)) => Exit::Debug {
                 exception: debug.exception,
             },
@@ -528,6 +525,14 @@ impl CpuFd {
             tsc: value(0)?,
             kvmclock: value(1).unwrap_or(0),
         })
+    }
+}
+
+/// Passes a write of the guest to the device that answers at `at`.
+fn written(devices: &Devices, space: Space, at: u64, data: &[u8]) -> Exit {
+    match devices.write(space, at, data) {
+        Some(event) => Exit::Device(event),
+        None => Exit::Handled,
     }
 }
 

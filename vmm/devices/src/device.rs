@@ -1,0 +1,34 @@
+//! The interface of a device.
+//!
+//! ```text
+//!   made ──► claims its ranges ──► reads and writes, by any vCPU at any time
+//! ```
+//! Invariant: a device knows neither KVM nor the machine it is in, nor other devices. Its creator passes what it
+//! needs of them, such as an interrupt line or a range of memory.
+
+use std::fmt::Debug;
+
+use super::address::AddressRange;
+
+/// A guest's request to the machine, made by a write to a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceEvent {
+    /// Restart the machine.
+    Reset,
+    /// Power the machine off.
+    Shutdown,
+}
+
+/// A device on the bus. Its methods are called on vCPUs' threads, several of them at a time.
+pub(crate) trait Device: Debug + Send + Sync {
+    /// Returns the ranges of addresses at which the device answers.
+    fn ranges(&self) -> Vec<AddressRange>;
+
+    /// Handles a read at `offset` from the start of one of the ranges. `data` has several values if a string
+    /// instruction reads a port.
+    fn read(&self, offset: u64, data: &mut [u8]);
+
+    /// Handles a write at `offset` from the start of one of the ranges. `data` has several values if a string
+    /// instruction writes to a port.
+    fn write(&self, offset: u64, data: &[u8]) -> Option<DeviceEvent>;
+}

@@ -1,0 +1,98 @@
+//! The devices of a machine.
+//!
+//! | port | device |
+//! |---|---|
+//! | 0x60 | keyboard controller's data: zero |
+//! | 0x64 | keyboard controller's commands: reset only |
+//! | 0x70, 0x71 | CMOS: all zero, a value for which no clock driver waits |
+//! | 0xf4 | exit status of the guest's workload: the last byte written |
+//! | 0x3f8-0x3ff | serial port COM1, the console |
+//! | 0x600, 0x601 | ACPI sleep control and status |
+//!
+//! All other ports read as all ones, as on a bus without a device there, and ignore writes. So there is no PCI.
+//! Memory-mapped I/O outside KVM's own interrupt controllers is empty likewise.
+//!
+//! Any vCPU may call at any time. The console has one lock, held only while a byte moves.
+
+use std::io;
+use std::sync::Arc;
+
+use super::address::Space;
+use super::bus::{Bus, ClaimError};
+use super::device::{Device, DeviceEvent};
+use super::exit_status::ExitStatus;
+use super::reset::Reset;
+use super::serial::Console;
+use super::sleep::Sleep;
+use super::zeros::Zeros;
+
+/// The devices of a machine, on their bus.
+#[derive(Debug)]
+pub struct Devices {
+    bus: Bus,
+    console: Arc<Console>,
+    status: Arc<ExitStatus>,
+}
+
+impl Devices {
+    /// Creates the devices of a machine. `interrupt` sends an edge on the console's interrupt line. `sink` gets
+    /// the guest's console output; it is called on a vCPU's thread with the console locked, so it must not
+    /// block nor call back.
+    ///
+    /// # Errors
+    /// When two devices claim the same addresses.
+    pub fn new(
+        interrupt: impl Fn() -> io::Result<()> + Send + 'static,
+        sink: impl FnMut(&[u8]) + Send + 'static,
+    ) -> Result<Self, ClaimError> {
+        let console = Arc::new(Console::new(Box::new(interrupt), Box::new(sink)));
+        let status = Arc::new(ExitStatus::new());
+        let all: [Arc<dyn Device>; 5] = [
+            Arc::new(Sleep),
+            Arc::clone(&console) as _,
+            Arc::new(Reset),
+            Arc::clone(&status) as _,
+            Arc::new(Zeros),
+        ];
+        let mut bus = Bus::default();
+        for device in &all {
+            bus.claim(device)?;
+        }
+        Ok(Self {
+            bus,
+            console,
+            status,
+        })
+    }
+
+    /// Handles a vCPU's write: one value, or several for a string instruction.
+    pub fn write(&self, space: Space, at: u64, data: &[u8]) -> Option<DeviceEvent> {
+        let (device, offset) = self.bus.find(space, at, data.len())?;
+        device.write(offset, data)
+    }
+
+    /// Handles a vCPU's read: one value, or several for a string instruction.
+    pub fn read(&self, space: Space, at: u64, data: &mut [u8]) {
+        match self.bus.find(space, at, data.len()) {
+            Some((device, offset)) => device.read(offset, data),
+            None => data.fill(0xff),
+        }
+    }
+
+    /// Adds `bytes` to the console's input. The guest reads them at its own pace.
+    ///
+    /// Returns the number of bytes accepted. The input queue had no room for the rest; the caller retries
+    /// later.
+    pub fn console_input(&self, bytes: &[u8]) -> usize {
+        self.console.input(bytes)
+    }
+
+    /// Returns the exit status that the guest wrote last.
+    #[must_use]
+    pub fn guest_status(&self) -> Option<u8> {
+        self.status.get()
+    }
+}
+
+#[cfg(test)]
+mod tests;

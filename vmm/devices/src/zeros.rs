@@ -1,0 +1,29 @@
+//! Ports that read as zero: the keyboard controller's data, and the CMOS, of whose clock zero is a value for which
+//! no driver waits.
+
+use super::address::AddressRange;
+use super::device::{Device, DeviceEvent};
+
+const KEYBOARD_DATA: u16 = 0x60;
+/// The CMOS has an index and a data port.
+const CMOS: u16 = 0x70;
+
+#[derive(Debug)]
+pub(crate) struct Zeros;
+
+impl Device for Zeros {
+    fn ranges(&self) -> Vec<AddressRange> {
+        vec![
+            AddressRange::ports(KEYBOARD_DATA, 1),
+            AddressRange::ports(CMOS, 2),
+        ]
+    }
+
+    fn read(&self, _offset: u64, data: &mut [u8]) {
+        data.fill(0);
+    }
+
+    fn write(&self, _offset: u64, _data: &[u8]) -> Option<DeviceEvent> {
+        None
+    }
+}
