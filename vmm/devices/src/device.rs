@@ -1,13 +1,14 @@
 //! The interface of a device.
 //!
 //! ```text
-//!   made ──► claims its ranges ──► reads and writes, by any vCPU at any time
+//!   made ──► claims its ranges ──► describes itself to the guest ──► reads and writes, by any vCPU at any time
 //! ```
 //! Invariant: a device knows neither KVM nor the machine it is in, nor other devices. Its creator passes what it
 //! needs of them, such as an interrupt line or a range of memory.
 
 use std::fmt::Debug;
 
+use super::acpi::Tables;
 use super::address::AddressRange;
 
 /// A guest's request to the machine, made by a write to a device.
@@ -19,10 +20,13 @@ pub enum DeviceEvent {
     Shutdown,
 }
 
-/// A device on the bus. Its methods are called on vCPUs' threads, several of them at a time.
+/// A device on the bus. Reads and writes come from vCPUs' threads, several of them at a time.
 pub(crate) trait Device: Debug + Send + Sync {
     /// Returns the ranges of addresses at which the device answers.
     fn ranges(&self) -> Vec<AddressRange>;
+
+    /// Adds the device to the tables by which the guest finds it. Devices at the places of a PC need not be found.
+    fn describe(&self, _tables: &mut Tables) {}
 
     /// Handles a read at `offset` from the start of one of the ranges. `data` has several values if a string
     /// instruction reads a port.

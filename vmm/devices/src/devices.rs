@@ -15,8 +15,13 @@
 //! Any vCPU may call at any time. The console has one lock, held only while a byte moves.
 
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
+use hvprobe_arch::Gpa;
+use hvprobe_arch::mem::PhysMemory;
+
+use super::acpi::{AcpiError, Tables};
 use super::address::Space;
 use super::bus::{Bus, ClaimError};
 use super::device::{Device, DeviceEvent};
@@ -29,6 +34,7 @@ use super::zeros::Zeros;
 /// The devices of a machine, on their bus.
 #[derive(Debug)]
 pub struct Devices {
+    all: Box<[Arc<dyn Device>]>,
     bus: Bus,
     console: Arc<Console>,
     status: Arc<ExitStatus>,
@@ -47,22 +53,41 @@ impl Devices {
     ) -> Result<Self, ClaimError> {
         let console = Arc::new(Console::new(Box::new(interrupt), Box::new(sink)));
         let status = Arc::new(ExitStatus::new());
-        let all: [Arc<dyn Device>; 5] = [
+        let all: Box<[Arc<dyn Device>]> = Box::new([
             Arc::new(Sleep),
             Arc::clone(&console) as _,
             Arc::new(Reset),
             Arc::clone(&status) as _,
             Arc::new(Zeros),
-        ];
+        ]);
         let mut bus = Bus::default();
         for device in &all {
             bus.claim(device)?;
         }
         Ok(Self {
+            all,
             bus,
             console,
             status,
         })
+    }
+
+    /// Writes the ACPI tables of the devices and of `cpus` vCPUs to `place`, where kernels look for the RSDP. Returns
+    /// the address of the RSDP.
+    ///
+    /// # Errors
+    /// When the tables do not fit.
+    pub fn write_acpi(
+        &self,
+        ram: &impl PhysMemory,
+        place: Range<Gpa>,
+        cpus: u32,
+    ) -> Result<Gpa, AcpiError> {
+        let mut tables = Tables::new();
+        for device in &self.all {
+            device.describe(&mut tables);
+        }
+        tables.write(ram, place, cpus)
     }
 
     /// Handles a vCPU's write: one value, or several for a string instruction.

@@ -3,7 +3,7 @@
 //! Invariant: a device knows neither KVM nor the machine it is in. Its creator passes what it needs of them,
 //! such as an interrupt line or a range of memory.
 
-pub mod acpi;
+mod acpi;
 mod address;
 mod bus;
 mod device;
@@ -14,6 +14,7 @@ mod serial;
 mod sleep;
 mod zeros;
 
+pub use acpi::AcpiError;
 pub use address::Space;
 pub use bus::ClaimError;
 pub use device::DeviceEvent;

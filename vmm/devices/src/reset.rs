@@ -1,5 +1,6 @@
 //! The keyboard controller's command port, of which only the reset command works.
 
+use super::acpi::Tables;
 use super::address::AddressRange;
 use super::device::{Device, DeviceEvent};
 
@@ -15,6 +16,10 @@ pub(crate) struct Reset;
 impl Device for Reset {
     fn ranges(&self) -> Vec<AddressRange> {
         vec![AddressRange::ports(RESET_PORT, 1)]
+    }
+
+    fn describe(&self, tables: &mut Tables) {
+        tables.set_reset(RESET_PORT, RESET_VALUE);
     }
 
     /// The controller is always ready.

@@ -15,9 +15,11 @@ use std::fmt;
 use std::io::{self, Write};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use acpi_tables::aml::{EISAName, IO, Interrupt as Irq, Name, ResourceTemplate, ZERO};
 use vm_superio::serial::NoEvents;
 use vm_superio::{Serial, Trigger};
 
+use super::acpi::Tables;
 use super::address::AddressRange;
 use super::device::{Device, DeviceEvent};
 
@@ -30,7 +32,7 @@ pub const COM1_GSI: u32 = 4;
 const MAX_PENDING: usize = 64 << 10;
 
 /// Number of registers.
-const REGISTERS: u64 = 8;
+const REGISTERS: u8 = 8;
 /// Registers of the UART, by offset (National Semiconductor PC16550D).
 const DATA: u64 = 0;
 const INTERRUPT_ENABLE: u64 = 1;
@@ -104,7 +106,22 @@ impl Console {
 
 impl Device for Console {
     fn ranges(&self) -> Vec<AddressRange> {
-        vec![AddressRange::ports(COM1, REGISTERS)]
+        vec![AddressRange::ports(COM1, REGISTERS.into())]
+    }
+
+    /// Adds the device object from which the driver learns the interrupt.
+    fn describe(&self, tables: &mut Tables) {
+        let irq = Irq::new(true, true, false, false, COM1_GSI);
+        let ports = IO::new(COM1, COM1, 1, REGISTERS);
+        let resources = ResourceTemplate::new(vec![&ports, &irq]);
+        tables.add_device(
+            "COM1",
+            &[
+                Name::new("_HID".into(), &EISAName::new("PNP0501")),
+                Name::new("_UID".into(), &ZERO),
+                Name::new("_CRS".into(), &resources),
+            ],
+        );
     }
 
     fn read(&self, offset: u64, data: &mut [u8]) {

@@ -1,14 +1,17 @@
 //! The ACPI sleep control and status registers (ACPI 6.5, 4.8.3.7), by which a guest powers itself off.
 
+use acpi_tables::aml::{Name, Package, ZERO};
+
+use super::acpi::Tables;
 use super::address::AddressRange;
 use super::device::{Device, DeviceEvent};
 
 /// Port of the sleep control register.
-pub(crate) const SLEEP_CONTROL: u16 = 0x600;
+const SLEEP_CONTROL: u16 = 0x600;
 /// Port of the sleep status register.
-pub(crate) const SLEEP_STATUS: u16 = 0x601;
+const SLEEP_STATUS: u16 = 0x601;
 /// Bits 4:2 of the sleep control register for S5, "soft off".
-pub(crate) const S5: u8 = 5;
+const S5: u8 = 5;
 /// Bit of the sleep control register that enters the state in bits 4:2.
 const SLEEP_ENABLE: u8 = 1 << 5;
 
@@ -21,6 +24,12 @@ pub(crate) struct Sleep;
 impl Device for Sleep {
     fn ranges(&self) -> Vec<AddressRange> {
         vec![AddressRange::ports(SLEEP_CONTROL, 2)]
+    }
+
+    fn describe(&self, tables: &mut Tables) {
+        tables.set_sleep(SLEEP_CONTROL, SLEEP_STATUS);
+        let soft_off = Package::new(vec![&S5, &ZERO, &ZERO, &ZERO]);
+        tables.add(&Name::new("_S5_".into(), &soft_off));
     }
 
     fn read(&self, _offset: u64, data: &mut [u8]) {

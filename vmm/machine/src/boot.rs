@@ -12,8 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
-use hvprobe_devices::acpi::{self, AcpiError};
-use hvprobe_devices::{COM1_GSI, ClaimError, Devices};
+use hvprobe_devices::{AcpiError, COM1_GSI, ClaimError, Devices};
 use hvprobe_engine::{HiddenRegion, RegisterError, Registry};
 use hvprobe_hit::HitHandler;
 use hvprobe_hit::aggregate::Room;
@@ -235,8 +234,10 @@ impl Files {
 /// A virtual machine with its memory loaded, but without vCPUs.
 struct Loaded {
     host: Kvm,
-    vm: VmFd,
+    vm: Arc<VmFd>,
     ram: GuestRam,
+    console: Arc<ConsoleOutput>,
+    devices: Devices,
     entry: Entry,
 }
 
@@ -244,10 +245,12 @@ impl Loaded {
     fn new(config: &MachineConfig, files: Files) -> Result<Self, BootError> {
         let host = host::open_kvm()?;
         check_count(&host, config.cpus)?;
-        let vm = create_vm(&host)?;
+        let vm = Arc::new(create_vm(&host)?);
         let ram = files.ram;
         ram.register(&vm)?;
-        let rsdp = acpi::write(&ram, ACPI_TABLES, config.cpus)?;
+        let console = Arc::new(ConsoleOutput::new(config.bounds.console));
+        let devices = devices(&vm, &console)?;
+        let rsdp = devices.write_acpi(&ram, ACPI_TABLES, config.cpus)?;
         let cmdline = match config.cmdline.trim() {
             "" => DEFAULT_CMDLINE,
             given => given,
@@ -258,9 +261,22 @@ impl Loaded {
             host,
             vm,
             ram,
+            console,
+            devices,
             entry,
         })
     }
+}
+
+/// Creates the devices of `vm`, whose output goes to `console`.
+fn devices(vm: &Arc<VmFd>, console: &Arc<ConsoleOutput>) -> Result<Devices, ClaimError> {
+    let lines = Arc::downgrade(vm);
+    let interrupt = move || {
+        let vm = lines.upgrade();
+        vm.map_or(Ok(()), |vm| pulse(&vm, COM1_GSI))
+    };
+    let sink = Arc::clone(console);
+    Devices::new(interrupt, move |bytes| sink.print(bytes))
 }
 
 fn start(
@@ -273,19 +289,11 @@ fn start(
         host,
         vm,
         ram,
+        console,
+        devices,
         entry,
     } = loaded;
     let tripwire = Tripwire::set(&image, &ram)?;
-
-    let console = Arc::new(ConsoleOutput::new(config.bounds.console));
-    let sink = Arc::clone(&console);
-    let vm = Arc::new(vm);
-    let lines = Arc::downgrade(&vm);
-    let interrupt = move || {
-        let vm = lines.upgrade();
-        vm.map_or(Ok(()), |vm| pulse(&vm, COM1_GSI))
-    };
-    let devices = Devices::new(interrupt, move |bytes| sink.print(bytes))?;
     let cpus: Vec<CpuFd> = (0..config.cpus)
         .map(|index| create_cpu(&host, &vm, index, &config, &entry, mode))
         .collect::<Result<_, _>>()?;

@@ -7,6 +7,8 @@ use super::*;
 use crate::exit_status::EXIT_STATUS_PORT;
 use crate::serial::COM1;
 
+mod acpi;
+
 /// Ports of the UART's registers.
 const DATA: u16 = COM1;
 const INTERRUPT_ENABLE: u16 = COM1 + 1;
