@@ -1,7 +1,7 @@
 //! The interface of a device.
 //!
 //! ```text
-//!   made ──► claims its ranges ──► describes itself to the guest ──► reads and writes, by any vCPU at any time
+//!   made ──► claims its ranges ──► describes itself to the guest ──► reads and writes ──► stopped
 //! ```
 //! Invariant: a device knows neither KVM nor the machine it is in, nor other devices. Its creator passes what it
 //! needs of them, such as an interrupt line or a range of memory.
@@ -35,4 +35,7 @@ pub(crate) trait Device: Debug + Send + Sync {
     /// Handles a write at `offset` from the start of one of the ranges. `data` has several values if a string
     /// instruction writes to a port.
     fn write(&self, offset: u64, data: &[u8]) -> Option<DeviceEvent>;
+
+    /// Ends what the device does outside of the guest. Called once, after the last vCPU has left the guest.
+    fn stop(&self) {}
 }

@@ -27,7 +27,7 @@ use super::bus::{Bus, ClaimError};
 use super::device::{Device, DeviceEvent};
 use super::exit_status::ExitStatus;
 use super::reset::Reset;
-use super::serial::Console;
+use super::serial::{Console, Output};
 use super::sleep::Sleep;
 use super::zeros::Zeros;
 
@@ -41,17 +41,16 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// Creates the devices of a machine. `interrupt` sends an edge on the console's interrupt line. `sink` gets
-    /// the guest's console output; it is called on a vCPU's thread with the console locked, so it must not
-    /// block nor call back.
+    /// Creates the devices of a machine. `interrupt` sends an edge on the console's interrupt line. `output` gets
+    /// what the guest prints on the console.
     ///
     /// # Errors
     /// When two devices claim the same addresses.
     pub fn new(
         interrupt: impl Fn() -> io::Result<()> + Send + 'static,
-        sink: impl FnMut(&[u8]) + Send + 'static,
+        output: Arc<dyn Output>,
     ) -> Result<Self, ClaimError> {
-        let console = Arc::new(Console::new(Box::new(interrupt), Box::new(sink)));
+        let console = Arc::new(Console::new(Box::new(interrupt), output));
         let status = Arc::new(ExitStatus::new());
         let all: Box<[Arc<dyn Device>]> = Box::new([
             Arc::new(Sleep),
@@ -101,6 +100,13 @@ impl Devices {
         match self.bus.find(space, at, data.len()) {
             Some((device, offset)) => device.read(offset, data),
             None => data.fill(0xff),
+        }
+    }
+
+    /// Ends what the devices do outside of the guest. All vCPUs must have left the guest.
+    pub fn stop(&self) {
+        for device in &self.all {
+            device.stop();
         }
     }
 

@@ -20,4 +20,4 @@ pub use bus::ClaimError;
 pub use device::DeviceEvent;
 pub use devices::Devices;
 pub use reset::{RESET_PORT, RESET_VALUE};
-pub use serial::COM1_GSI;
+pub use serial::{COM1_GSI, Output};

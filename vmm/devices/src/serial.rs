@@ -13,7 +13,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::io::{self, Write};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use acpi_tables::aml::{EISAName, IO, Interrupt as Irq, Name, ResourceTemplate, ZERO};
 use vm_superio::serial::NoEvents;
@@ -55,7 +55,15 @@ const OUT2: u8 = 1 << 3;
 const DIVISOR_LATCH: u8 = 1 << 7;
 
 /// Receiver of the guest's output.
-pub(super) type Output = Box<dyn FnMut(&[u8]) + Send>;
+pub trait Output: fmt::Debug + Send + Sync {
+    /// Takes bytes that the guest has printed. Called on a vCPU's thread with the console locked, so it must not
+    /// block nor call back.
+    fn print(&self, bytes: &[u8]);
+
+    /// Ends the output, as the guest has ended.
+    fn close(&self);
+}
+
 /// Sender of an edge on the interrupt line.
 pub(super) type Edge = Box<dyn Fn() -> io::Result<()> + Send>;
 
@@ -80,9 +88,9 @@ struct State {
 }
 
 impl Console {
-    pub(super) fn new(interrupt: Edge, sink: Output) -> Self {
+    pub(super) fn new(interrupt: Edge, output: Arc<dyn Output>) -> Self {
         Self(Mutex::new(State {
-            uart: Serial::new(Interrupt(interrupt), Sink(sink)),
+            uart: Serial::new(Interrupt(interrupt), Sink(output)),
             pending: VecDeque::new(),
             divisor: false,
             enabled: 0,
@@ -154,6 +162,10 @@ impl Device for Console {
         state.feed();
         None
     }
+
+    fn stop(&self) {
+        self.lock().uart.writer().0.close();
+    }
 }
 
 impl State {
@@ -199,11 +211,11 @@ impl Trigger for Interrupt {
 }
 
 /// Adapter from [`Output`] to [`Write`].
-struct Sink(Output);
+struct Sink(Arc<dyn Output>);
 
 impl Write for Sink {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        (self.0)(bytes);
+        self.0.print(bytes);
         Ok(bytes.len())
     }
 

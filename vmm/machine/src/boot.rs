@@ -275,8 +275,7 @@ fn devices(vm: &Arc<VmFd>, console: &Arc<ConsoleOutput>) -> Result<Devices, Clai
         let vm = lines.upgrade();
         vm.map_or(Ok(()), |vm| pulse(&vm, COM1_GSI))
     };
-    let sink = Arc::clone(console);
-    Devices::new(interrupt, move |bytes| sink.print(bytes))
+    Devices::new(interrupt, Arc::clone(console) as _)
 }
 
 fn start(

@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use hvprobe_devices::Output;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 /// Maximum size of a piece of output, in bytes.
@@ -46,19 +47,6 @@ impl ConsoleOutput {
         }
     }
 
-    /// Appends `bytes`, which the guest has printed.
-    pub(crate) fn print(&self, bytes: &[u8]) {
-        let mut state = self.state();
-        state.kept.extend(bytes);
-        state.printed += bytes.len() as u64;
-        let excess = state.kept.len().saturating_sub(self.room);
-        state.kept.drain(..excess);
-        // A listener that has a wakeup pending needs no other. A closed one is removed.
-        state
-            .listeners
-            .retain(|listener| listener.try_send(()).is_ok() || !listener.is_closed());
-    }
-
     /// Returns the output that is kept.
     pub(crate) fn kept(&self) -> Vec<u8> {
         self.state().kept.iter().copied().collect()
@@ -78,15 +66,28 @@ impl ConsoleOutput {
         }
     }
 
-    /// Ends the output, as the machine has ended.
-    pub(crate) fn close(&self) {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Output for ConsoleOutput {
+    fn print(&self, bytes: &[u8]) {
+        let mut state = self.state();
+        state.kept.extend(bytes);
+        state.printed += bytes.len() as u64;
+        let excess = state.kept.len().saturating_sub(self.room);
+        state.kept.drain(..excess);
+        // A listener that has a wakeup pending needs no other. A closed one is removed.
+        state
+            .listeners
+            .retain(|listener| listener.try_send(()).is_ok() || !listener.is_closed());
+    }
+
+    fn close(&self) {
         let mut state = self.state();
         state.closed = true;
         state.listeners.clear();
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

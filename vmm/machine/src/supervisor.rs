@@ -59,7 +59,7 @@ impl Machine {
         if wound_up.is_err() {
             error!(machine = self.config.name, "the last events are lost");
         }
-        self.console.close();
+        self.shared.devices.stop();
         self.hub.close();
         self.shared.decisions.close();
         let reason = match first {

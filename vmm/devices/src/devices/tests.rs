@@ -1,6 +1,6 @@
 //! The devices without a virtual machine; the console's interrupts are counted.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::*;
@@ -17,26 +17,40 @@ const LINE_CONTROL: u16 = COM1 + 3;
 const MODEM_CONTROL: u16 = COM1 + 4;
 const LINE_STATUS: u16 = COM1 + 5;
 
+/// What the guest has printed.
+#[derive(Debug, Default)]
+struct Printed {
+    bytes: Mutex<Vec<u8>>,
+    is_closed: AtomicBool,
+}
+
+impl Output for Printed {
+    fn print(&self, bytes: &[u8]) {
+        self.bytes.lock().unwrap().extend_from_slice(bytes);
+    }
+
+    fn close(&self) {
+        assert!(!self.is_closed.swap(true, Ordering::Relaxed));
+    }
+}
+
 struct Machine {
     devices: Devices,
     interrupts: Arc<AtomicU64>,
-    output: Arc<Mutex<Vec<u8>>>,
+    output: Arc<Printed>,
 }
 
 fn machine() -> Machine {
     let interrupts = Arc::new(AtomicU64::new(0));
     let line = Arc::clone(&interrupts);
-    let output = Arc::new(Mutex::new(Vec::new()));
-    let sink = Arc::clone(&output);
+    let output = Arc::new(Printed::default());
     let interrupt = move || {
         line.fetch_add(1, Ordering::Relaxed);
         Ok(())
     };
     Machine {
-        devices: Devices::new(interrupt, move |bytes| {
-            sink.lock().unwrap().extend_from_slice(bytes);
-        })
-        .expect("no two devices claim the same addresses"),
+        devices: Devices::new(interrupt, Arc::clone(&output) as _)
+            .expect("no two devices claim the same addresses"),
         interrupts,
         output,
     }
@@ -85,7 +99,7 @@ fn what_the_guest_writes_comes_out_in_order() {
         machine.out(DATA, *byte);
     }
     machine.write(DATA, b" world");
-    assert_eq!(*machine.output.lock().unwrap(), b"hello world");
+    assert_eq!(*machine.output.bytes.lock().unwrap(), b"hello world");
 }
 
 #[test]
@@ -208,4 +222,14 @@ fn memory_without_a_device_reads_as_ones() {
         let written = machine.devices.write(Space::Memory, at, &[0xfe, 0x34]);
         assert_eq!(written, None);
     }
+}
+
+#[test]
+fn stopped_devices_print_no_more() {
+    let machine = machine();
+    machine.out(DATA, b'x');
+    assert!(!machine.output.is_closed.load(Ordering::Relaxed));
+    machine.devices.stop();
+    assert!(machine.output.is_closed.load(Ordering::Relaxed));
+    assert_eq!(*machine.output.bytes.lock().unwrap(), b"x");
 }
