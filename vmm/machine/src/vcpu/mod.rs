@@ -1,5 +1,6 @@
 //! The threads of vCPUs.
 
 pub(crate) mod catch;
+mod debug;
 pub(crate) mod run;
 pub(crate) mod shared;

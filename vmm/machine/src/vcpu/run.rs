@@ -26,6 +26,7 @@ use kvm_bindings::kvm_sregs;
 use tracing::{debug, warn};
 
 use super::catch::{Catcher, Waits};
+use super::debug::Cause;
 use crate::clock::times::monotonic_ns;
 use crate::crash;
 use crate::decide::Reply;
@@ -373,9 +374,12 @@ impl Vcpu {
                 self.ask_for_room(shared);
                 return Ok(Next::Run);
             }
-            Exit::Debug { exception: 3 } => {
-                return Ok(self.catcher.int3(&mut self.cpu, &shared.ram)?.into());
-            }
+            Exit::Debug { exception } => match Cause::of(exception) {
+                Cause::Int3 => {
+                    return Ok(self.catcher.int3(&mut self.cpu, &shared.ram)?.into());
+                }
+                Cause::Unasked(unasked) => Why::Crash(self.report(&unasked.to_string())),
+            },
             Exit::InternalError {
                 bytes: Some((code, 1..)),
                 ..
@@ -388,10 +392,6 @@ impl Vcpu {
             }
             Exit::Device(event) => Why::Device(event),
             Exit::Shutdown => Why::TripleFault(self.report("the guest triple-faulted")),
-            Exit::Debug { exception } => {
-                let what = format!("unexpected debug exit, exception {exception}");
-                Why::Crash(self.report(&what))
-            }
             Exit::InternalError { suberror, bytes } => {
                 let what = match bytes {
                     Some((code, len)) => format!(
