@@ -1,8 +1,12 @@
 //! Errors of the engine and the machine on the wire.
 
+use std::error::Error as _;
 use std::fmt;
 
 use hvprobe_engine::{ChangeError, RegisterError, StopError};
+use hvprobe_machine::{
+    AGGREGATION_BYTES, AGGREGATIONS_MAX, AggregateError, NmiError, PauseError, ReadError,
+};
 use hvprobe_proto::Failure;
 use hvprobe_proto::v1::ErrorKind;
 use hvprobe_sources::refused;
@@ -55,6 +59,64 @@ pub(crate) fn stop_error(machine: &str, error: &StopError) -> Status {
         StopError::Ended => ended(machine),
         StopError::Unresponsive { .. } => {
             Failure::new(Code::Internal, ErrorKind::Host, chain(error)).into()
+        }
+    }
+}
+
+/// Converts the error of a pause or a resume for clients.
+pub(crate) fn pause_error(machine: &str, error: &PauseError) -> Status {
+    match error.source().and_then(|source| source.downcast_ref()) {
+        Some(stop) => stop_error(machine, stop),
+        None => Failure::new(Code::Internal, ErrorKind::Host, chain(error)).into(),
+    }
+}
+
+/// Converts the error of an NMI for clients.
+pub(crate) fn nmi_error(machine: &str, error: &NmiError) -> Status {
+    match error {
+        NmiError::NoSuchVcpu { .. } => Failure::invalid(ErrorKind::NoSuchCpu, chain(error)).into(),
+        NmiError::Stop(stop) => stop_error(machine, stop),
+    }
+}
+
+/// Converts the error of reading memory for clients.
+pub(crate) fn read_error(error: &ReadError) -> Status {
+    let code = match error {
+        ReadError::Booting => Code::FailedPrecondition,
+        ReadError::Walk(_) => Code::InvalidArgument,
+    };
+    Failure::new(code, ErrorKind::Unreadable, chain(error)).into()
+}
+
+/// Converts the error of a histogram for clients.
+pub(crate) fn aggregate_error(error: &AggregateError) -> Status {
+    let message = chain(error);
+    match error {
+        AggregateError::TooMany => Failure::new(
+            Code::ResourceExhausted,
+            ErrorKind::TooManyHistograms,
+            message,
+        )
+        .bound("histograms_per_machine", AGGREGATIONS_MAX, 0)
+        .into(),
+        AggregateError::NoRoom { index, left } => Failure::new(
+            Code::ResourceExhausted,
+            ErrorKind::TooManyHistograms,
+            message,
+        )
+        .bound("histogram_bytes_per_machine", AGGREGATION_BYTES, left)
+        .at_index(*index)
+        .into(),
+        AggregateError::NoSuchProbe { index, .. } => {
+            Failure::new(Code::NotFound, ErrorKind::NoSuchProbe, message)
+                .at_index(*index)
+                .into()
+        }
+        AggregateError::Field { index, source, .. } => {
+            Failure::invalid(ErrorKind::Definition, message)
+                .at_index(*index)
+                .at_column(source.column)
+                .into()
         }
     }
 }

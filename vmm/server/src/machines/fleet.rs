@@ -177,7 +177,8 @@ impl Fleet {
             if fleet.slots().closed {
                 machine.stop();
             }
-            handle.watch_over(machine, guest);
+            drop(machine);
+            handle.watch_over(guest);
             fleet.forget_oldest();
             // Waits for the request under way, so this comes last.
             handle.requests.forget();

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hvprobe_machine::{Machine, State};
+use hvprobe_machine::Machine;
 use hvprobe_proto::v1::{self, RegisterResponse};
 use hvprobe_spec::ProbeId;
 use prost::Message as _;
@@ -17,13 +17,14 @@ use tonic::Status;
 
 use super::change_counter::ChangeCounter;
 use super::identity::Identity;
+use super::port::Port;
 use super::requests::Requests;
 use crate::bounds::threads::Lane;
 use crate::bounds::totals::Guest;
 use crate::events::broadcast::Broadcast;
 use crate::sessions::owners::Owners;
 use crate::status;
-use crate::wire::{convert, registration};
+use crate::wire::registration;
 
 /// Maximum number of calls into one machine at a time; more wait.
 const CALLS: usize = 4;
@@ -54,7 +55,7 @@ pub(crate) struct Handle {
 
 #[derive(Clone, Debug)]
 enum Life {
-    Live(Arc<Machine>),
+    Live(Port),
     Ended(Arc<Remains>),
 }
 
@@ -118,18 +119,20 @@ pub(crate) struct Place {
 impl Handle {
     /// Creates the handle of a live machine.
     pub(crate) fn live(place: Place, machine: &Arc<Machine>) -> Self {
-        let handle = Self::of(place, Life::Live(Arc::clone(machine)));
-        machine.listen(Box::new(handle.events.listener()));
-        handle
+        let calls = lane();
+        let name = place.name.as_str().into();
+        let port = Port::new(name, Arc::clone(machine), Arc::clone(&calls));
+        port.listen(Box::new(place.events.listener()));
+        Self::of(place, Life::Live(port), calls)
     }
 
     /// Creates the handle of an ended machine.
     #[cfg(test)]
     pub(crate) fn of_ended(place: Place, remains: Remains) -> Self {
-        Self::of(place, Life::Ended(Arc::new(remains)))
+        Self::of(place, Life::Ended(Arc::new(remains)), lane())
     }
 
-    fn of(place: Place, life: Life) -> Self {
+    fn of(place: Place, life: Life, calls: Arc<Lane>) -> Self {
         Self {
             name: place.name.into(),
             number: place.number,
@@ -141,35 +144,32 @@ impl Handle {
             stopping: Arc::default(),
             changes: place.changes,
             changed: Arc::default(),
-            calls: Arc::new(Lane::new("a call into a machine", CALLS)),
+            calls,
             stops: Arc::new(Lane::new("stopping a machine", 1)),
             looks: Arc::new(Lane::new("a look at sources", 1)),
         }
     }
 
-    /// Waits until `machine`, which belongs to this handle, has ended, and notifies its followers. The
-    /// resources of `guest` are given back together with the machine's memory.
-    pub(crate) fn watch_over(&self, machine: Arc<Machine>, guest: Option<Guest>) {
-        let mut status = machine.status();
-        // A follower that looked earlier has not seen the changes since then.
-        self.touch();
-        while !matches!(status.state, State::Stopped(_)) {
-            status = machine.wait_change(&status);
-            // Followers ask for the current state themselves.
-            self.touch();
-        }
+    /// Waits until its machine has ended, and notifies the followers of every change. The resources of `guest` are
+    /// given back together with the machine's memory.
+    pub(crate) fn watch_over(&self, guest: Option<Guest>) {
+        let Life::Live(port) = self.life() else {
+            return;
+        };
+        // Followers ask for the current state themselves.
+        port.follow(|| self.touch());
         let stopping = std::mem::replace(&mut *lock(&self.stopping), Stopping::Over);
         let probes = match stopping {
             Stopping::Listed(probes) => probes,
-            Stopping::No | Stopping::Over => self.listed(&machine),
+            Stopping::No | Stopping::Over => self.listed(&port),
         };
         let remains = Remains::new(
-            self.describe_live(&machine),
+            self.describe_live(&port),
             probes,
-            registration::response(machine.registered()),
-            machine.console_kept(),
+            registration::response(port.registered()),
+            port.console_kept(),
         );
-        drop(machine);
+        drop(port);
         let ended = Life::Ended(Arc::new(remains));
         self.life.send_modify(|life| {
             *life = ended;
@@ -220,10 +220,10 @@ impl Handle {
         self.life.borrow().clone()
     }
 
-    /// Returns the machine, unless it has ended.
-    pub(crate) fn machine(&self) -> Result<Arc<Machine>, Status> {
+    /// Returns the port to its machine, unless that has ended.
+    pub(crate) fn port(&self) -> Result<Port, Status> {
         match self.life() {
-            Life::Live(machine) => Ok(machine),
+            Life::Live(port) => Ok(port),
             Life::Ended(_) => Err(status::ended(&self.name)),
         }
     }
@@ -242,15 +242,6 @@ impl Handle {
         Some(remains.bytes.saturating_add(self.events.held_bytes()))
     }
 
-    /// Calls the machine on a thread that may block.
-    pub(crate) async fn blocking<T: Send + 'static>(
-        &self,
-        call: impl FnOnce(&Machine) -> T + Send + 'static,
-    ) -> Result<T, Status> {
-        let machine = self.machine()?;
-        self.aside(move || call(&machine)).await
-    }
-
     /// Runs `work`, which concerns the machine, on a thread that may block.
     pub(crate) async fn aside<T: Send + 'static>(
         &self,
@@ -265,24 +256,24 @@ impl Handle {
         self.looks.turn().await
     }
 
-    /// Describes `machine`, which belongs to this handle.
-    fn describe_live(&self, machine: &Machine) -> v1::Machine {
-        let mut description = convert::machine(machine);
+    /// Describes the machine at `port`, which belongs to this handle.
+    fn describe_live(&self, port: &Port) -> v1::Machine {
+        let mut description = port.describe();
         if description.ending.is_some() {
             // The first caller that sees the end sets the time of the end.
             self.identity.end();
         }
         self.identity.fill(&mut description);
-        let owners = machine.paused_by();
+        let owners = port.paused_by();
         let sessions = owners.iter().filter_map(|owner| self.owners.get(*owner));
         description.paused_by = sessions.map(|named| named.session.to_string()).collect();
         description
     }
 
-    /// Lists the probes of `machine`, which belongs to this handle, with their owners.
-    fn listed(&self, machine: &Machine) -> Vec<v1::Probe> {
-        let mut probes = convert::probes(machine);
-        let owners = machine.owners();
+    /// Lists the probes of the machine at `port`, which belongs to this handle, with their owners.
+    fn listed(&self, port: &Port) -> Vec<v1::Probe> {
+        let mut probes = port.probes();
+        let owners = port.owners();
         for probe in &mut probes {
             let owner = owners.get(&ProbeId(probe.id));
             if let Some(named) = owner.and_then(|owner| self.owners.get(*owner)) {
@@ -301,7 +292,7 @@ impl Handle {
     /// Describes the machine as it is now, or as it ended. Does not wait for calls into the machine.
     pub(crate) fn describe(&self) -> v1::Machine {
         match self.life() {
-            Life::Live(machine) => self.describe_live(&machine),
+            Life::Live(port) => self.describe_live(&port),
             Life::Ended(remains) => remains.machine.clone(),
         }
     }
@@ -309,7 +300,7 @@ impl Handle {
     /// Returns the result of registering the probes that it was booted with.
     pub(crate) fn registered(&self) -> RegisterResponse {
         match self.life() {
-            Life::Live(machine) => registration::response(machine.registered()),
+            Life::Live(port) => registration::response(port.registered()),
             Life::Ended(remains) => remains.registered.clone(),
         }
     }
@@ -323,7 +314,7 @@ impl Handle {
         let (handle, life) = (self.clone(), self.life());
         let made = self.aside(move || {
             of(match life {
-                Life::Live(machine) => handle.listed(&machine),
+                Life::Live(port) => handle.listed(&port),
                 Life::Ended(remains) => remains.probes.clone(),
             })
         });
@@ -332,24 +323,23 @@ impl Handle {
 
     /// Disables its probes and stops it. Returns at once if it has ended.
     pub(crate) async fn stop(&self) -> Result<Arc<Remains>, Status> {
-        let Life::Live(machine) = self.life() else {
+        let Life::Live(port) = self.life() else {
             return Ok(self.ended().await);
         };
         let (handle, stopping) = (self.clone(), Arc::clone(&self.stopping));
         let stopped = self.stops.run(move || {
             // A disabled probe counts no more, so these are its last counters.
-            let ids: Vec<_> = machine.probes().iter().map(|probe| probe.id).collect();
-            if let Err(error) = machine.disable(&ids) {
+            if let Err(error) = port.disable_all() {
                 tracing::debug!(%error, "cannot disable the probes before stopping");
             }
-            let listed = handle.listed(&machine);
+            let listed = handle.listed(&port);
             {
                 let mut stopping = lock(&stopping);
                 if matches!(*stopping, Stopping::No) {
                     *stopping = Stopping::Listed(listed);
                 }
             }
-            machine.stop();
+            port.stop();
         });
         // The machine may end by itself meanwhile.
         tokio::select! {
@@ -374,6 +364,11 @@ impl Handle {
             }
         }
     }
+}
+
+/// Returns the threads for calls into one machine.
+fn lane() -> Arc<Lane> {
+    Arc::new(Lane::new("a call into a machine", CALLS))
 }
 
 fn lock(stopping: &Mutex<Stopping>) -> MutexGuard<'_, Stopping> {

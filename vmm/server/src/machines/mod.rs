@@ -7,9 +7,11 @@ mod change_counter;
 pub(crate) mod fleet;
 mod handle;
 pub(crate) mod identity;
+mod port;
 mod requests;
 mod session_view;
 mod slots;
 
 pub(crate) use fleet::Fleet;
 pub(crate) use handle::Handle;
+pub(crate) use port::Port;

@@ -1,12 +1,10 @@
 //! Implements [`Place`], the view that sessions have of a machine.
 
-use hvprobe_engine::{ChangeError, StopError};
 use hvprobe_machine::{LetGo, Owner};
 use tonic::Status;
 
 use super::handle::Handle;
 use crate::sessions::keeper::Place;
-use crate::status::change_error;
 
 impl Place for Handle {
     fn number(&self) -> u64 {
@@ -18,25 +16,23 @@ impl Place for Handle {
     }
 
     fn is_there(&self) -> bool {
-        self.machine().is_ok()
+        self.is_live()
     }
 
     fn has(&self, owner: Owner) -> bool {
-        self.machine()
-            .is_ok_and(|machine| machine.belongs_to(owner))
+        self.port().is_ok_and(|port| port.belongs_to(owner))
     }
 
     async fn let_go(&self, owners: Vec<Owner>) -> Result<LetGo, Status> {
-        if !self.is_there() {
+        let Ok(port) = self.port() else {
             return Ok(LetGo::default());
-        }
-        let released = self.blocking(move |machine| machine.let_go(&owners)).await;
-        let let_go = match released {
-            Ok(Err(ChangeError::Stop(StopError::Ended))) => return Ok(LetGo::default()),
-            Ok(let_go) => let_go.map_err(|error| change_error(self.name(), &error))?,
+        };
+        let let_go = match port.let_go(owners).await {
+            Ok(Some(let_go)) => let_go,
+            Ok(None) => return Ok(LetGo::default()),
             // The machine has ended in between.
             Err(_) if !self.is_there() => return Ok(LetGo::default()),
-            Err(broken) => return Err(broken),
+            Err(error) => return Err(error),
         };
         self.touch();
         Ok(let_go)

@@ -77,7 +77,7 @@ impl decisions_server::Decisions for Service {
         });
         let (ids, chosen) = chosen.await??;
         let ids = ids.into_iter().map(ProbeId);
-        let asker = handle.machine()?.decisions().attach(ids);
+        let asker = handle.port()?.attach(ids);
 
         let decide = |to_client| {
             let desk = Desk {

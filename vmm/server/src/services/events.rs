@@ -75,7 +75,7 @@ impl Service {
             return Ok(panics::stream(MESSAGES, all));
         } else {
             let handle = self.fleet.get(&machine)?;
-            let (events, is_live) = (handle.events().clone(), handle.machine().is_ok());
+            let (events, is_live) = (handle.events().clone(), handle.is_live());
             (Origin::Machine(handle), events, is_live)
         };
         let after = match &after {
@@ -202,7 +202,7 @@ impl All {
         let Ok(place) = Arc::clone(&self.places).acquire_owned().await else {
             return;
         };
-        let live = handle.machine().is_ok();
+        let live = handle.is_live();
         let events = live.then(|| handle.events().subscribe(Arc::clone(&self.wanted), None));
         let feed = Feed::new(Origin::Machine(handle), self.to_client.clone());
         panics::spawn(self.to_client.clone(), async move {

@@ -6,23 +6,23 @@
 //! Invariants: a histogram counts as long as its stream exists, and is dropped with it; what was counted is
 //! sent after the schema that describes it.
 
-use hvprobe_machine::{AGGREGATION_BYTES, AGGREGATIONS_MAX, AggregateError, Aggregation};
+use hvprobe_machine::Aggregation;
 use hvprobe_proto::Failure;
 use hvprobe_proto::v1::{
     AggregateFor, AggregateRequest, AggregateResponse, ErrorKind, HistogramChanged,
     HistogramCommand, HistogramSchema, aggregate_request, aggregate_response,
     histograms_server::{self, HistogramsServer},
 };
+use hvprobe_spec::ProbeId;
 use hvprobe_spec::histogram::read_histogram;
-use hvprobe_spec::{ProbeId, chain};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Code, Request, Response, Status, Streaming};
+use tonic::{Request, Response, Status, Streaming};
 
 use crate::bounds::limits;
 use crate::calls::panics;
 use crate::machines::{Fleet, Handle};
-use crate::status::out_of_order;
+use crate::status::{aggregate_error, out_of_order};
 use crate::wire::histogram;
 
 /// Capacity of the queue of messages to one client.
@@ -87,42 +87,7 @@ async fn begin(handle: &Handle, wanted: AggregateFor) -> Result<Aggregation, Sta
         Failure::invalid(ErrorKind::Definition, message).at_column(error.column)
     })?;
     let ids: Vec<_> = probes.into_iter().map(ProbeId).collect();
-    let begun = handle
-        .blocking(move |machine| machine.aggregate(&ids, histogram))
-        .await?;
-    begun.map_err(|error| refused(&error))
-}
-
-fn refused(error: &AggregateError) -> Status {
-    let message = chain(error);
-    match error {
-        AggregateError::TooMany => Failure::new(
-            Code::ResourceExhausted,
-            ErrorKind::TooManyHistograms,
-            message,
-        )
-        .bound("histograms_per_machine", AGGREGATIONS_MAX, 0)
-        .into(),
-        AggregateError::NoRoom { index, left } => Failure::new(
-            Code::ResourceExhausted,
-            ErrorKind::TooManyHistograms,
-            message,
-        )
-        .bound("histogram_bytes_per_machine", AGGREGATION_BYTES, left)
-        .at_index(*index)
-        .into(),
-        AggregateError::NoSuchProbe { index, .. } => {
-            Failure::new(Code::NotFound, ErrorKind::NoSuchProbe, message)
-                .at_index(*index)
-                .into()
-        }
-        AggregateError::Field { index, source, .. } => {
-            Failure::invalid(ErrorKind::Definition, message)
-                .at_index(*index)
-                .at_column(source.column)
-                .into()
-        }
-    }
+    handle.port()?.aggregate(ids, histogram).await
 }
 
 /// A client's histogram.
@@ -168,7 +133,7 @@ impl Counting {
     /// Sends the schema, unless the client has it already.
     async fn send_schema(&mut self) -> Result<(), Over> {
         let what = self.aggregation.what();
-        let what = what.map_err(|error| Over::Because(refused(&error)))?;
+        let what = what.map_err(|error| Over::Because(aggregate_error(&error)))?;
         let schema = histogram::schema(&self.aggregation.histogram(), what.as_ref());
         if schema == self.schema {
             return Ok(());
@@ -197,10 +162,12 @@ impl Counting {
     }
 
     async fn read(&mut self) -> Result<(), Over> {
-        let flushed = self.handle.blocking(|machine| machine.flush_events());
+        let flushed = match self.handle.port() {
+            Ok(port) => port.flush_events().await,
+            Err(ended) => Err(ended),
+        };
         // A machine that has ended has passed on all its events.
-        let is_whole = flushed.await;
-        let is_whole = is_whole.unwrap_or_else(|_| self.handle.remains().is_some());
+        let is_whole = flushed.unwrap_or_else(|_| self.handle.remains().is_some());
         let aggregation = self.aggregation.clone();
         let read = self.handle.aside(move || {
             aggregation
@@ -208,7 +175,7 @@ impl Counting {
                 .map(|read| histogram::parts(read, is_whole))
         });
         let parts = read.await.map_err(Over::Because)?;
-        let parts = parts.map_err(|error| Over::Because(refused(&error)))?;
+        let parts = parts.map_err(|error| Over::Because(aggregate_error(&error)))?;
         // The schema of everything that was counted is known by now.
         self.send_schema().await?;
         for part in parts {

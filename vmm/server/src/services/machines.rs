@@ -1,25 +1,19 @@
 //! `hvprobe.v1.Machines`.
 
-use std::error::Error as _;
-
 use hvprobe_arch::Gva;
-use hvprobe_machine::{
-    Bounds, Console, Machine, MachineConfig, NmiError, PauseError, Printed, ReadError,
-};
-use hvprobe_proto::Failure;
+use hvprobe_machine::{Bounds, Console, MachineConfig, Printed};
 use hvprobe_proto::v1::{
     self, BootRequest, ConsoleOutput, ConsoleRequest, ConsoleWriteRequest, ConsoleWriteResponse,
-    DeleteMachineRequest, DeleteMachineResponse, ErrorKind, GetMachineRequest, InjectNmiRequest,
+    DeleteMachineRequest, DeleteMachineResponse, GetMachineRequest, InjectNmiRequest,
     InjectNmiResponse, ListMachinesRequest, ListMachinesResponse, MachineState, PauseRequest,
     ReadKernelRequest, ReadKernelResponse, ResumeRequest, StopRequest, WaitRequest,
     WatchMachinesRequest, WatchMachinesResponse, WatchRequest,
     machines_server::{self, MachinesServer},
 };
 use hvprobe_proto::wire::probe_spec;
-use hvprobe_spec::chain;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Code, Request, Response, Status};
+use tonic::{Request, Response, Status};
 
 use super::watcher::Watcher;
 use crate::bounds::limits;
@@ -28,7 +22,6 @@ use crate::calls::panics;
 use crate::machines::identity::{self, Asked, few_labels};
 use crate::machines::{Fleet, Handle};
 use crate::sessions::keeper::Sessions;
-use crate::status::stop_error;
 use crate::wire::mask::Mask;
 use crate::wire::page;
 use crate::wire::registration;
@@ -160,13 +153,7 @@ impl machines_server::Machines for Service {
         let PauseRequest { machine, session } = request.into_inner();
         let handle = self.fleet.get(&machine)?;
         let ticket = self.sessions.begin(&session, &handle)?;
-        let paused = handle.blocking(move |machine| {
-            let owner = ticket.as_ref().map(|ticket| ticket.owner);
-            machine.pause_for(owner)
-        });
-        paused
-            .await?
-            .map_err(|error| pause_error(handle.name(), &error))?;
+        handle.port()?.pause(ticket).await?;
         handle.touch();
         Ok(Response::new(handle.describe()))
     }
@@ -176,8 +163,7 @@ impl machines_server::Machines for Service {
         request: Request<ResumeRequest>,
     ) -> Result<Response<v1::Machine>, Status> {
         let handle = self.fleet.get(&request.into_inner().machine)?;
-        let resumed = handle.blocking(Machine::resume).await?;
-        resumed.map_err(|error| pause_error(handle.name(), &error))?;
+        handle.port()?.resume().await?;
         handle.touch();
         Ok(Response::new(handle.describe()))
     }
@@ -188,9 +174,7 @@ impl machines_server::Machines for Service {
     ) -> Result<Response<InjectNmiResponse>, Status> {
         let InjectNmiRequest { machine, cpu } = request.into_inner();
         let handle = self.fleet.get(&machine)?;
-        let sent = handle.blocking(move |machine| machine.inject_nmi(cpu));
-        sent.await?
-            .map_err(|error| nmi_error(handle.name(), &error))?;
+        handle.port()?.inject_nmi(cpu).await?;
         Ok(Response::new(InjectNmiResponse {}))
     }
 
@@ -217,13 +201,13 @@ impl machines_server::Machines for Service {
         let handle = self.fleet.get(&machine)?;
         let kept = match handle.remains() {
             Some(remains) => Some(remains.console.clone()),
-            None if kept_only => Some(handle.machine()?.console_kept()),
+            None if kept_only => Some(handle.port()?.console_kept()),
             None => None,
         };
         Ok(Response::new(if let Some(kept) = kept {
             panics::stream(1, |to_client| show(kept, to_client))
         } else {
-            let console = handle.machine()?.console();
+            let console = handle.port()?.console();
             panics::stream(1, |to_client| follow(console, to_client))
         }))
     }
@@ -240,14 +224,7 @@ impl machines_server::Machines for Service {
         let length = usize::try_from(length).unwrap_or(usize::MAX);
         limits::at_most("the memory to read", length, limits::READ)?;
         let handle = self.fleet.get(&machine)?;
-        let read = handle
-            .blocking(move |machine| {
-                let mut data = vec![0; length];
-                let read = machine.read_kernel(Gva(address), &mut data);
-                read.map(|()| data)
-            })
-            .await?;
-        let data = read.map_err(|error| read_error(&error))?;
+        let data = handle.port()?.read_kernel(Gva(address), length).await?;
         Ok(Response::new(ReadKernelResponse { data }))
     }
 
@@ -258,9 +235,7 @@ impl machines_server::Machines for Service {
         let ConsoleWriteRequest { machine, data } = request.into_inner();
         limits::at_most("the console input", data.len(), limits::CONSOLE_WRITE)?;
         let handle = self.fleet.get(&machine)?;
-        let accepted = handle
-            .blocking(move |machine| machine.console_input(&data))
-            .await?;
+        let accepted = handle.port()?.console_input(data).await?;
         // At most the number of bytes in the request, which is far less than this can count.
         let accepted = u32::try_from(accepted).unwrap_or(u32::MAX);
         Ok(Response::new(ConsoleWriteResponse { accepted }))
@@ -320,31 +295,6 @@ async fn watch(handle: Handle, to_client: mpsc::Sender<Result<v1::Machine, Statu
             () = to_client.closed() => return,
         }
     }
-}
-
-/// Converts the error of a pause or a resume for clients.
-fn pause_error(machine: &str, error: &PauseError) -> Status {
-    match error.source().and_then(|source| source.downcast_ref()) {
-        Some(stop) => stop_error(machine, stop),
-        None => Failure::new(Code::Internal, ErrorKind::Host, chain(error)).into(),
-    }
-}
-
-/// Converts the error of an NMI for clients.
-fn nmi_error(machine: &str, error: &NmiError) -> Status {
-    match error {
-        NmiError::NoSuchVcpu { .. } => Failure::invalid(ErrorKind::NoSuchCpu, chain(error)).into(),
-        NmiError::Stop(stop) => stop_error(machine, stop),
-    }
-}
-
-/// Converts the error of reading memory for clients.
-fn read_error(error: &ReadError) -> Status {
-    let code = match error {
-        ReadError::Booting => Code::FailedPrecondition,
-        ReadError::Walk(_) => Code::InvalidArgument,
-    };
-    Failure::new(code, ErrorKind::Unreadable, chain(error)).into()
 }
 
 /// Checks that nothing in `request` is too long, as far as possible without parsing its definitions.

@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use hvprobe_engine::ChangeError;
-use hvprobe_machine::Machine;
 use hvprobe_proto::v1::{
     ArmAllRequest, ArmAllResponse, DisableRequest, DisableResponse, DisarmAllRequest,
     DisarmAllResponse, EnableRequest, EnableResponse, ListProbesRequest, ListProbesResponse,
@@ -16,9 +14,8 @@ use hvprobe_spec::ProbeId;
 use tonic::{Request, Response, Status};
 
 use crate::bounds::limits;
-use crate::machines::{Fleet, Handle};
-use crate::sessions::keeper::{Sessions, Ticket};
-use crate::status::{change_error, register_error};
+use crate::machines::{Fleet, Handle, Port};
+use crate::sessions::keeper::Sessions;
 use crate::wire::page;
 use crate::wire::registration::{refusals, response};
 
@@ -34,55 +31,20 @@ impl Service {
         ProbesServer::new(Self { fleet, sessions }).max_decoding_message_size(limits::MESSAGE)
     }
 
-    /// Calls `change` for these probes of a machine.
-    async fn change(
-        &self,
-        machine: &str,
-        ids: Vec<u32>,
-        change: fn(&Machine, &[ProbeId]) -> Result<(), ChangeError>,
-    ) -> Result<(), Status> {
+    /// Returns the port to `machine`, and `ids` if they are not too many.
+    fn probes_of(&self, machine: &str, ids: Vec<u32>) -> Result<(Port, Vec<ProbeId>), Status> {
         limits::at_most("the number of probes", ids.len(), limits::BATCH)?;
-        let ids: Vec<_> = ids.into_iter().map(ProbeId).collect();
-        let handle = self.fleet.get(machine)?;
-        let changed = handle
-            .blocking(move |machine| change(machine, &ids))
-            .await?;
-        changed.map_err(|error| change_error(machine, &error))
+        let ids = ids.into_iter().map(ProbeId).collect();
+        Ok((self.fleet.get(machine)?.port()?, ids))
     }
 
-    /// Sets a switch of a machine.
-    async fn switch(
-        &self,
-        machine: &str,
-        on: bool,
-        switch: fn(&Machine, bool) -> Result<(), ChangeError>,
-    ) -> Result<(), Status> {
+    /// Turns all probes of `machine` on or off.
+    async fn set_armed(&self, machine: &str, armed: bool) -> Result<(), Status> {
         let handle = self.fleet.get(machine)?;
-        let switched = handle.blocking(move |machine| switch(machine, on)).await?;
-        switched.map_err(|error| change_error(machine, &error))?;
+        handle.port()?.set_armed(armed).await?;
         handle.touch();
         Ok(())
     }
-}
-
-/// Registers the requested probes, in the name of the session of `ticket`.
-async fn register(
-    handle: Handle,
-    request: RegisterRequest,
-    ticket: Option<Ticket<Handle>>,
-) -> Result<RegisterResponse, Status> {
-    let refusals = refusals(request.skip_refused);
-    let registered = handle
-        .blocking(move |machine| {
-            // Parsing the maximum number of definitions takes a while, too.
-            let specs = probe_spec::specs(request.probes)?;
-            // The ticket keeps the session from ending before its probes are known to belong to it.
-            let owner = ticket.as_ref().map(|ticket| ticket.owner);
-            let registered = machine.register_for(owner, &specs, refusals);
-            registered.map_err(|error| register_error(&request.machine, &error))
-        })
-        .await??;
-    Ok(response(&registered))
 }
 
 #[tonic::async_trait]
@@ -99,7 +61,10 @@ impl probes_server::Probes for Service {
         // A repeated request is answered as before, whether or not its session still exists.
         let answer = requests.once(request, move |request| async move {
             let ticket = sessions.begin(&request.session, &handle)?;
-            register(handle, request, ticket).await
+            let refusals = refusals(request.skip_refused);
+            let port = handle.port()?;
+            let registered = port.register(request.probes, refusals, ticket).await?;
+            Ok(response(&registered))
         });
         Ok(Response::new(answer.await?))
     }
@@ -109,7 +74,8 @@ impl probes_server::Probes for Service {
         request: Request<UnregisterRequest>,
     ) -> Result<Response<UnregisterResponse>, Status> {
         let UnregisterRequest { machine, ids } = request.into_inner();
-        self.change(&machine, ids, Machine::unregister).await?;
+        let (port, ids) = self.probes_of(&machine, ids)?;
+        port.unregister(ids).await?;
         Ok(Response::new(UnregisterResponse {}))
     }
 
@@ -118,7 +84,8 @@ impl probes_server::Probes for Service {
         request: Request<EnableRequest>,
     ) -> Result<Response<EnableResponse>, Status> {
         let EnableRequest { machine, ids } = request.into_inner();
-        self.change(&machine, ids, Machine::enable).await?;
+        let (port, ids) = self.probes_of(&machine, ids)?;
+        port.enable(ids).await?;
         Ok(Response::new(EnableResponse {}))
     }
 
@@ -127,7 +94,8 @@ impl probes_server::Probes for Service {
         request: Request<DisableRequest>,
     ) -> Result<Response<DisableResponse>, Status> {
         let DisableRequest { machine, ids } = request.into_inner();
-        self.change(&machine, ids, Machine::disable).await?;
+        let (port, ids) = self.probes_of(&machine, ids)?;
+        port.disable(ids).await?;
         Ok(Response::new(DisableResponse {}))
     }
 
@@ -136,7 +104,7 @@ impl probes_server::Probes for Service {
         request: Request<ArmAllRequest>,
     ) -> Result<Response<ArmAllResponse>, Status> {
         let ArmAllRequest { machine } = request.into_inner();
-        self.switch(&machine, true, Machine::set_armed).await?;
+        self.set_armed(&machine, true).await?;
         Ok(Response::new(ArmAllResponse {}))
     }
 
@@ -145,7 +113,7 @@ impl probes_server::Probes for Service {
         request: Request<DisarmAllRequest>,
     ) -> Result<Response<DisarmAllResponse>, Status> {
         let DisarmAllRequest { machine } = request.into_inner();
-        self.switch(&machine, false, Machine::set_armed).await?;
+        self.set_armed(&machine, false).await?;
         Ok(Response::new(DisarmAllResponse {}))
     }
 
@@ -154,7 +122,9 @@ impl probes_server::Probes for Service {
         request: Request<SetOptimizationRequest>,
     ) -> Result<Response<SetOptimizationResponse>, Status> {
         let SetOptimizationRequest { machine, on } = request.into_inner();
-        self.switch(&machine, on, Machine::set_optimization).await?;
+        let handle = self.fleet.get(&machine)?;
+        handle.port()?.set_optimization(on).await?;
+        handle.touch();
         Ok(Response::new(SetOptimizationResponse {}))
     }
 

@@ -83,7 +83,7 @@ impl Service {
         ask: impl FnOnce(&Sources) -> Result<T, SourcesError> + Send + 'static,
     ) -> Result<Response<T>, Status> {
         let handle = self.fleet.get(machine)?;
-        let image = Arc::clone(handle.machine()?.image());
+        let image = handle.port()?.image();
         let turn = handle.turn_to_look().await?;
         let folder = Arc::clone(&self.folder);
         let indexes = self.indexes.clone();
@@ -140,7 +140,7 @@ impl sources_server::Sources for Service {
             return Err(out_of_order("the first message names the machine"));
         };
         let handle = self.fleet.get(&machine)?;
-        let image = Arc::clone(handle.machine()?.image());
+        let image = handle.port()?.image();
         let uploads = Arc::clone(&self.uploads);
         let begun = self.writes.run(move || uploads.begin());
         let mut upload = begun.await??;

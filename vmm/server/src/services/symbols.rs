@@ -66,19 +66,14 @@ impl symbols_server::Symbols for Service {
         limits::at_most("the pattern", pattern.len(), limits::DEFINITION)?;
         // A stream that nobody reads does not keep the machine itself.
         let handle = self.fleet.get(&machine)?;
-        let image = Arc::clone(handle.machine()?.image());
+        let image = handle.port()?.image();
         if let Some(address) = address.map(Gva) {
             let found = containing(image.symbols(), address, &pattern)?;
             let found = match found.map(|found| symbol(&image, &found)) {
                 Some(found) => Some(found),
                 None => {
-                    let found = handle.blocking(move |machine| {
-                        let module = machine.module_at(address)?;
-                        let mut symbol = symbol_of(&module, address)?;
-                        symbol.module_build_id = machine.build_id(&module);
-                        Some(symbol)
-                    });
-                    found.await?
+                    let found = handle.port()?.module_at(address).await?;
+                    found.and_then(|(module, build_id)| symbol_of(&module, build_id, address))
                 }
             };
             return Ok(Response::new(one(found)));
@@ -106,15 +101,13 @@ impl symbols_server::Symbols for Service {
             limits::at_most("a name", name.len(), limits::DEFINITION)?;
         }
         let handle = self.fleet.get(&machine)?;
-        let image = Arc::clone(handle.machine()?.image());
+        let image = handle.port()?.image();
         let of = |(index, name): (usize, &String)| Some((index, types::split(name).0?.to_owned()));
         let wanted: Vec<_> = names.iter().enumerate().filter_map(of).collect();
         let mut modules = BTreeMap::new();
         if !wanted.is_empty() {
-            let found = handle.blocking(move |machine| machine.module_types(&wanted));
-            modules = found
-                .await?
-                .map_err(|(index, why)| refused(chain(&why), &why).at_index(index))?;
+            let found = handle.port()?.module_types(wanted).await?;
+            modules = found.map_err(|(index, why)| refused(chain(&why), &why).at_index(index))?;
         }
         let describe = move || {
             let kernel = image.types().map_err(|error| {
@@ -136,9 +129,10 @@ fn symbol(image: &KernelImage, found: &Symbol<'_>) -> v1::Symbol {
 }
 
 /// Returns the symbol of `module` that contains `address`, as `MODULE:SYMBOL`.
-fn symbol_of(module: &Module, address: Gva) -> Option<v1::Symbol> {
+fn symbol_of(module: &Module, build_id: Option<Vec<u8>>, address: Gva) -> Option<v1::Symbol> {
     let (found, _) = module.symbols().containing(address)?;
     let mut symbol = convert::symbol(&found, |at| module.forbidden(at));
+    symbol.module_build_id = build_id;
     symbol.name = format!("{}:{}", module.name(), symbol.name);
     Some(symbol)
 }
