@@ -7,6 +7,7 @@ use std::fmt;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
 use hvprobe_proto::Failure;
@@ -17,6 +18,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tonic::transport::server::Connected;
 use tonic::{Code, Request, Status};
 
+use super::caller::{self, Caller, Identity};
 use super::silent::Beginning;
 use crate::bounds::permits::Own;
 
@@ -31,9 +33,11 @@ pub(crate) enum Admission {
     Refused(Arc<Status>),
 }
 
-/// The caller, as far as its connection identifies it.
+/// The connection of a call.
 #[derive(Clone, Debug)]
-pub(crate) struct Caller {
+pub(crate) struct Link {
+    /// Number of the connection.
+    pub(crate) number: u64,
     pub(crate) admission: Admission,
     /// State that the calls of the connection share.
     pub(crate) own: Arc<Own>,
@@ -46,6 +50,7 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
 /// A connection of any kind.
 pub(crate) struct Connection {
+    number: u64,
     stream: Box<dyn Stream>,
     admission: Admission,
     own: Arc<Own>,
@@ -68,7 +73,9 @@ impl fmt::Debug for Connection {
 impl Connection {
     /// Creates the connection of an authenticated client.
     pub(crate) fn known(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
         Self {
+            number: NEXT.fetch_add(1, Ordering::Relaxed),
             stream: Box::new(stream),
             admission: Admission::Known,
             own: Arc::default(),
@@ -107,32 +114,42 @@ impl Connection {
 }
 
 impl Connected for Connection {
-    type ConnectInfo = Caller;
+    type ConnectInfo = Link;
 
-    fn connect_info(&self) -> Caller {
-        Caller {
+    fn connect_info(&self) -> Link {
+        Link {
+            number: self.number,
             admission: self.admission.clone(),
             own: Arc::clone(&self.own),
         }
     }
 }
 
-/// Refuses a call that is not admitted.
-pub(crate) fn admit(call: Request<()>) -> Result<Request<()>, Status> {
+/// Refuses a call that is not admitted, and adds the [`Caller`] to one that is.
+pub(crate) fn admit(mut call: Request<()>) -> Result<Request<()>, Status> {
     let refused = |why: &str| Failure::new(Code::Unauthenticated, ErrorKind::Unauthenticated, why);
-    match call.extensions().get::<Caller>().map(|it| &it.admission) {
-        Some(Admission::Known) => Ok(call),
-        Some(Admission::Refused(why)) => Err(Status::clone(why)),
-        Some(Admission::Token(token)) => match call.metadata().get("authorization") {
-            Some(shown) if token.admits(shown.as_bytes()) => Ok(call),
-            Some(_) => Err(refused("this is not the token of this server").into()),
-            None => Err(refused(
-                "this server's token is needed here: send `authorization: Bearer TOKEN`",
-            )
-            .into()),
+    let link = call
+        .extensions()
+        .get::<Link>()
+        .ok_or_else(caller::unknown)?;
+    let identity = match &link.admission {
+        Admission::Known => Identity::Connection,
+        Admission::Refused(why) => return Err(Status::clone(why)),
+        Admission::Token(token) => match call.metadata().get("authorization") {
+            Some(shown) if token.admits(shown.as_bytes()) => Identity::Token,
+            Some(_) => return Err(refused("this is not the token of this server").into()),
+            None => {
+                let why = "this server's token is needed here: send `authorization: Bearer TOKEN`";
+                return Err(refused(why).into());
+            }
         },
-        None => Err(refused("it is not known where this call came from").into()),
-    }
+    };
+    let caller = Caller {
+        connection: link.number,
+        identity,
+    };
+    call.extensions_mut().insert(caller);
+    Ok(call)
 }
 
 impl AsyncRead for Connection {
@@ -198,32 +215,40 @@ impl AsyncWrite for Connection {
 mod tests {
     use super::*;
 
-    /// Result of admitting a call with these.
-    fn admitted(admission: Option<Admission>, authorization: &[&str]) -> Result<(), Code> {
+    /// Returns how the client of a call with these is known, if the call is admitted.
+    fn admitted(admission: Option<Admission>, authorization: &[&str]) -> Result<Identity, Code> {
         let mut call = Request::new(());
         if let Some(admission) = admission {
-            let own = Arc::default();
-            call.extensions_mut().insert(Caller { admission, own });
+            call.extensions_mut().insert(Link {
+                number: 7,
+                admission,
+                own: Arc::default(),
+            });
         }
         for shown in authorization {
             let shown = shown.parse().unwrap();
             call.metadata_mut().append("authorization", shown);
         }
-        admit(call).map(drop).map_err(|status| status.code())
+        let caller = admit(call).and_then(|call| Caller::of(&call));
+        let caller = caller.map_err(|status| status.code())?;
+        assert_eq!(caller.connection, 7);
+        Ok(caller.identity)
     }
 
     #[test]
     fn known_client_needs_no_token() {
-        assert_eq!(admitted(Some(Admission::Known), &[]), Ok(()));
+        let known = |authorization| admitted(Some(Admission::Known), authorization);
+        assert_eq!(known(&[]), Ok(Identity::Connection));
         let other = ["Bearer of something else"];
-        assert_eq!(admitted(Some(Admission::Known), &other), Ok(()));
+        assert_eq!(known(&other), Ok(Identity::Connection));
     }
 
     #[test]
     fn unknown_client_needs_the_token() {
         let token = || "0123456789abcdef".parse().unwrap();
         let guarded = || Some(Admission::Token(Arc::new(token())));
-        assert_eq!(admitted(guarded(), &["Bearer 0123456789abcdef"]), Ok(()));
+        let right = ["Bearer 0123456789abcdef"];
+        assert_eq!(admitted(guarded(), &right), Ok(Identity::Token));
         for wrong in [
             &[][..],
             &["Bearer fedcba9876543210"],
@@ -238,5 +263,12 @@ mod tests {
     fn call_from_nowhere_is_refused() {
         let result = admitted(None, &["Bearer 0123456789abcdef"]);
         assert_eq!(result, Err(Code::Unauthenticated));
+    }
+
+    #[tokio::test]
+    async fn connections_have_different_numbers() {
+        let (end, other) = tokio::io::duplex(1);
+        let links = [end, other].map(|end| Connection::known(end).connect_info());
+        assert_ne!(links[0].number, links[1].number);
     }
 }

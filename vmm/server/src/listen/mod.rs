@@ -2,6 +2,7 @@
 
 pub(crate) mod acceptor;
 mod authority;
+pub(crate) mod caller;
 pub(crate) mod connection;
 mod silent;
 pub(crate) mod socket;

@@ -19,6 +19,7 @@ use super::watcher::Watcher;
 use crate::bounds::limits;
 use crate::bounds::threads::Lane;
 use crate::calls::panics;
+use crate::listen::caller::Caller;
 use crate::machines::identity::{self, Asked, few_labels};
 use crate::machines::{Fleet, Handle};
 use crate::sessions::keeper::Sessions;
@@ -73,6 +74,7 @@ impl machines_server::Machines for Service {
     type ConsoleStream = Output;
 
     async fn boot(&self, request: Request<BootRequest>) -> Result<Response<v1::Machine>, Status> {
+        let caller = Caller::of(&request)?;
         let mut request = request.into_inner();
         let request_id = std::mem::take(&mut request.request_id);
         let labels = std::mem::take(&mut request.labels);
@@ -86,6 +88,7 @@ impl machines_server::Machines for Service {
         });
         let (asked, config) = read.await??;
         let handle = self.fleet.boot(config, asked).await?;
+        tracing::debug!(machine = handle.name(), %caller, "booted");
         let registered = handle.registered();
         Ok(Response::new(v1::Machine {
             skipped: registered.skipped,
@@ -179,7 +182,9 @@ impl machines_server::Machines for Service {
     }
 
     async fn stop(&self, request: Request<StopRequest>) -> Result<Response<v1::Machine>, Status> {
+        let caller = Caller::of(&request)?;
         let handle = self.fleet.get(&request.into_inner().machine)?;
+        tracing::debug!(machine = handle.name(), %caller, "to be stopped");
         Ok(Response::new(handle.stop().await?.machine.clone()))
     }
 
@@ -187,7 +192,10 @@ impl machines_server::Machines for Service {
         &self,
         request: Request<DeleteMachineRequest>,
     ) -> Result<Response<DeleteMachineResponse>, Status> {
-        self.fleet.forget(&request.into_inner().machine)?;
+        let caller = Caller::of(&request)?;
+        let DeleteMachineRequest { machine } = request.into_inner();
+        self.fleet.forget(&machine)?;
+        tracing::debug!(machine, %caller, "deleted");
         Ok(Response::new(DeleteMachineResponse {}))
     }
 

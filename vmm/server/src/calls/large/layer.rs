@@ -14,7 +14,7 @@ use super::framing::Framing;
 use super::request::{self, Messages};
 use crate::bounds::totals::Totals;
 use crate::calls::interface::Interface;
-use crate::listen::connection::Caller;
+use crate::listen::connection::Link;
 
 /// Applies the limits for large requests and answers.
 #[derive(Clone, Debug)]
@@ -64,8 +64,8 @@ where
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         let LargeLayer { totals, interface } = self.layer.clone();
         // Without a connection there is no call; the default is a connection of its own.
-        let caller = request.extensions().get::<Caller>();
-        let own = caller.map(|it| Arc::clone(&it.own)).unwrap_or_default();
+        let link = request.extensions().get::<Link>();
+        let own = link.map(|it| Arc::clone(&it.own)).unwrap_or_default();
         let path = request.uri().path();
         let method = interface.method(path);
         let is_unary = interface.is_unary(path);

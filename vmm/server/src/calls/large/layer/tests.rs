@@ -114,11 +114,12 @@ impl Served {
             }
         });
         let layer = LargeLayer::new(Arc::clone(&self.totals), Arc::clone(&self.interface));
-        let caller = Caller {
+        let link = Link {
+            number: 0,
             admission: Admission::Known,
             own: Arc::clone(own),
         };
-        let request = http::Request::post(path).extension(caller);
+        let request = http::Request::post(path).extension(link);
         let request = request.body(Body::new(Sent(sent))).unwrap();
         let answer = tokio::spawn(async move {
             let answer = layer.layer(inner).oneshot(request).await.unwrap();
