@@ -19,6 +19,7 @@ pub mod host;
 mod kernel_file;
 mod live;
 mod machine;
+mod metrics;
 mod probes;
 mod stop;
 mod supervisor;

@@ -11,7 +11,7 @@
 //! a machine is stopped, none of its threads runs guest code and all its streams have ended.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -32,7 +32,7 @@ use crate::config::{Ending, MachineConfig, State, Status};
 use crate::console::{Console, ConsoleOutput};
 use crate::decide::Decisions;
 use crate::events::subscription::{Hub, Listen, Subscription};
-use crate::vcpu::shared::{IoctlTotals, Shared};
+use crate::vcpu::shared::Shared;
 
 /// Error of pausing a running machine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -93,7 +93,6 @@ pub struct Machine {
     pub(crate) aggregations: Arc<()>,
     /// Memory that all histograms share.
     pub(crate) histograms: Arc<Room>,
-    pub(crate) ioctls: Vec<Arc<IoctlTotals>>,
     /// Time of the last check for throttled hits. Locked after `registry`.
     pub(crate) throttle_looked: Mutex<Instant>,
     pub(crate) life: Mutex<Life>,
@@ -328,17 +327,14 @@ impl Machine {
     /// Returns the number of ioctls of each vCPU. Up to date while the machine is paused or stopped.
     #[must_use]
     pub fn ioctls(&self) -> Vec<Ioctls> {
-        self.ioctls.iter().map(|totals| totals.get()).collect()
+        self.shared.metrics.ioctls()
     }
 
     /// Returns the host time, in nanoseconds of `CLOCK_MONOTONIC`, at which the guest executed its first
     /// instruction.
     #[must_use]
     pub fn first_entry_ns(&self) -> Option<u64> {
-        match self.shared.first_entry_ns.load(Ordering::Relaxed) {
-            0 => None,
-            ns => Some(ns),
-        }
+        self.shared.metrics.first_entry()
     }
 
     /// Stops the vCPUs, and returns their standings. A vCPU that has not been started has none.

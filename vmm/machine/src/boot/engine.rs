@@ -3,7 +3,7 @@
 //! Invariant: the probes of the configuration are registered before anything of the machine runs, so a probe that
 //! is refused fails the boot.
 
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Instant;
 
@@ -29,6 +29,7 @@ use crate::detours::Detours;
 use crate::events::subscription::Hub;
 use crate::guest::Guest;
 use crate::machine::{Life, Machine};
+use crate::metrics::Metrics;
 use crate::stop::control::Control;
 use crate::tripwire::Tripwire;
 use crate::vcpu::shared::Shared;
@@ -82,7 +83,7 @@ pub(super) fn install(
         devices,
         tripwire: Some(tripwire),
         gate: OnceLock::new(),
-        first_entry_ns: AtomicU64::new(0),
+        metrics: Metrics::new(cpus),
         claims: Mutex::default(),
         decisions: Decisions::default(),
         detours: detours.clone(),
@@ -120,7 +121,6 @@ pub(super) fn install(
         flush: collector.flush(),
         aggregations: Arc::default(),
         histograms: Arc::new(Room::new(AGGREGATION_BYTES)),
-        ioctls: (0..cpus).map(|_| Arc::default()).collect(),
         throttle_looked: Mutex::new(Instant::now()),
         life: Mutex::new(Life {
             live: false,

@@ -35,7 +35,6 @@ pub(super) fn start(ready: Ready, cpus: Vec<CpuFd>) -> Result<Arc<Machine>, Boot
             shared: Arc::clone(&machine.shared),
             notices: notices.clone(),
             waited_since: None,
-            ioctls: Arc::clone(&machine.ioctls[index]),
         };
         threads.push(spawn(&machine, format!("vcpu{index}"), move || vcpu.run())?);
     }

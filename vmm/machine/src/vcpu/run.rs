@@ -7,7 +7,6 @@
 
 use hvprobe_hit::table::HookSet;
 use std::mem;
-use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -31,7 +30,7 @@ use crate::clock::times::monotonic_ns;
 use crate::crash;
 use crate::decide::Reply;
 use crate::stop::control::{Control, Order};
-use crate::vcpu::shared::{IoctlTotals, Shared};
+use crate::vcpu::shared::Shared;
 
 /// Maximum time that a stop waits for the end of a step. The longest string operations take milliseconds.
 const STEP_LIMIT: Duration = Duration::from_secs(1);
@@ -102,8 +101,6 @@ pub(crate) struct Vcpu {
     pub(crate) notices: Sender<Notice>,
     /// Start of the wait for the end of a step, while the vCPU is to stop.
     pub(crate) waited_since: Option<Instant>,
-    /// Published whenever the vCPU parks.
-    pub(crate) ioctls: Arc<IoctlTotals>,
 }
 
 /// Reports the end of a vCPU's thread when it is dropped, also by a panic. Without that, a stop would wait for
@@ -148,7 +145,7 @@ impl Vcpu {
         }
         if self.index == 0 {
             let now = monotonic_ns();
-            self.shared.first_entry_ns.store(now, Ordering::Relaxed);
+            self.shared.metrics.set_first_entry(now);
         }
         // Cloned once: a clone per exit would write to a cache line that all vCPUs share.
         let shared = Arc::clone(&self.shared);
@@ -204,8 +201,7 @@ impl Vcpu {
 
     fn publish(&self) {
         let ioctls = self.cpu.ioctls();
-        self.ioctls.run.store(ioctls.run, Ordering::Relaxed);
-        self.ioctls.other.store(ioctls.other, Ordering::Relaxed);
+        self.shared.metrics.set_ioctls(self.index, ioctls);
     }
 
     /// Returns whether the vCPU may park: it is not in a step or a device access, or that is abandoned because the

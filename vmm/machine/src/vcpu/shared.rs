@@ -1,17 +1,17 @@
 //! State that the threads of a machine share.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use hvprobe_devices::Devices;
 use hvprobe_vm::memory::GuestRam;
-use hvprobe_vm::vcpu::Ioctls;
 
 use crate::claims::Claims;
 use crate::clock::times::Times;
 use crate::decide::Decisions;
 use crate::detours::Detours;
 use crate::gate::Gate;
+use crate::metrics::Metrics;
 use crate::stop::control::Control;
 use crate::tripwire::Tripwire;
 
@@ -23,8 +23,7 @@ pub(crate) struct Shared {
     pub(crate) devices: Devices,
     pub(crate) tripwire: Option<Tripwire>,
     pub(crate) gate: OnceLock<Gate>,
-    /// Host time of the first entry into the guest; 0 before.
-    pub(crate) first_entry_ns: AtomicU64,
+    pub(crate) metrics: Metrics,
     /// Owners of probes and pauses. vCPUs lock it only at hits that pause the machine.
     pub(crate) claims: Mutex<Claims>,
     pub(crate) decisions: Decisions,
@@ -39,21 +38,5 @@ impl Shared {
     pub(crate) fn claims(&self) -> MutexGuard<'_, Claims> {
         // No step leaves them half changed, so a panic elsewhere does not corrupt them.
         self.claims.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Ioctl counts of one vCPU, up to date whenever it is parked.
-#[derive(Debug, Default)]
-pub(crate) struct IoctlTotals {
-    pub(crate) run: AtomicU64,
-    pub(crate) other: AtomicU64,
-}
-
-impl IoctlTotals {
-    pub(crate) fn get(&self) -> Ioctls {
-        Ioctls {
-            run: self.run.load(Ordering::Relaxed),
-            other: self.other.load(Ordering::Relaxed),
-        }
     }
 }
