@@ -171,13 +171,13 @@ impl Fleet {
                 }
             };
             let fleet = reserved.fleet.clone();
-            let (handle, guest) = reserved.settle(&machine, identity);
+            let (handle, guest) = reserved.settle(machine, identity);
             let _gone = to.send(Ok(handle.clone()));
+            let is_closed = fleet.slots().closed;
             // The server stopped during the boot, so the machine is not wanted any more.
-            if fleet.slots().closed {
-                machine.stop();
+            if is_closed && let Ok(port) = handle.port() {
+                port.stop();
             }
-            drop(machine);
             handle.watch_over(guest);
             fleet.forget_oldest();
             // Waits for the request under way, so this comes last.
@@ -294,7 +294,7 @@ where
 
 impl Reserved {
     /// Assigns the name to `machine`. Returns its handle, and the resources that were taken for it.
-    fn settle(mut self, machine: &Arc<Machine>, identity: Identity) -> (Handle, Option<Guest>) {
+    fn settle(mut self, machine: Arc<Machine>, identity: Identity) -> (Handle, Option<Guest>) {
         let shared = &self.fleet.shared;
         let place = Place {
             name: self.name.clone(),

@@ -118,10 +118,10 @@ pub(crate) struct Place {
 
 impl Handle {
     /// Creates the handle of a live machine.
-    pub(crate) fn live(place: Place, machine: &Arc<Machine>) -> Self {
+    pub(crate) fn live(place: Place, machine: Arc<Machine>) -> Self {
         let calls = lane();
         let name = place.name.as_str().into();
-        let port = Port::new(name, Arc::clone(machine), Arc::clone(&calls));
+        let port = Port::new(name, machine, Arc::clone(&calls));
         port.listen(Box::new(place.events.listener()));
         Self::of(place, Life::Live(port), calls)
     }
