@@ -32,7 +32,7 @@ fn all_free(calls: &Calls, probes: &Probes) {
             free += 1;
         }
         assert_eq!(free, probe.pool.limit().min(100));
-        open.take_back(free);
+        open.undo_pushes(free);
         assert_eq!(probe.pool.active(), 0);
     }
 }

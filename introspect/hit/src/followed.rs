@@ -114,10 +114,15 @@ impl Followed {
         (index < self.instances.count).then_some(index)
     }
 
-    /// Lets the calls in flight whose stubs are on their stacks return without the stubs, to where `beyond` says
-    /// that their return addresses lead. The vCPUs must be stopped. A task that has already returned to a stub
-    /// finishes there.
-    pub fn vacate(&self, tables: &PageTables, mem: &dyn PhysMemory, beyond: impl Fn(Gva) -> Gva) {
+    /// Writes real return addresses into the frames of the calls in flight whose stubs are there: those to which
+    /// `beyond` says that the calls' return addresses lead. The vCPUs must be stopped. A task that has already
+    /// returned to a stub finishes there.
+    pub fn restore_frames(
+        &self,
+        tables: &PageTables,
+        mem: &dyn PhysMemory,
+        beyond: impl Fn(Gva) -> Gva,
+    ) {
         for (index, slot, to) in self.in_flight(mem) {
             if tables.read_u64(mem, slot) == Ok(self.stub(index).0) {
                 // The slot could be read, so it is mapped.
@@ -164,9 +169,9 @@ impl Followed {
         taken.filter_map(|index| self.word(index, InstanceLayout::RETURN, mem).map(Gva))
     }
 
-    /// Frees the instance of the call whose `stub` is at `slot`, if that call is in flight and was made by
+    /// Releases the instance of the call whose `stub` is at `slot`, if that call is in flight and was made by
     /// `task`, which will not return from it. Returns whether it did. Allocates nothing.
-    pub(crate) fn reclaim_at(
+    pub(crate) fn release_call(
         &self,
         (slot, stub): (Gva, Gva),
         task: Gva,
@@ -177,21 +182,21 @@ impl Followed {
                 && self.word(index, InstanceLayout::TASK, mem) == Some(task.0)
         });
         if is_in_flight {
-            self.abandon(stub, mem);
+            self.release(stub, mem);
         }
         is_in_flight
     }
 
-    /// Frees the instances of calls that `task`, which will not run again, has made. Returns their number. Reads
+    /// Releases the instances of calls that `task`, which will not run again, has made. Returns their number. Reads
     /// all instances. Allocates nothing.
-    pub fn reclaim(&self, task: Gva, mem: &(impl PhysMemory + ?Sized)) -> u64 {
+    pub fn release_calls_of(&self, task: Gva, mem: &(impl PhysMemory + ?Sized)) -> u64 {
         let mut orphans = 0;
         for (index, ..) in self.in_flight(mem) {
             if self.word(index, InstanceLayout::TASK, mem) == Some(task.0) {
                 orphans += 1;
                 let slot = self.instance_at(index).wrapping_add(InstanceLayout::SLOT);
                 if mem.write_u64(slot, 0).is_ok() {
-                    self.give_back(index, mem);
+                    self.push_free(index, mem);
                 }
             }
         }
@@ -199,10 +204,10 @@ impl Followed {
     }
 
     /// Takes an instance for a call that begins with `entry` (of which only the generation is not used), as a
-    /// detour does. Returns its stub: the call has to be sent there, or to be [abandoned](Self::abandon). `None`
+    /// detour does. Returns its stub: the call has to be sent there, or to be [released](Self::release). `None`
     /// if no instance is free. Allocates nothing.
     pub fn enter(&self, entry: &Instance, mem: &(impl PhysMemory + ?Sized)) -> Option<Gva> {
-        let index = self.take(mem)?;
+        let index = self.pop_free(mem)?;
         let at = self.instance_at(index);
         let used = self.word(index, InstanceLayout::GENERATION, mem)?;
         let (bytes, len) = self.layout.entered(entry, used.wrapping_add(1));
@@ -229,17 +234,17 @@ impl Followed {
     }
 
     /// Releases the instance of a call that will not return to `stub`.
-    pub fn abandon(&self, stub: Gva, mem: &(impl PhysMemory + ?Sized)) {
+    pub fn release(&self, stub: Gva, mem: &(impl PhysMemory + ?Sized)) {
         if let Some(index) = self.index(stub) {
             let slot = self.instance_at(index).wrapping_add(InstanceLayout::SLOT);
             if mem.write_u64(slot, 0).is_ok() {
-                self.give_back(index, mem);
+                self.push_free(index, mem);
             }
         }
     }
 
     /// Takes an instance off the free list, which the guest changes at the same time.
-    fn take(&self, mem: &(impl PhysMemory + ?Sized)) -> Option<u32> {
+    fn pop_free(&self, mem: &(impl PhysMemory + ?Sized)) -> Option<u32> {
         for _ in 0..TRIES {
             let free = mem.read_u64(self.free).ok()?;
             // The guest may have written anything there.
@@ -256,7 +261,7 @@ impl Followed {
     }
 
     /// Puts an instance on the free list, which the guest changes at the same time.
-    fn give_back(&self, index: u32, mem: &(impl PhysMemory + ?Sized)) {
+    fn push_free(&self, index: u32, mem: &(impl PhysMemory + ?Sized)) {
         for _ in 0..TRIES {
             let Ok(free) = mem.read_u64(self.free) else {
                 return;

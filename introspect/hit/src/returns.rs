@@ -111,7 +111,7 @@ impl HitState {
                 .write_u64(scene.around.mem, slot, trampoline.0)
                 .is_ok();
         if !planted {
-            calls.take_back(1);
+            calls.undo_pushes(1);
             return None;
         }
         Some(())
@@ -244,7 +244,7 @@ impl HitState {
         if asks_all {
             self.task_dead(scene, task);
         } else {
-            self.discard_calls(scene, task);
+            self.orphan_calls(scene, task);
         }
     }
 
@@ -257,14 +257,14 @@ impl HitState {
         for source in scene.table.followed().iter() {
             source.task_dead(task, scene.around.mem);
         }
-        self.discard_calls(scene, task);
+        self.orphan_calls(scene, task);
     }
 
     /// Accounts for the calls of `task` that were to return through the trampoline, and will not return.
-    fn discard_calls<M: PhysMemory + ?Sized, C: Clock>(&self, scene: &Scene<'_, M, C>, task: Gva) {
+    fn orphan_calls<M: PhysMemory + ?Sized, C: Clock>(&self, scene: &Scene<'_, M, C>, task: Gva) {
         let open = || scene.table.returns()?.calls.open(task);
         if let Some(mut calls) = open() {
-            calls.discard_all(|call| {
+            calls.remove_all(|call| {
                 if let Some(probe) = scene.table.returning(call.probe()) {
                     probe.counters.orphan(self.vcpu);
                 }
@@ -323,7 +323,7 @@ fn enter_followed<M: PhysMemory + ?Sized, C: Clock>(
     let stub = calls.enter(&entry, mem)?;
     let sent = scene.walker.write_u64(mem, slot, stub.0);
     if sent.is_err() {
-        calls.abandon(stub, mem);
+        calls.release(stub, mem);
     }
     sent.ok()
 }

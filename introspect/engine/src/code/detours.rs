@@ -183,14 +183,14 @@ impl Detours {
     }
 
     /// Releases the memory of a detour and fills it with int3s.
-    pub(crate) fn give_back(&mut self, mem: &dyn PhysMemory, at: Gva, size: u64) {
+    pub(crate) fn release(&mut self, mem: &dyn PhysMemory, at: Gva, size: u64) {
         let size = size.next_multiple_of(UNIT);
         if let Some(gpa) = self.code.gpa(at, size) {
             for offset in (0..size).step_by(16) {
                 // The write cannot fail: the memory existed when the detour was written.
                 let _ = mem.write(gpa.wrapping_add(offset), &[INT3; 16]);
             }
-            self.free_code.give_back(at, size);
+            self.free_code.release(at, size);
         }
     }
 
@@ -206,8 +206,8 @@ impl Detours {
         Some(at)
     }
 
-    pub(crate) fn give_counters_back(&mut self, at: CounterPlace) {
-        self.free_counters.give_back(at.0, COUNTER);
+    pub(crate) fn release_counters(&mut self, at: CounterPlace) {
+        self.free_counters.release(at.0, COUNTER);
     }
 
     /// Returns the bytes in use of code, counters and instances.
@@ -242,8 +242,8 @@ impl Detours {
         Some((at, gpa))
     }
 
-    pub(crate) fn give_instances_back(&mut self, at: Gva, len: u64) {
-        self.free_instances.give_back(at, len);
+    pub(crate) fn release_instances(&mut self, at: Gva, len: u64) {
+        self.free_instances.release(at, len);
     }
 }
 

@@ -79,29 +79,29 @@ impl OurCode {
     }
 
     /// Retires the jump of the site at `at`. A task may be in its detour.
-    pub(crate) fn let_jump_go(&mut self, at: Gva, jump: Jump) {
+    pub(crate) fn retire_jump(&mut self, at: Gva, jump: Jump) {
         self.ghost_jumps.entry(at).or_default().push(jump);
     }
 
-    /// Keeps jumps that were prepared and not used, for later.
-    pub(crate) fn give_jumps_back(&mut self, prepared: impl IntoIterator<Item = (Gva, Jump)>) {
+    /// Retires jumps that were prepared and not used. The same members at the same sites may reclaim them.
+    pub(crate) fn retire_jumps(&mut self, prepared: impl IntoIterator<Item = (Gva, Jump)>) {
         for (at, jump) in prepared {
-            self.let_jump_go(at, jump);
+            self.retire_jump(at, jump);
         }
     }
 
     /// Retires the sources of `ids`, none of whose records may be in the ring any more.
-    pub(crate) fn forget_sources(&mut self, ids: impl IntoIterator<Item = ProbeId>) {
+    pub(crate) fn retire_sources(&mut self, ids: impl IntoIterator<Item = ProbeId>) {
         let sources = ids.into_iter().filter_map(|id| self.sources.remove(id));
         self.ghost_sources.extend(sources);
     }
 
     /// Releases the source of probe `id`, which was never planted.
-    pub(crate) fn free_source(&mut self, id: ProbeId, mem: &dyn PhysMemory) {
+    pub(crate) fn release_source(&mut self, id: ProbeId, mem: &dyn PhysMemory) {
         if let Some(source) = self.sources.remove(id)
             && let Some(detours) = &mut self.region.detours
         {
-            free(detours, &source, mem);
+            release_data(detours, &source, mem);
         }
     }
 
@@ -131,7 +131,7 @@ impl OurCode {
 
     /// Forgets all ghosts of code: another kernel runs, so no task reaches them. Sources stay, because their
     /// records are still to be handed on.
-    pub(crate) fn abandon(&mut self) {
+    pub(crate) fn forget_ghosts(&mut self) {
         self.ghost_slots = Ghosts::default();
         self.ghost_jumps.clear();
         self.kept = Keep::NOTHING;
@@ -139,15 +139,15 @@ impl OurCode {
 }
 
 /// Releases the counters of `source`, and the memory of its calls.
-pub(crate) fn free(detours: &mut Detours, source: &RecordSource, mem: &dyn PhysMemory) {
-    detours.give_counters_back(source.words);
+pub(crate) fn release_data(detours: &mut Detours, source: &RecordSource, mem: &dyn PhysMemory) {
+    detours.release_counters(source.words);
     if let Some(calls) = source.followed() {
-        give_calls_back(detours, calls, mem);
+        release_calls(detours, calls, mem);
     }
 }
 
 /// Releases the stubs and instances of `calls`.
-pub(crate) fn give_calls_back(detours: &mut Detours, calls: &Followed, mem: &dyn PhysMemory) {
-    detours.give_back(mem, calls.stubs, calls.code_len);
-    detours.give_instances_back(calls.instances.at, calls.size());
+pub(crate) fn release_calls(detours: &mut Detours, calls: &Followed, mem: &dyn PhysMemory) {
+    detours.release(mem, calls.stubs, calls.code_len);
+    detours.release_instances(calls.instances.at, calls.size());
 }

@@ -50,7 +50,7 @@ impl Space {
     }
 
     /// Releases the `len` bytes at `at`, which must be in use.
-    pub(crate) fn give_back(&mut self, at: Gva, len: u64) {
+    pub(crate) fn release(&mut self, at: Gva, len: u64) {
         let (mut start, mut end) = (at.0, at.0 + len);
         if let Some(behind) = self.free.remove(&end) {
             end += behind;
@@ -85,7 +85,7 @@ mod tests {
         );
         assert_eq!(space.take(1, aligned(1)), None);
         for at in [0x1020, 0x1000, 0x1030, 0x1010] {
-            space.give_back(Gva(at), 16);
+            space.release(Gva(at), 16);
         }
         assert_eq!(space.take(64, aligned(64)), Some(Gva(0x1000)));
     }
@@ -113,11 +113,11 @@ mod tests {
                 } else if !taken.is_empty() {
                     let index = usize::try_from(len).unwrap() % taken.len();
                     let (at, len) = taken.swap_remove(index);
-                    space.give_back(Gva(at), len);
+                    space.release(Gva(at), len);
                 }
             }
             for (at, len) in taken {
-                space.give_back(Gva(at), len);
+                space.release(Gva(at), len);
             }
             prop_assert_eq!(space.take(1024, aligned(1)), Some(Gva(0)));
         }

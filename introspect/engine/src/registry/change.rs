@@ -54,7 +54,7 @@ impl Registry {
         let refused = self.settle_pending(world);
         if refused.is_err() {
             for id in self.probes.ids() {
-                self.unplace(id);
+                self.detach(id);
             }
             // The remaining sites are the engine's hooks.
             self.sites.clear();
@@ -130,9 +130,9 @@ impl Registry {
         })?;
         // Records written before the jumps were removed are handed on first.
         world.collect();
-        self.code.forget_sources(leaving.iter().copied());
+        self.code.retire_sources(leaving.iter().copied());
         for id in leaving {
-            self.forget_probe(id);
+            self.remove_probe(id);
         }
         Ok(())
     }

@@ -68,12 +68,12 @@ impl Registry {
     ) -> Result<Duration, CommitError> {
         let mut result = Ok(());
         let stopped = world.stopped(&mut |mem, standing| {
-            if let Some(none) = self.abandon_replaced(mem, standing) {
+            if let Some(none) = self.forget_replaced(mem, standing) {
                 return Some(none);
             }
             let seen = look.as_mut().and_then(|look| look.end(standing));
             let still = Still { standing, seen };
-            self.drop_unusable(&mut jumps, mem, still);
+            self.retire_unusable(&mut jumps, mem, still);
             self.change(&mut jumps, mem, still)
                 .map_err(|obstacles| result = Err(CommitError::Sites(obstacles)))
                 .ok()
@@ -81,28 +81,28 @@ impl Registry {
         drop(look);
         if self.replaced {
             // The sites and jumps of the first kernel are gone.
-            self.forget_records(world);
+            self.drain_sources(world);
         } else {
-            self.code.give_jumps_back(jumps);
+            self.code.retire_jumps(jumps);
         }
         let stopped_for = stopped.map_err(CommitError::Stop)?;
         result.map(|()| stopped_for)
     }
 
     /// Retires those of the prepared `jumps` that must not be written now. The virtual CPUs must be stopped.
-    pub(crate) fn drop_unusable(
+    pub(crate) fn retire_unusable(
         &mut self,
         jumps: &mut BTreeMap<Gva, Jump>,
         mem: &dyn PhysMemory,
         still: Still<'_>,
     ) {
-        self.drop_at_kprobes(jumps, mem);
-        self.drop_unproven(jumps, still);
+        self.retire_at_kprobes(jumps, mem);
+        self.retire_unproven(jumps, still);
     }
 
     /// Arms every site with an enabled probe, with its jump from `jumps` or with an int3; disarms every other
-    /// site; removes the leaving probes from their sites; and releases what is no longer needed. Takes the used
-    /// jumps out of `jumps`. Returns the table that matches the text.
+    /// site; detaches the leaving probes; and releases what is no longer needed. Takes the used jumps out of
+    /// `jumps`. Returns the table that matches the text.
     ///
     /// # Errors
     /// The sites that cannot be armed; then nothing has changed.
@@ -139,13 +139,13 @@ impl Registry {
                     Patch::None | Patch::Breakpoint => None,
                 });
                 jumps.extend(unused);
-                self.tidy(jumps, mem);
+                self.release_unused(jumps, mem);
                 return Err(obstacles);
             }
         };
         // Nothing below can fail. An unused jump may be a ghost with a task in its detour, so it is retired.
         let unused = std::mem::take(jumps);
-        self.code.give_jumps_back(unused);
+        self.code.retire_jumps(unused);
         for at in disarming {
             self.set_patch(at, Patch::None);
         }
@@ -154,21 +154,21 @@ impl Registry {
                 let displaced = site.point.displaced;
                 let old = std::mem::replace(&mut site.slot, code);
                 if let Some(code) = &code {
-                    self.revive(code);
+                    self.reclaim_slot(code);
                 }
-                self.let_go(displaced, old, mem);
+                self.retire_slot(displaced, old, mem);
             }
         }
         for (at, patch) in arming {
             self.set_patch(at, patch);
         }
         self.hooks.ftrace.watched = self.watches_ftrace();
-        self.forget(mem);
-        let sent_to = self.vacate_calls(mem, still);
-        self.vacate_sources(mem);
+        self.detach_leaving(mem);
+        let sent_to = self.restore_frames(mem, still);
+        self.restore_followed_frames(mem);
         self.settle_sources();
-        self.reclaim_jumps(mem, still, &sent_to);
-        self.tidy(&BTreeMap::new(), mem);
+        self.release_unreached(mem, still, &sent_to);
+        self.release_unused(&BTreeMap::new(), mem);
         let table = Arc::new(self.table());
         if let Some(live) = &self.live {
             self.code.sources.follow_stacks(Stacks {
@@ -232,7 +232,7 @@ impl Registry {
             retired.extend(landings.map(|at| at.0));
         }
         if let Patch::Jump(jump) = std::mem::replace(&mut site.patch, patch) {
-            self.code.let_jump_go(at, jump);
+            self.code.retire_jump(at, jump);
         }
     }
 
@@ -300,7 +300,7 @@ impl Registry {
         }
         let planted = plant_gate(live, &text, arming);
         if let Err(obstacles) = planted.and_then(|()| text.replace(&edits)) {
-            self.give_back(slots, mem);
+            self.release_slots(slots, mem);
             return Err(obstacles);
         }
         for at in gone {
@@ -311,8 +311,8 @@ impl Registry {
         Ok(slots)
     }
 
-    /// Removes the leaving probes from their sites, and sites without probes and hooks.
-    fn forget(&mut self, mem: &dyn PhysMemory) {
+    /// Detaches the leaving probes from their sites, and removes sites without probes and hooks.
+    fn detach_leaving(&mut self, mem: &dyn PhysMemory) {
         let probes = &self.probes;
         for site in self.sites.values_mut() {
             site.members.retain(|id| !probes.is_leaving(*id));
@@ -324,13 +324,13 @@ impl Registry {
             })
             .collect();
         for (_, site) in empty {
-            self.let_go(site.point.displaced, site.slot, mem);
+            self.retire_slot(site.point.displaced, site.slot, mem);
         }
     }
 
     /// Writes real return addresses into the frames of calls in flight of leaving probes. Returns those
     /// addresses: the callers, or the stubs of other probes on the same functions.
-    fn vacate_calls(&mut self, mem: &dyn PhysMemory, still: Still<'_>) -> Vec<Gva> {
+    fn restore_frames(&mut self, mem: &dyn PhysMemory, still: Still<'_>) -> Vec<Gva> {
         let mut sent_to = Vec::new();
         let (Some(live), Some(fixtures)) = (&self.live, self.code.region.fixtures()) else {
             return sent_to;
@@ -369,10 +369,10 @@ impl Registry {
         sent_to
     }
 
-    /// Removes the gate while no int3 of ours can be hit: no site is armed, and no retired jump and none of the
+    /// Releases the gate while no int3 of ours can be hit: no site is armed, and no retired jump and none of the
     /// prepared `jumps` has an int3 in its detour, where a task may have been interrupted. Unmaps the hidden
     /// region while nothing of it is in use.
-    fn tidy(&mut self, jumps: &BTreeMap<Gva, Jump>, mem: &dyn PhysMemory) {
+    fn release_unused(&mut self, jumps: &BTreeMap<Gva, Jump>, mem: &dyn PhysMemory) {
         let mut left = self
             .code
             .ghost_jumps

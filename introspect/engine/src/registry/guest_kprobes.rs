@@ -61,7 +61,7 @@ impl Registry {
 
     /// Retires those of the prepared `jumps` that would meet a kprobe of the guest. The virtual CPUs must be
     /// stopped.
-    pub(crate) fn drop_at_kprobes(
+    pub(crate) fn retire_at_kprobes(
         &mut self,
         jumps: &mut BTreeMap<Gva, Jump>,
         mem: &dyn PhysMemory,
@@ -89,7 +89,7 @@ impl Registry {
             }
             is_unused
         });
-        self.code.give_jumps_back(unused);
+        self.code.retire_jumps(unused);
     }
 
     /// Checks that no jump of the guest may cover one of the sites `arming` that have no patch yet. The virtual

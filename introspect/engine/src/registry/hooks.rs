@@ -208,7 +208,7 @@ impl Registry {
                 }
             }
         }
-        self.drop_idle_hooks();
+        self.remove_idle_sites();
     }
 
     /// Runs the engine's part of `hooks`, in a function with this first `argument`, while the virtual CPU
@@ -352,7 +352,7 @@ impl Registry {
     }
 
     /// Removes sites without probes and hooks that were never armed.
-    fn drop_idle_hooks(&mut self) {
+    fn remove_idle_sites(&mut self) {
         self.sites.retain(|_, site| {
             !site.members.is_empty() || site.internal.is_some() || site.is_armed()
         });

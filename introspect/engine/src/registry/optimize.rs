@@ -323,7 +323,7 @@ impl Registry {
                 Ok(Jump { detour, members })
             });
         if made.is_err() {
-            detours.give_back(mem, to, size);
+            detours.release(mem, to, size);
         }
         made
     }

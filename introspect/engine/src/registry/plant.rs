@@ -94,9 +94,9 @@ impl Registry {
             Err(_) => new.clone(),
         };
         for id in &unplanted {
-            self.unplace(*id);
+            self.detach(*id);
         }
-        self.discard(&unplanted, jumps, world.memory());
+        self.release_unplanted(&unplanted, jumps, world.memory());
         if !unplanted.is_empty() {
             self.provide_hooks(world.memory());
         }
@@ -130,12 +130,12 @@ impl Registry {
         let mut look = self.look(&new.jumps, AT_ONCE_MAX, world);
         let mut armed = Ok(());
         let stopped = world.stopped(&mut |mem, standing| {
-            if let Some(none) = self.abandon_replaced(mem, standing) {
+            if let Some(none) = self.forget_replaced(mem, standing) {
                 return Some(none);
             }
             let seen = look.as_mut().and_then(|look| look.end(standing));
             let still = Still { standing, seen };
-            self.drop_unusable(&mut new.jumps, mem, still);
+            self.retire_unusable(&mut new.jumps, mem, still);
             match self.arm(new, mem, still) {
                 Ok(table) => Some(table),
                 Err(why) => {
@@ -147,7 +147,7 @@ impl Registry {
         drop(look);
         let stopped_for = stopped.map_err(PlantError::Stop)?;
         if self.replaced {
-            self.forget_records(world);
+            self.drain_sources(world);
             return Err(PlantError::Replaced);
         }
         armed.map(|()| stopped_for)
@@ -165,7 +165,7 @@ impl Registry {
             let jumps = &mut new.jumps;
             let useless = jumps.extract_if(.., |at, jump| !self.is_for_members(*at, jump));
             let useless: Vec<_> = useless.collect();
-            self.code.give_jumps_back(useless);
+            self.code.retire_jumps(useless);
             let before = new.refused.len();
             self.refuse_denied(new)?;
             if new.refused.len() > before {
@@ -191,7 +191,7 @@ impl Registry {
         match new.refusals {
             Refusals::Fail => Err(PlantError::Refused(id, why)),
             Refusals::Skip => {
-                self.unplace(id);
+                self.detach(id);
                 new.left.remove(&id);
                 new.refused.push((id, why));
                 Ok(())
@@ -284,15 +284,15 @@ impl Registry {
         Ok(())
     }
 
-    /// Releases what was made for probes that were not planted, and keeps the other `jumps`, which were not
-    /// used, for later. No task has ever reached a detour that records for a probe that was not planted.
-    fn discard(
+    /// Releases what was made for probes that were not planted, and retires the other `jumps`, which were not
+    /// used. No task has ever reached a detour that records for a probe that was not planted.
+    fn release_unplanted(
         &mut self,
         unplanted: &BTreeSet<ProbeId>,
         jumps: BTreeMap<Gva, Jump>,
         mem: &dyn PhysMemory,
     ) {
-        self.code.give_jumps_back(jumps);
+        self.code.retire_jumps(jumps);
         if unplanted.is_empty() {
             return;
         }
@@ -303,11 +303,11 @@ impl Registry {
             !jumps.is_empty()
         });
         for id in unplanted {
-            self.code.free_source(*id, mem);
+            self.code.release_source(*id, mem);
         }
         if let Some(detours) = self.code.region.detours.as_mut() {
             for Jump { detour, .. } in never_used {
-                detours.give_back(mem, detour.at(), detour.code().len() as u64);
+                detours.release(mem, detour.at(), detour.code().len() as u64);
             }
         }
     }

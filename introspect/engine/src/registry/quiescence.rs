@@ -89,7 +89,7 @@ impl Registry {
     }
 
     /// Retires those of the prepared `jumps` that a task may be under. The virtual CPUs must be stopped.
-    pub(crate) fn drop_unproven(&mut self, jumps: &mut BTreeMap<Gva, Jump>, still: Still<'_>) {
+    pub(crate) fn retire_unproven(&mut self, jumps: &mut BTreeMap<Gva, Jump>, still: Still<'_>) {
         let unproven: Vec<Unproven> = jumps
             .keys()
             .filter_map(|at| self.unproven(*at, self.sites.get(at)?))
@@ -109,7 +109,7 @@ impl Registry {
             }
             debug!(at = %site, "somebody may be under the jump");
             if let Some(jump) = jumps.remove(&site) {
-                self.code.let_jump_go(site, jump);
+                self.code.retire_jump(site, jump);
             }
             if let Some(site) = self.sites.get_mut(&site) {
                 site.unprepared = Some(Unoptimized::Interrupted);

@@ -1,7 +1,7 @@
 //! Data that probes without exits record with: the sources of records and, for return probes, instances and
 //! stubs.
 //!
-//! Invariant: data that a detour or a call in flight refers to stays unchanged as long as `reclaim.rs` finds
+//! Invariant: data that a detour or a call in flight refers to stays unchanged as long as `release.rs` finds
 //! that a task may reach it.
 
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ use tracing::debug;
 use crate::code::detours::{Detours, aligned};
 use crate::code::error::HiddenError;
 use crate::code::jump::DetourContext;
-use crate::code::ours::give_calls_back;
+use crate::code::ours::release_calls;
 use crate::registry::optimize::unfollowable;
 use crate::registry::state::Registry;
 use crate::sites::site::{Probe, SiteState};
@@ -151,9 +151,9 @@ impl Registry {
             Ok(source) => Arc::new(source),
             // Release everything, because the caller may try again and again.
             Err(why) => {
-                detours.give_counters_back(words);
+                detours.release_counters(words);
                 if let Some(calls) = calls {
-                    give_calls_back(detours, &calls, mem);
+                    release_calls(detours, &calls, mem);
                 }
                 return Err(why);
             }
@@ -280,7 +280,7 @@ fn follow(
             Ok(free)
         });
         if filled.is_err() {
-            detours.give_back(mem, stubs, code_len);
+            detours.release(mem, stubs, code_len);
         }
         let free = filled?;
         Ok(Followed {
@@ -293,7 +293,7 @@ fn follow(
         })
     });
     if made.is_err() {
-        detours.give_instances_back(at, bytes.len() as u64);
+        detours.release_instances(at, bytes.len() as u64);
     }
     made
 }

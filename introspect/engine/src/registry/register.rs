@@ -183,16 +183,16 @@ impl Registry {
         }
         match self.plant(&batch.ids().collect(), refusals, world) {
             Ok(planted) => {
-                self.take_back(planted.refused.iter().map(|(id, _)| *id));
+                self.remove_unplanted(planted.refused.iter().map(|(id, _)| *id));
                 Ok(batch.registered(planted))
             }
             Err(PlantError::Replaced) => {
-                self.take_back(batch.ids());
+                self.remove_unplanted(batch.ids());
                 // The second call refuses all of it.
                 self.register_batch(specs, refusals, world)
             }
             Err(error) => {
-                self.take_back(batch.ids());
+                self.remove_unplanted(batch.ids());
                 Err(batch.error(error))
             }
         }
@@ -302,7 +302,7 @@ impl Registry {
             Ok(Placed { id, at })
         });
         if batch.refusals == Refusals::Fail && !refused.is_empty() {
-            self.take_back(batch.ids());
+            self.remove_unplanted(batch.ids());
             return Err(refused.swap_remove(0).into());
         }
         batch.skipped.append(&mut refused);

@@ -61,8 +61,8 @@ impl Registry {
             }
         }
         if self.live.is_some() {
-            world.stopped(&mut |_, _| Some(self.abandon()))?;
-            self.forget_records(world);
+            world.stopped(&mut |_, _| Some(self.forget_kernel()))?;
+            self.drain_sources(world);
         }
         Ok(())
     }
@@ -71,9 +71,9 @@ impl Registry {
     /// cannot be stopped the answer is not known, and the next call tries again.
     pub(crate) fn find_out_replaced(&mut self, world: &dyn World) -> bool {
         if self.live.is_some() {
-            let _ = world.stopped(&mut |mem, standing| self.abandon_replaced(mem, standing));
+            let _ = world.stopped(&mut |mem, standing| self.forget_replaced(mem, standing));
             if self.replaced {
-                self.forget_records(world);
+                self.drain_sources(world);
             }
         }
         self.replaced
@@ -81,12 +81,13 @@ impl Registry {
 
     /// Forgets the first kernel if another one runs, and returns the table that the virtual CPUs use from then
     /// on. They must be stopped.
-    pub(crate) fn abandon_replaced(
+    pub(crate) fn forget_replaced(
         &mut self,
         mem: &dyn PhysMemory,
         standing: &[Standing],
     ) -> Option<Arc<ProbeTable>> {
-        self.runs_another(mem, standing).then(|| self.abandon())
+        self.runs_another(mem, standing)
+            .then(|| self.forget_kernel())
     }
 
     fn runs_another(&self, mem: &dyn PhysMemory, standing: &[Standing]) -> bool {
@@ -122,7 +123,7 @@ impl Registry {
     }
 
     /// Marks every probe as gone and forgets all data about the kernel, without writing to the guest.
-    fn abandon(&mut self) -> Arc<ProbeTable> {
+    fn forget_kernel(&mut self) -> Arc<ProbeTable> {
         let mut gone = 0_usize;
         for (_, probe) in self.probes.iter_mut() {
             if !matches!(probe.place, Place::Refused(_)) {
@@ -134,7 +135,7 @@ impl Registry {
         self.replaced = true;
         self.live = None;
         self.sites.clear();
-        self.code.abandon();
+        self.code.forget_ghosts();
         self.kernel.forget_modules();
         self.kprobes.registered.clear();
         self.shared.retired = Arc::default();
@@ -145,9 +146,9 @@ impl Registry {
     }
 
     /// Hands on the records of all probes, after their kernel was forgotten, and removes the sources.
-    pub(crate) fn forget_records(&mut self, world: &dyn World) {
+    pub(crate) fn drain_sources(&mut self, world: &dyn World) {
         world.collect();
-        self.code.forget_sources(self.probes.ids());
+        self.code.retire_sources(self.probes.ids());
         self.code.ghost_sources.clear();
     }
 }

@@ -18,6 +18,7 @@ use hvprobe_spec::{Mechanism, ProbeId};
 use tracing::{info, warn};
 
 use crate::code::error::HiddenError;
+use crate::code::region::HiddenRegion;
 use crate::code::scan::Still;
 use crate::refusal::{Obstacle, Obstacles, Refused};
 use crate::registry::state::Registry;
@@ -72,7 +73,7 @@ impl Registry {
     }
 
     /// Takes and fills the slots that armed sites lack; `jumping` sites need none. Returns the new slot of each
-    /// site that changes. A returned slot that was a ghost stays one until [`Registry::revive`].
+    /// site that changes. A returned slot that was a ghost stays one until [`Registry::reclaim_slot`].
     pub(crate) fn take_slots(
         &mut self,
         jumping: &dyn Fn(&SiteState) -> bool,
@@ -112,7 +113,7 @@ impl Registry {
                 )
                 && !std::mem::replace(&mut has_looked, true)
             {
-                self.reclaim(&taken, mem, still);
+                self.release_idle_ghosts(&taken, mem, still);
                 code = self.take_slot(&displaced, kind, mem);
             }
             match code {
@@ -123,7 +124,7 @@ impl Registry {
         match Obstacles::of(refused) {
             None => Ok(taken),
             Some(obstacles) => {
-                self.give_back(taken, mem);
+                self.release_slots(taken, mem);
                 Err(obstacles)
             }
         }
@@ -142,7 +143,7 @@ impl Registry {
         })
     }
 
-    /// Returns whether sites may want more slots than are free, and there are ghosts to reclaim.
+    /// Returns whether sites may want more slots than are free, and there are ghosts to release.
     pub(crate) fn lacks_slots(&self) -> bool {
         if self.code.ghost_slots.len() == 0 {
             return false;
@@ -199,7 +200,7 @@ impl Registry {
             (taken, _) => taken.map_err(refused)?,
         };
         if let Err(source) = self.code.region.fill(mem, &code) {
-            put_back(self.code.region.release(mem, code.at()));
+            release_slot(&mut self.code.region, &code, mem);
             return Err(refused(source));
         }
         Ok(Some(code))
@@ -207,7 +208,7 @@ impl Registry {
 
     /// Releases the ghost slots that no task can be in, because no slot is left; keeps those already `taken`
     /// for a site.
-    fn reclaim(
+    fn release_idle_ghosts(
         &mut self,
         taken: &[(Gva, Option<SlotCode>)],
         mem: &dyn PhysMemory,
@@ -233,31 +234,35 @@ impl Registry {
             .collect();
         for code in idle {
             self.code.ghost_slots.remove(&code);
-            put_back(self.code.region.release(mem, code.at()));
+            release_slot(&mut self.code.region, &code, mem);
         }
         info!(
             stay = self.code.ghost_slots.len(),
-            "boosted slots of former probes given back"
+            "boosted slots of former probes released"
         );
     }
 
     /// Releases slots that were taken for a change that did not happen. No task has been in them, except in
     /// ghosts, which stay.
-    pub(crate) fn give_back(&mut self, taken: Vec<(Gva, Option<SlotCode>)>, mem: &dyn PhysMemory) {
+    pub(crate) fn release_slots(
+        &mut self,
+        taken: Vec<(Gva, Option<SlotCode>)>,
+        mem: &dyn PhysMemory,
+    ) {
         for code in taken.into_iter().filter_map(|(_, code)| code) {
             if !self.code.ghost_slots.contains(&code) {
-                put_back(self.code.region.release(mem, code.at()));
+                release_slot(&mut self.code.region, &code, mem);
             }
         }
     }
 
-    /// Takes `code` off the ghosts, if it was one, because a site uses it now.
-    pub(crate) fn revive(&mut self, code: &SlotCode) {
+    /// Reclaims `code`, if it was a ghost, because a site uses it now.
+    pub(crate) fn reclaim_slot(&mut self, code: &SlotCode) {
         self.code.ghost_slots.remove(code);
     }
 
-    /// Releases the slot of a site, or turns it into a ghost if it is boosted.
-    pub(crate) fn let_go(
+    /// Retires the slot of a site: makes it a ghost if it is boosted, and releases it otherwise.
+    pub(crate) fn retire_slot(
         &mut self,
         displaced: Displaced,
         code: Option<SlotCode>,
@@ -267,7 +272,7 @@ impl Registry {
             Some(code) if code.kind() == SlotKind::Boosted => {
                 self.code.ghost_slots.insert(displaced, code)
             }
-            Some(code) => put_back(self.code.region.release(mem, code.at())),
+            Some(code) => release_slot(&mut self.code.region, &code, mem),
             None => {}
         }
     }
@@ -300,8 +305,8 @@ pub(crate) fn mechanism_of(kind: Option<SlotKind>) -> Mechanism {
     }
 }
 
-fn put_back(result: Result<(), HiddenError>) {
-    if let Err(error) = result {
-        warn!(%error, "an out-of-line slot could not be given back");
+fn release_slot(region: &mut HiddenRegion, code: &SlotCode, mem: &dyn PhysMemory) {
+    if let Err(error) = region.release(mem, code.at()) {
+        warn!(%error, "an out-of-line slot could not be released");
     }
 }

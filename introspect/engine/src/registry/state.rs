@@ -214,9 +214,9 @@ impl Registry {
     }
 
     /// Removes probes that were not planted.
-    pub(crate) fn take_back(&mut self, ids: impl IntoIterator<Item = ProbeId>) {
+    pub(crate) fn remove_unplanted(&mut self, ids: impl IntoIterator<Item = ProbeId>) {
         for id in ids {
-            self.unplace(id);
+            self.detach(id);
             self.probes.remove(id);
         }
     }
@@ -340,8 +340,8 @@ impl Registry {
             })
     }
 
-    /// Reverts a [`Registry::place`] that was not committed.
-    pub(crate) fn unplace(&mut self, id: ProbeId) {
+    /// Detaches probe `id` from its site: reverts a [`Registry::place`] that was not committed.
+    pub(crate) fn detach(&mut self, id: ProbeId) {
         let Some(Place::At(at)) = self.probes.get(id).map(|p| p.place.clone()) else {
             return;
         };

@@ -10,8 +10,9 @@ use crate::info::Throttled;
 use crate::registry::state::Registry;
 use crate::world::World;
 
-/// Returns a notice of the throttled hits in `counters`, the counters of `probe`, that were not reported yet.
-fn unreported(probe: ProbeId, spec: &ProbeSpec, counters: &Counters) -> Option<Throttled> {
+/// Takes the notice of the throttled hits in `counters`, the counters of `probe`, that were not reported yet:
+/// they count as reported from now on.
+fn take_notice(probe: ProbeId, spec: &ProbeSpec, counters: &Counters) -> Option<Throttled> {
     let meter = counters.meter()?;
     let count = meter.take_unreported(counters.sum().throttled);
     (count > 0).then(|| Throttled {
@@ -40,7 +41,8 @@ impl Registry {
         };
         let mut notices = std::mem::take(&mut self.last_throttled);
         let left = self.probes.iter();
-        notices.extend(left.filter_map(|(id, probe)| unreported(id, &probe.spec, &probe.counters)));
+        notices
+            .extend(left.filter_map(|(id, probe)| take_notice(id, &probe.spec, &probe.counters)));
         (notices, turned_off)
     }
 
@@ -54,9 +56,9 @@ impl Registry {
     }
 
     /// Removes probe `id`, and keeps its last notice.
-    pub(crate) fn forget_probe(&mut self, id: ProbeId) {
+    pub(crate) fn remove_probe(&mut self, id: ProbeId) {
         if let Some(probe) = self.probes.remove(id) {
-            let last = unreported(id, &probe.spec, &probe.counters);
+            let last = take_notice(id, &probe.spec, &probe.counters);
             self.last_throttled.extend(last);
         }
     }

@@ -1,6 +1,6 @@
 //! Memory budget of all histograms of a machine.
 //!
-//! Invariant: the bytes that are taken never exceed the budget. Each taker gives back what it took.
+//! Invariant: the bytes that are taken never exceed the budget. Each taker releases what it took.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -34,8 +34,8 @@ impl Room {
         took.is_ok()
     }
 
-    /// Gives back `bytes` bytes that were taken.
-    pub(super) fn give_back(&self, bytes: usize) {
+    /// Releases `bytes` bytes that were taken.
+    pub(super) fn release(&self, bytes: usize) {
         self.left.fetch_add(bytes, Ordering::Relaxed);
     }
 }

@@ -1,7 +1,7 @@
 //! The entries of a histogram while it counts.
 //!
 //! Invariant: the memory of its entries, and of what it knows of its probes, is taken from the room of all
-//! histograms of the machine, and is given back with them.
+//! histograms of the machine, and is released with them.
 
 use std::collections::{HashMap, HashSet};
 use std::mem::size_of;
@@ -104,7 +104,7 @@ impl Entry {
 
 impl Drop for Table {
     fn drop(&mut self) {
-        self.room.give_back(self.rows_taken + self.probes_taken);
+        self.room.release(self.rows_taken + self.probes_taken);
     }
 }
 
@@ -180,7 +180,7 @@ impl Table {
     fn exchange(&mut self, before: usize, after: usize) -> Result<(), NoRoom> {
         if let Some(less) = before.checked_sub(after) {
             self.probes_taken -= less;
-            self.room.give_back(less);
+            self.room.release(less);
             return Ok(());
         }
         self.reserve(after - before)
@@ -220,7 +220,7 @@ impl Table {
     /// Discards everything that was counted.
     pub fn clear(&mut self) {
         self.rows = HashMap::new();
-        self.room.give_back(self.rows_taken);
+        self.room.release(self.rows_taken);
         (self.bytes, self.rows_taken) = (0, 0);
         (self.hits, self.dropped, self.lost) = (0, 0, 0);
     }

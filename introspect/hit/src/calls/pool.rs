@@ -177,8 +177,8 @@ impl PoolCell {
         }
     }
 
-    /// Gives back a record that [`PoolCell::take`] returned.
-    pub(super) fn give(&self, index: u32, record: Record<'_>) {
+    /// Releases a record that [`PoolCell::take`] returned.
+    pub(super) fn release(&self, index: u32, record: Record<'_>) {
         let mut head = Head(self.head.load(Ordering::Relaxed));
         loop {
             record.set_next(head.newest());

@@ -151,13 +151,13 @@ impl Calls {
     }
 
     /// Removes the entries of the probes for which `leaves` is true, and those that earlier removals kept. If a
-    /// frame has no other entry, `vacate` decides: it writes the real return address back if the frame's slot
+    /// frame has no other entry, `restore` decides: it writes the real return address back if the frame's slot
     /// still holds the trampoline's. It is not called for a frame in whose place another task has a newer one;
     /// that frame is forgotten. Call only while the vCPUs are stopped, like [`Calls::live`]; allocates.
     pub fn remove(
         &self,
         mut leaves: impl FnMut(ProbeId) -> bool,
-        mut vacate: impl FnMut(&Frame) -> Fate,
+        mut restore: impl FnMut(&Frame) -> Fate,
     ) -> Removed {
         // A task that died inside a call leaves its entry behind, and its stack to another task: the slot then
         // belongs to the other task.
@@ -168,7 +168,7 @@ impl Calls {
         });
         let mut removed = Removed::default();
         for mut calls in self.tasks() {
-            calls.remove(&mut leaves, &mut vacate, &newest_at, &mut removed);
+            calls.remove(&mut leaves, &mut restore, &newest_at, &mut removed);
         }
         removed
     }

@@ -192,7 +192,7 @@ impl<'a> TaskCalls<'a> {
     }
 
     /// Removes the newest `pushes` calls without reports: for a caller that cannot write the slot.
-    pub fn take_back(&mut self, pushes: u32) {
+    pub fn undo_pushes(&mut self, pushes: u32) {
         for _ in 0..pushes {
             self.pop(&mut |_| ());
         }
@@ -221,7 +221,7 @@ impl<'a> TaskCalls<'a> {
     /// Removes all calls of the task, which is dead, and passes them to `orphan`, newest first. Calls that a
     /// dying task makes after this stay in flight until [`Calls::remove`](super::Calls::remove) or until another
     /// task gets its address.
-    pub fn discard_all(&mut self, mut orphan: impl FnMut(&Call<'_>)) {
+    pub fn remove_all(&mut self, mut orphan: impl FnMut(&Call<'_>)) {
         while self.pop(&mut orphan) {}
     }
 
@@ -262,7 +262,7 @@ impl<'a> TaskCalls<'a> {
         true
     }
 
-    /// Removes the entry at `link`, which follows `newer` or is the newest, and gives its record back to its
+    /// Removes the entry at `link`, which follows `newer` or is the newest, and releases its record to its
     /// pool.
     fn take_out(
         &mut self,
@@ -280,7 +280,7 @@ impl<'a> TaskCalls<'a> {
             }
         }
         if let Some(index) = link.record() {
-            pool.give(index, record);
+            pool.release(index, record);
         }
     }
 
@@ -301,7 +301,7 @@ impl<'a> TaskCalls<'a> {
     pub(super) fn remove(
         &mut self,
         leaves: &mut impl FnMut(ProbeId) -> bool,
-        vacate: &mut impl FnMut(&Frame) -> Fate,
+        restore: &mut impl FnMut(&Frame) -> Fate,
         newest_at: &FxHashMap<Gva, u64>,
         removed: &mut Removed,
     ) {
@@ -325,7 +325,7 @@ impl<'a> TaskCalls<'a> {
             let superseded = newest_at.get(&slot) > Some(&first.host_ns());
             let keep_muted = !wanted
                 && !superseded
-                && vacate(&Frame {
+                && restore(&Frame {
                     task: Gva(self.key),
                     slot,
                     ret: first.ret(),

@@ -55,7 +55,7 @@ fn data_beyond_the_pools_size_is_not_kept() {
         ..entry_at(0x1000)
     };
     assert!(open.push(&pool, &entry));
-    open.discard_all(|call| assert_eq!(call.data(&mut [0; DATA_MAX]), []));
+    open.remove_all(|call| assert_eq!(call.data(&mut [0; DATA_MAX]), []));
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn an_auto_pool_grows_to_its_end_and_no_further() {
     assert!(!open.push(&pool, &entry_at(0)));
     assert_eq!(pool.active(), AUTO_MAX);
     let mut expected = u64::from(AUTO_MAX);
-    open.discard_all(|call| {
+    open.remove_all(|call| {
         expected -= 1;
         assert_eq!(call.id(), expected);
     });
@@ -127,7 +127,7 @@ fn the_instances_of_a_probe_that_left_serve_another() {
         !open.push(&third, &entry_at(0xfe8)),
         "the limit is the new probe's"
     );
-    open.discard_all(|call| assert_eq!(call.probe(), ProbeId(3)));
+    open.remove_all(|call| assert_eq!(call.probe(), ProbeId(3)));
 }
 
 #[test]
@@ -177,7 +177,7 @@ fn an_entry_on_one_exception_stack_leaves_frames_on_its_neighbours_alone() {
         let mut open = calls.open(TASK).unwrap();
         let ret = open.enter(Gva(slot), Found::Caller(Gva(5)), |_| seen += 1);
         assert_eq!((ret, seen), (Some(Gva(5)), orphans));
-        open.discard_all(|_| ());
+        open.remove_all(|_| ());
     }
 }
 

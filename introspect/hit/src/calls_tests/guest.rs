@@ -350,7 +350,7 @@ impl GuestTask {
     fn discard_calls(&mut self, calls: &Calls, probes: &Probes, task: Gva) {
         if let Some(mut open) = calls.open(task) {
             let pushed = &mut self.pushed;
-            open.discard_all(|call| {
+            open.remove_all(|call| {
                 Self::reported(pushed, probes, None, Ended::Orphaned, call);
             });
         }

@@ -197,7 +197,7 @@ impl RecordSource {
         mem: &(impl PhysMemory + ?Sized),
     ) -> bool {
         let calls = self.followed();
-        let is_dead = calls.is_some_and(|calls| calls.reclaim_at(call, task, mem));
+        let is_dead = calls.is_some_and(|calls| calls.release_call(call, task, mem));
         if is_dead {
             self.counters.add_orphans(1);
         }
@@ -207,7 +207,7 @@ impl RecordSource {
     /// Accounts for all calls of a task that will not run again.
     pub fn task_dead(&self, task: Gva, mem: &(impl PhysMemory + ?Sized)) {
         if let Some(calls) = self.followed() {
-            let orphans = calls.reclaim(task, mem);
+            let orphans = calls.release_calls_of(task, mem);
             if orphans > 0 {
                 self.counters.add_orphans(orphans);
             }

@@ -168,7 +168,7 @@ impl Model {
             let owner = self.owner(at);
             let calls = owner.followed().expect("a return probe");
             let to = calls.return_address(at, &self.rig.guest.mem);
-            calls.abandon(at, &self.rig.guest.mem);
+            calls.release(at, &self.rig.guest.mem);
             at = to.expect("its instance");
             // That code returns by way of the slot.
             self.rig.guest.write(slot, &at.0.to_le_bytes());
@@ -235,7 +235,7 @@ impl Model {
         let to = calls.enter(&entry, mem).filter(|stub| {
             let apart = entry.return_address != self.rig.trampoline();
             if !apart {
-                calls.abandon(*stub, mem);
+                calls.release(*stub, mem);
             }
             apart
         });

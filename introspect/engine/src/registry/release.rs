@@ -1,4 +1,4 @@
-//! Reclaims code and data of former probes without exits: directs their calls in flight to the callers, and
+//! Releases code and data of former probes without exits: directs their calls in flight to the callers, and
 //! releases what no task can reach any more.
 //!
 //! Invariants: a call returns to its caller, whatever has been unregistered meanwhile; memory is released only
@@ -14,7 +14,7 @@ use hvprobe_hit::record::{NESTED_MAX, RecordSource};
 use hvprobe_spec::ProbeId;
 use tracing::info;
 
-use crate::code::ours::free;
+use crate::code::ours::release_data;
 use crate::code::paths::{Lead, Paths};
 use crate::code::scan::Still;
 use crate::registry::state::Registry;
@@ -48,7 +48,7 @@ impl Registry {
     /// Directs the calls in flight of leaving probes past their stubs, while the virtual CPUs are stopped:
     /// replaces the stubs' addresses on stacks and in the instances of other probes. A task that has already
     /// returned to a stub still finishes there.
-    pub(crate) fn vacate_sources(&self, mem: &dyn PhysMemory) {
+    pub(crate) fn restore_followed_frames(&self, mem: &dyn PhysMemory) {
         let Some(live) = &self.live else { return };
         let sources: Vec<_> = self.code.sources.iter().collect();
         let leaves = |source: &&Arc<RecordSource>| self.probes.is_leaving(source.probe);
@@ -63,7 +63,7 @@ impl Registry {
                 .chain(&self.code.ghost_sources),
         );
         for calls in gone.0.values() {
-            calls.vacate(&live.view.tables, mem, |to| gone.beyond(to, mem));
+            calls.restore_frames(&live.view.tables, mem, |to| gone.beyond(to, mem));
         }
         for source in sources.iter().chain(&self.code.ghost_sources) {
             if let Some(calls) = source.followed() {
@@ -83,7 +83,7 @@ impl Registry {
     /// Releases the detours of retired jumps, and the stubs, instances and counters of former probes, that no
     /// task can reach any more. Does so only when they take much room and there was a look. `sent_to` has the
     /// addresses that calls were directed to after the look.
-    pub(crate) fn reclaim_jumps(
+    pub(crate) fn release_unreached(
         &mut self,
         mem: &dyn PhysMemory,
         still: Still<'_>,
@@ -116,7 +116,7 @@ impl Registry {
                 let start = jump.detour.at();
                 let stays = stays(jumps.get(&start));
                 if !stays {
-                    detours.give_back(mem, start, jump.size());
+                    detours.release(mem, start, jump.size());
                 }
                 stays
             });
@@ -125,14 +125,14 @@ impl Registry {
         self.code.ghost_sources.retain(|source| {
             let stays = stays(sources.get(&source.probe));
             if !stays {
-                free(detours, source, mem);
+                release_data(detours, source, mem);
             }
             stays
         });
         let stay = reached.iter().filter(|reached| **reached).count();
-        let given_back = reached.len() - stay;
+        let released = reached.len() - stay;
         self.code.kept = self.code.left_behind();
-        info!(stay, given_back, "memory of former probes");
+        info!(stay, released, "memory of former probes");
     }
 
     /// Returns the pieces of former probes, with the number of each piece by probe or by the start of its
