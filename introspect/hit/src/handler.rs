@@ -25,11 +25,11 @@ use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::{Gva, Regs};
 use hvprobe_spec::{Decision, Hold};
 
-use super::actions::Seen;
 use super::clock::Clock;
 use super::context::{KernelReader, Scene};
 use super::event::{EventKind, EventProducer, Room};
 use super::outcome::{Inquiry, Outcome};
+use super::report::Seen;
 use super::state::{HitState, Waiting};
 use super::step::come_back;
 use super::table::{ProbeTable, Role};

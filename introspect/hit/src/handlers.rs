@@ -10,9 +10,11 @@ use hvprobe_arch::{Gva, Regs};
 use hvprobe_spec::predicate::Predicate;
 use hvprobe_spec::{Actions, Hold, ProbeId, Then};
 
-use super::actions::{Seen, Taken, apply, capture, passes};
+use super::capture::{capture, passes};
+use super::changes::apply;
 use super::context::Scene;
 use super::outcome::Held;
+use super::report::{Seen, Taken};
 use super::state::{HitState, Waiting};
 use super::table::{Member, Role, Site};
 use crate::clock::Clock;

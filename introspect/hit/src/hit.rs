@@ -1,5 +1,5 @@
 //! The stages of a hit, in their order: the address is looked up in the table, the time is taken
-//! ([`super::actions`]), the handlers run ([`super::handlers`]), and the displaced instruction takes effect
+//! ([`super::report`]), the handlers run ([`super::handlers`]), and the displaced instruction takes effect
 //! ([`super::step`]). Each stage returns a value, with which the next one begins here.
 //!
 //! Invariants: pre-handlers see the registers as they were at the probepoint, and run once for each time the
@@ -10,11 +10,12 @@ use hvprobe_arch::regs::rflags;
 use hvprobe_arch::{Gva, Regs};
 use hvprobe_spec::{Decision, Hold, ProbeId};
 
-use super::actions::{Taken, apply};
+use super::changes::apply;
 use super::clock::Clock;
 use super::context::Scene;
 use super::handlers::Handled;
 use super::outcome::Outcome;
+use super::report::Taken;
 use super::state::{HitState, Waiting};
 use super::table::{Role, Site};
 

@@ -4,16 +4,17 @@
 //! know how probes are registered: the engine gives it one immutable [`ProbeTable`](table::ProbeTable) after
 //! another.
 //!
-//! The code of a hit begins in `hit.rs` (the stages); `actions.rs` has the time and the content of events,
-//! `handlers.rs` what probes do, and `step.rs` the displaced instruction. `handler.rs` is the interface for
-//! vCPUs.
+//! The code of a hit begins in `hit.rs` (the stages); `report.rs` has the time and the content of events,
+//! `capture.rs` what is read for them, `handlers.rs` and `changes.rs` what probes do, and `step.rs` the displaced
+//! instruction. `handler.rs` is the interface for vCPUs.
 
-mod actions;
 pub mod aggregate;
 mod atomics;
 pub mod calls;
 #[cfg(test)]
 mod calls_tests;
+mod capture;
+mod changes;
 mod clock;
 mod context;
 mod copied_stack;
@@ -30,6 +31,7 @@ mod meter;
 mod outcome;
 pub mod record;
 pub mod region;
+mod report;
 mod restored_frames;
 mod returns;
 mod stack_trace;

@@ -14,9 +14,11 @@ use hvprobe_arch::{Gva, Regs};
 use hvprobe_spec::predicate::Predicate;
 use hvprobe_spec::{Actions, Item};
 
-use super::actions::{Seen, Taken, apply, capture, passes};
+use super::capture::{capture, passes};
+use super::changes::apply;
 use super::context::Scene;
 use super::outcome::Outcome;
+use super::report::{Seen, Taken};
 use super::state::HitState;
 use super::table::{Following, Member, ProbeTable, Returning};
 use crate::calls::{Call as InFlight, DATA_MAX, Ended, Entry, Pool};

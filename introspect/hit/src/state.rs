@@ -3,8 +3,8 @@
 use hvprobe_arch::Gva;
 use hvprobe_spec::ProbeId;
 
-use super::actions::Taken;
 use super::event::EventProducer;
+use super::report::Taken;
 
 /// A stepped instruction that has not ended.
 #[derive(Clone, Copy, Debug)]

@@ -16,9 +16,9 @@ use hvprobe_arch::trap::vector::{
 };
 use hvprobe_arch::{Gva, Regs};
 
-use super::actions::{Seen, Taken};
 use super::context::Scene;
 use super::outcome::{Fault, Outcome};
+use super::report::{Seen, Taken};
 use super::state::{HitState, InFlight};
 use super::table::{Role, Site};
 use crate::clock::Clock;
