@@ -27,7 +27,7 @@ use hvprobe_spec::{Decision, Hold};
 
 use super::clock::Clock;
 use super::context::{KernelReader, Scene};
-use super::event::{EventKind, EventProducer, Room};
+use super::event::{EventKind, EventProducer, Headroom};
 use super::outcome::{Inquiry, Outcome};
 use super::report::Seen;
 use super::state::{HitState, Waiting};
@@ -99,7 +99,7 @@ impl HitHandler {
 
     /// Returns how much room there is for events of the next hits.
     #[must_use]
-    pub fn room(&self) -> Room {
+    pub fn room(&self) -> Headroom {
         self.state.events.room()
     }
 

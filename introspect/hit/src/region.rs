@@ -7,7 +7,7 @@ use hvprobe_arch::mem::{OutOfRange, PhysMemory};
 use hvprobe_arch::trap::{GATE_PORT, VECTORS};
 use hvprobe_arch::{Gpa, Gva};
 
-use crate::event::Room;
+use crate::event::Headroom;
 
 const PAGE: u64 = 4096;
 /// Number of bytes that one page table maps.
@@ -135,14 +135,14 @@ impl RingPlace {
     ///
     /// # Errors
     /// When there is no such memory.
-    pub fn room(&self, mem: &dyn PhysMemory) -> Result<Room, OutOfRange> {
+    pub fn room(&self, mem: &dyn PhysMemory) -> Result<Headroom, OutOfRange> {
         let free = mem
             .read_u64(self.limit)?
             .wrapping_sub(mem.read_u64(self.head)?);
         let all = self.capacity.into();
         // Not more than the capacity, unless the guest has written the head: then nothing can be reserved.
         let free = if free <= all { free } else { 0 };
-        Ok(Room::of(free, all, RECORD_CELLS.into()))
+        Ok(Headroom::of(free, all, RECORD_CELLS.into()))
     }
 
     /// Sets the limit up to which detours may reserve cells, and the position at which they ring.

@@ -17,7 +17,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::counters::Counters;
 use super::restored_frames::RestoredFrames;
-use crate::calls::{Calls, Found, Pool};
+use crate::calls::{Calls, Pool, ReturnAddress};
 use crate::record::{NESTED_MAX, RecordSource, Stubs};
 use crate::region::{Fixtures, KERNEL_WINDOW};
 
@@ -410,15 +410,15 @@ impl ProbeTable {
     }
 
     /// Classifies what a function has found at its entry in place of its return address.
-    pub(crate) fn found(&self, mem: &(impl PhysMemory + ?Sized), at: Gva) -> Found {
+    pub(crate) fn found(&self, mem: &(impl PhysMemory + ?Sized), at: Gva) -> ReturnAddress {
         if self.is_trampoline(at) {
-            return Found::Trampoline;
+            return ReturnAddress::Trampoline;
         }
         match self.leads_to(mem, at) {
-            Some(leads_to) if !self.is_trampoline(leads_to) => Found::Caller(at),
+            Some(leads_to) if !self.is_trampoline(leads_to) => ReturnAddress::Caller(at),
             // The way has no known end: it is code of a probe that has left, and its calls in flight may still lead
             // to the trampoline.
-            Some(_) | None => Found::OnTheWay,
+            Some(_) | None => ReturnAddress::OnTheWay,
         }
     }
 

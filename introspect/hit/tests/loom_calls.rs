@@ -31,7 +31,7 @@ mod atomics {
 #[path = "../src/calls/mod.rs"]
 mod calls;
 
-use calls::{Calls, DATA_MAX, Ended, Entry, Found, MaxActive, Pool};
+use calls::{Calls, DATA_MAX, Ended, Entry, MaxActive, Pool, ReturnAddress};
 
 const A: Gva = Gva(0xffff_8880_0010_0000);
 const B: Gva = Gva(0xffff_8880_0020_0000);
@@ -73,7 +73,7 @@ impl Machine {
             return false;
         };
         let found = Gva(slot + 1);
-        let ret = open.enter(Gva(slot), Found::Caller(found), |call| {
+        let ret = open.enter(Gva(slot), ReturnAddress::Caller(found), |call| {
             panic!("an orphan: {call:?}");
         });
         assert_eq!(ret, Some(found));

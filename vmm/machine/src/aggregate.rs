@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use hvprobe_engine::ProbeInfo;
-use hvprobe_hit::aggregate::{NoRoom, Room, Snapshot, Table};
+use hvprobe_hit::aggregate::{MemoryBudget, NoRoom, Snapshot, Table};
 use hvprobe_hit::event::Event;
 use hvprobe_spec::aggregate::Aggregate;
 use hvprobe_spec::histogram::Histogram;
@@ -228,7 +228,7 @@ fn table(
     known: Vec<ProbeInfo>,
     ids: &[ProbeId],
     histogram: Histogram,
-    room: &Arc<Room>,
+    room: &Arc<MemoryBudget>,
 ) -> Result<(Table, Waiting), AggregateError> {
     let mut table = Table::new(histogram, Arc::clone(room));
     let mut awaited = BTreeMap::new();
@@ -358,7 +358,7 @@ mod tests {
     #[test]
     fn what_a_list_costs_is_its_length_and_not_that_of_the_probes_for_each_of_it() {
         let known: Vec<_> = (0..PROBES).map(|id| probe(id, false)).collect();
-        let room = Arc::new(Room::new(AGGREGATION_BYTES));
+        let room = Arc::new(MemoryBudget::new(AGGREGATION_BYTES));
         let last: Vec<_> = (PROBES - NAMED..PROBES).map(ProbeId).collect();
         let same = vec![ProbeId(PROBES - 1); last.len()];
         for ids in [last, same] {
@@ -399,7 +399,7 @@ mod tests {
         const BATCHES: u64 = 16_384;
         let mut known: Vec<_> = (0..PROBES).map(|id| probe(id, true)).collect();
         known[0].awaited = None;
-        let room = Arc::new(Room::new(AGGREGATION_BYTES));
+        let room = Arc::new(MemoryBudget::new(AGGREGATION_BYTES));
         let ids: Vec<_> = (0..PROBES).map(ProbeId).collect();
         let (table, awaited) = table(known, &ids, by_pid(), &room).expect("a table");
         assert_eq!(awaited.len(), ids.len() - 1);
@@ -420,7 +420,7 @@ mod tests {
 
     #[test]
     fn what_others_have_taken_is_not_the_end_of_a_histogram_whose_modules_have_come() {
-        let room = Arc::new(Room::new(8 * AWAITED));
+        let room = Arc::new(MemoryBudget::new(8 * AWAITED));
         let known = vec![probe(1, false), probe(2, true)];
         let ids = [ProbeId(1), ProbeId(2)];
         let (mut table, awaited) = table(known, &ids, by_pid(), &room).expect("a table");
@@ -440,7 +440,7 @@ mod tests {
 
     #[test]
     fn probes_that_wait_for_their_modules_are_counted_once_and_have_their_room() {
-        let room = Arc::new(Room::new(8 * AWAITED));
+        let room = Arc::new(MemoryBudget::new(8 * AWAITED));
         let known: Vec<_> = (0..8).map(|id| probe(id, true)).collect();
         let ids: Vec<_> = [0, 1, 0, 1].map(ProbeId).into();
         let two = table(known.clone(), &ids, by_pid(), &room).expect("room for two");

@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 use std::time::Duration;
 
-use hvprobe_hit::event::{Drained, Event, Room, Source};
+use hvprobe_hit::event::{Drained, Event, Headroom, Source};
 use hvprobe_hit::record::Collection;
 use hvprobe_vm::memory::GuestRam;
 
@@ -61,16 +61,16 @@ impl Detours {
     /// time; returns whether another attempt makes sense.
     pub(crate) fn wait_for_room(
         &self,
-        room: impl Fn() -> Room,
+        room: impl Fn() -> Headroom,
         is_called: impl Fn() -> bool,
     ) -> bool {
         self.0.waiting.wait(room, is_called, || self.wake())
     }
 
     /// Returns how much room the ring has for detours.
-    pub(crate) fn room(&self) -> Room {
+    pub(crate) fn room(&self) -> Headroom {
         let collection = self.0.collection.as_ref();
-        collection.map_or(Room::None, |collection| collection.room(&*self.0.ram))
+        collection.map_or(Headroom::None, |collection| collection.room(&*self.0.ram))
     }
 
     /// Reads and accounts for all records made so far.

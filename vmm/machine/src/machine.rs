@@ -18,7 +18,7 @@ use std::time::Instant;
 use hvprobe_arch::Gva;
 use hvprobe_arch::paging::WalkError;
 use hvprobe_engine::{Refused, Registered, Registry, Standing, StopError};
-use hvprobe_hit::aggregate::Room;
+use hvprobe_hit::aggregate::MemoryBudget;
 use hvprobe_hit::event::Flush;
 use hvprobe_linux::image::KernelImage;
 use hvprobe_linux::modules::Module;
@@ -92,7 +92,7 @@ pub struct Machine {
     /// Cloned by each histogram: its reference count limits their number.
     pub(crate) aggregations: Arc<()>,
     /// Memory that all histograms share.
-    pub(crate) histograms: Arc<Room>,
+    pub(crate) histograms: Arc<MemoryBudget>,
     /// Time of the last check for throttled hits. Locked after `registry`.
     pub(crate) throttle_looked: Mutex<Instant>,
     pub(crate) life: Mutex<Life>,

@@ -15,7 +15,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use hvprobe_hit::event::Room;
+use hvprobe_hit::event::Headroom;
 
 /// Maximum time that a vCPU waits. A guest's watchdogs wait at least twice as long (`watchdog_thresh` in
 /// kernel/watchdog.c).
@@ -49,7 +49,7 @@ impl Waiting {
     /// wakes the collector, which makes room.
     pub(crate) fn wait(
         &self,
-        room: impl Fn() -> Room,
+        room: impl Fn() -> Headroom,
         is_called: impl Fn() -> bool,
         wake: impl Fn(),
     ) -> bool {
@@ -59,9 +59,9 @@ impl Waiting {
             // Room that was there a moment ago may have been taken by another vCPU. Another attempt makes sense
             // all the same, or the hit would be lost after so short a time.
             let (longest, is_some) = match room() {
-                Room::Plenty => return true,
-                Room::Scant => (FOR_PLENTY, true),
-                Room::None => (self.longest, false),
+                Headroom::Plenty => return true,
+                Headroom::Scant => (FOR_PLENTY, true),
+                Headroom::None => (self.longest, false),
             };
             if is_called() {
                 return true;

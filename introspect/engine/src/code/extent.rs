@@ -32,12 +32,12 @@ pub(crate) struct Extent {
     at: Gpa,
     pages: u64,
     access: Access,
-    place: Option<Place>,
+    reservation: Option<Reservation>,
 }
 
 /// Address of an extent in the guest.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct Reservation {
     start: Gva,
     /// Flags in the entries of its pages.
     bits: u64,
@@ -52,7 +52,7 @@ impl Extent {
             at,
             pages,
             access,
-            place: None,
+            reservation: None,
         }
     }
 
@@ -63,7 +63,7 @@ impl Extent {
 
     /// Returns the reserved address, at which the guest sees the extent once it is mapped.
     pub(crate) fn start(&self) -> Option<Gva> {
-        Some(self.place?.start)
+        Some(self.reservation?.start)
     }
 
     /// Returns the physical address of the `len` bytes at `at`; `None` unless all of them are in the extent.
@@ -86,7 +86,7 @@ impl Extent {
         taken: Option<Gva>,
         filling: u8,
     ) -> Result<Gva, HiddenError> {
-        if let Some(Place { start, .. }) = self.place {
+        if let Some(Reservation { start, .. }) = self.reservation {
             return Ok(start);
         }
         let start = empty_entries(mem, tables, window, taken, self.pages)?;
@@ -98,7 +98,7 @@ impl Extent {
         if self.access == Access::Write {
             bits |= entry::WRITABLE | entry::DIRTY | no_execute(mem, tables, start)?;
         }
-        self.place = Some(Place {
+        self.reservation = Some(Reservation {
             start,
             bits,
             entered: false,
@@ -115,22 +115,22 @@ impl Extent {
         mem: &dyn PhysMemory,
         tables: &PageTables,
     ) -> Result<(), HiddenError> {
-        let Some(place) = self.place.as_mut().filter(|place| !place.entered) else {
+        let Some(reservation) = self.reservation.as_mut().filter(|it| !it.entered) else {
             return Ok(());
         };
         let mut entries = Vec::new();
         for page in 0..self.pages {
             let offset = page * LARGE_PAGE;
-            let (at, value) = tables.entry_at(mem, place.start.wrapping_add(offset), 2)?;
+            let (at, value) = tables.entry_at(mem, reservation.start.wrapping_add(offset), 2)?;
             if value != 0 {
                 return Err(HiddenError::EntryChanged { at });
             }
             entries.push((at, self.at.wrapping_add(offset)));
         }
         for (at, frame) in entries {
-            mem.write(at, &(frame.0 | place.bits).to_le_bytes())?;
+            mem.write(at, &(frame.0 | reservation.bits).to_le_bytes())?;
         }
-        place.entered = true;
+        reservation.entered = true;
         Ok(())
     }
 }

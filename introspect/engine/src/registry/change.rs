@@ -20,7 +20,7 @@ use crate::guest::banner::Banner;
 use crate::guest::readers::KernelReaders;
 use crate::refusal::{Obstacle, Refused};
 use crate::registered::Refusals;
-use crate::sites::site::Place;
+use crate::sites::site::Placement;
 use crate::world::{StopError, World};
 
 impl Registry {
@@ -72,7 +72,7 @@ impl Registry {
         let pending: Vec<ProbeId> = self
             .probes
             .iter()
-            .filter(|(_, probe)| matches!(probe.place, Place::Pending))
+            .filter(|(_, probe)| matches!(probe.placement, Placement::Pending))
             .map(|(id, _)| id)
             .collect();
         let (mut refused, mut placed) = (Vec::new(), BTreeSet::new());
@@ -103,7 +103,7 @@ impl Registry {
         }
         for (id, why) in &refused {
             if let Some(probe) = self.probes.get_mut(*id) {
-                probe.place = Place::Refused(why.clone());
+                probe.placement = Placement::Refused(why.clone());
             }
         }
         Ok(refused)
@@ -168,7 +168,7 @@ impl Registry {
                 return Err(ChangeError::Refused { id, source });
             }
             if enabled
-                && let Place::At(at) = probe.place
+                && let Placement::At(at) = probe.placement
                 && let Some(site) = self.sites.get(&at)
                 && self.is_rewritten(site, world.memory())
             {

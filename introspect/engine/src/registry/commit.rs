@@ -20,7 +20,7 @@ use crate::code::scan::{AT_HOOK_MAX, AT_ONCE_MAX, Look, Still};
 use crate::refusal::{Obstacle, Obstacles, Refused};
 use crate::registry::hook_state::Patches;
 use crate::registry::state::{Live, Registry};
-use crate::sites::site::{Patch, Place, SiteState, patched};
+use crate::sites::site::{Patch, Placement, SiteState, patched};
 use crate::sites::text::{Edit, Text};
 use crate::world::{StopError, World};
 
@@ -484,7 +484,7 @@ impl Registry {
     pub(crate) fn has_return_probes(&self) -> bool {
         self.probes
             .staying()
-            .any(|(_, probe)| probe.pool.is_some() && matches!(probe.place, Place::At(_)))
+            .any(|(_, probe)| probe.pool.is_some() && matches!(probe.placement, Placement::At(_)))
     }
 }
 

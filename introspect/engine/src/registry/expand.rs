@@ -61,7 +61,7 @@ pub(crate) fn singles<'s>(
             max: BATCH_MAX,
         });
     }
-    let single = |found: Found<'_>| {
+    let single = |found: MatchedFunction<'_>| {
         let mut single = spec.clone();
         let definition = &mut single.definition;
         let (event, target) = found.named(definition.kind);
@@ -77,14 +77,14 @@ pub(crate) fn singles<'s>(
 }
 
 /// A matching function.
-struct Found<'a> {
+struct MatchedFunction<'a> {
     symbol: Symbol<'a>,
     module: Option<&'a str>,
     /// Whether no other function has its name.
     unique: bool,
 }
 
-impl Found<'_> {
+impl MatchedFunction<'_> {
     /// Returns the name and the target of a definition of this function. If the function's name is ambiguous,
     /// the target is the address, and the event is named after the function.
     fn named(&self, kind: Kind) -> (Option<String>, Target) {
@@ -108,7 +108,12 @@ impl Found<'_> {
 }
 
 /// Adds the functions of `owner` whose names match `pattern`, in the order of their addresses.
-fn add<'a>(found: &mut Vec<Found<'a>>, pattern: &str, module: Option<&'a str>, owner: Owner<'a>) {
+fn add<'a>(
+    found: &mut Vec<MatchedFunction<'a>>,
+    pattern: &str,
+    module: Option<&'a str>,
+    owner: Owner<'a>,
+) {
     let symbols = owner.symbols();
     // A pattern from a parsed definition is valid.
     let Ok(matching) = symbols.glob(pattern) else {
@@ -123,7 +128,7 @@ fn add<'a>(found: &mut Vec<Found<'a>>, pattern: &str, module: Option<&'a str>, o
             && !PADDING.iter().any(|mark| symbol.name.starts_with(mark));
         if is_function && last.replace(symbol.addr) != Some(symbol.addr) {
             let unique = matches!(symbols.candidates(symbol.name).as_slice(), [_]);
-            found.push(Found {
+            found.push(MatchedFunction {
                 symbol,
                 module,
                 unique,

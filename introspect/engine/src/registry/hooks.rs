@@ -39,7 +39,7 @@ use crate::refusal::{Obstacle, Refused};
 use crate::registry::guest_kprobes::PREPARES;
 use crate::registry::hook_state::Patches;
 use crate::registry::state::Registry;
-use crate::sites::site::{Place, SiteState, patched};
+use crate::sites::site::{Placement, SiteState, patched};
 use crate::sites::text::Text;
 use crate::world::{StopError, World};
 
@@ -469,17 +469,19 @@ impl Registry {
     }
 
     pub(crate) fn has_module_probes(&self) -> bool {
-        self.probes.staying().any(|(_, probe)| match &probe.place {
-            Place::Pending => matches!(
-                probe.spec.definition.target,
-                Target::Symbol {
-                    module: Some(_),
-                    ..
-                }
-            ),
-            Place::At(at) => !self.kernel.image.is_text(*at),
-            Place::Refused(_) | Place::Gone => false,
-        })
+        self.probes
+            .staying()
+            .any(|(_, probe)| match &probe.placement {
+                Placement::Pending => matches!(
+                    probe.spec.definition.target,
+                    Target::Symbol {
+                        module: Some(_),
+                        ..
+                    }
+                ),
+                Placement::At(at) => !self.kernel.image.is_text(*at),
+                Placement::Refused(_) | Placement::Gone => false,
+            })
     }
 
     /// Reads the guest's modules.
@@ -505,8 +507,8 @@ impl Registry {
         let leaving: Vec<(ProbeId, Gva)> = self
             .probes
             .iter()
-            .filter_map(|(id, probe)| match probe.place {
-                Place::At(at) if !self.kernel.image.is_text(at) => Some((id, at)),
+            .filter_map(|(id, probe)| match probe.placement {
+                Placement::At(at) if !self.kernel.image.is_text(at) => Some((id, at)),
                 _ => None,
             })
             .filter(|(_, at)| self.kernel.is_unloaded(*at))
@@ -517,7 +519,7 @@ impl Registry {
             }
             if let Some(probe) = self.probes.get_mut(*id) {
                 info!(probe = %id, %at, "the module under a probe is unloaded");
-                probe.place = Place::Gone;
+                probe.placement = Placement::Gone;
             }
         }
         self.settle_pending(world)

@@ -8,7 +8,7 @@ use tracing::warn;
 
 use crate::info::{ProbeInfo, ProbeState};
 use crate::registry::state::Registry;
-use crate::sites::site::{Place, Probe, SiteState, patched};
+use crate::sites::site::{Placement, Probe, SiteState, patched};
 use crate::sites::text::Text;
 use crate::world::World;
 
@@ -23,8 +23,8 @@ impl Registry {
     }
 
     fn info(&self, id: ProbeId, probe: &Probe, mem: &dyn PhysMemory) -> ProbeInfo {
-        let site = match probe.place {
-            Place::At(at) => self.sites.get(&at),
+        let site = match probe.placement {
+            Placement::At(at) => self.sites.get(&at),
             _ => None,
         };
         let rewritten = site.is_some_and(|site| self.is_rewritten(site, mem));
@@ -35,12 +35,12 @@ impl Registry {
             kind: probe.spec.definition.kind,
             addr: site.map(|site| site.point.displaced.at()),
             symbol: site.map(|site| site.point.symbol.clone()),
-            state: match &probe.place {
-                Place::Pending => ProbeState::Pending,
-                Place::Refused(why) => ProbeState::Refused(why.to_string()),
-                Place::Gone => ProbeState::Gone,
-                Place::At(_) if rewritten => ProbeState::Gone,
-                Place::At(_) => ProbeState::Placed,
+            state: match &probe.placement {
+                Placement::Pending => ProbeState::Pending,
+                Placement::Refused(why) => ProbeState::Refused(why.to_string()),
+                Placement::Gone => ProbeState::Gone,
+                Placement::At(_) if rewritten => ProbeState::Gone,
+                Placement::At(_) => ProbeState::Placed,
             },
             disabled: probe.spec.disabled,
             turned_off: probe.counters.is_tripped(),

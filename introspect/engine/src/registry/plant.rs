@@ -25,7 +25,7 @@ use crate::code::scan::{AT_ONCE_MAX, Still};
 use crate::refusal::{Obstacle, Obstacles, Refused};
 use crate::registered::Refusals;
 use crate::registry::state::Registry;
-use crate::sites::site::{Patch, Place, SiteState};
+use crate::sites::site::{Patch, Placement, SiteState};
 use crate::unoptimized::Unoptimized;
 use crate::world::{StopError, World};
 
@@ -203,8 +203,8 @@ impl Registry {
     fn asking_for_jumps(&self, new: &Newcomers) -> Vec<(ProbeId, Gva)> {
         let asks = |id: &ProbeId| {
             let probe = self.probes.get(*id)?;
-            match probe.place {
-                Place::At(at) if probe.spec.mechanism == Some(Mechanism::Optimized) => {
+            match probe.placement {
+                Placement::At(at) if probe.spec.mechanism == Some(Mechanism::Optimized) => {
                     Some((*id, at))
                 }
                 _ => None,

@@ -27,7 +27,7 @@ use super::commit::CommitError;
 use crate::guest::banner::Banner;
 use crate::registry::hook_state::Patches;
 use crate::registry::state::Registry;
-use crate::sites::site::{Place, SiteState};
+use crate::sites::site::{Placement, SiteState};
 use crate::world::{Standing, StopError, World};
 
 impl Registry {
@@ -126,8 +126,8 @@ impl Registry {
     fn forget_kernel(&mut self) -> Arc<ProbeTable> {
         let mut gone = 0_usize;
         for (_, probe) in self.probes.iter_mut() {
-            if !matches!(probe.place, Place::Refused(_)) {
-                probe.place = Place::Gone;
+            if !matches!(probe.placement, Placement::Refused(_)) {
+                probe.placement = Placement::Gone;
                 gone += 1;
             }
         }

@@ -34,7 +34,7 @@ use crate::registry::hook_state::Hooks;
 use crate::registry::patience::Patience;
 use crate::registry::switches::Switches;
 use crate::sites::probes::Probes;
-use crate::sites::site::{Patch, Place, Probe, SiteState};
+use crate::sites::site::{Patch, Placement, Probe, SiteState};
 use crate::sites::text::{LiveText, Text};
 
 /// State that exists once the kernel is live.
@@ -181,7 +181,7 @@ impl Registry {
             shown: Arc::new(resolved.shown),
             awaited: resolved.awaited.then(Awaited::default),
             pool,
-            place: Place::Pending,
+            placement: Placement::Pending,
         })
     }
 
@@ -320,7 +320,7 @@ impl Registry {
         let behind = members.partition_point(|member| *member < id);
         members.insert(behind, id);
         if let Some(probe) = self.probes.get_mut(id) {
-            probe.place = Place::At(at);
+            probe.placement = Placement::At(at);
         }
     }
 
@@ -342,7 +342,7 @@ impl Registry {
 
     /// Detaches probe `id` from its site: reverts a [`Registry::place`] that was not committed.
     pub(crate) fn detach(&mut self, id: ProbeId) {
-        let Some(Place::At(at)) = self.probes.get(id).map(|p| p.place.clone()) else {
+        let Some(Placement::At(at)) = self.probes.get(id).map(|p| p.placement.clone()) else {
             return;
         };
         if let Some(site) = self.sites.get_mut(&at) {
@@ -353,7 +353,7 @@ impl Registry {
             }
         }
         if let Some(probe) = self.probes.get_mut(id) {
-            probe.place = Place::Pending;
+            probe.placement = Placement::Pending;
         }
     }
 }

@@ -34,11 +34,11 @@ pub(crate) struct Probe {
     pub(crate) awaited: Option<Awaited>,
     /// Instances of a return probe.
     pub(crate) pool: Option<Arc<Pool>>,
-    pub(crate) place: Place,
+    pub(crate) placement: Placement,
 }
 
 #[derive(Clone, Debug)]
-pub(crate) enum Place {
+pub(crate) enum Placement {
     Pending,
     Refused(Refused),
     At(Gva),

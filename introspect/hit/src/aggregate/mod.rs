@@ -4,12 +4,12 @@
 //! counted as dropped. The collector's thread counts events, in the order in which they are handed on; the hit
 //! path is not involved.
 
+mod budget;
 mod key;
-mod room;
 mod snapshot;
 mod table;
 
+pub use budget::MemoryBudget;
 pub use key::KeyValue;
-pub use room::Room;
 pub use snapshot::{Row, Snapshot, Sum};
 pub use table::{Copied, NoRoom, Table};

@@ -1,6 +1,6 @@
 //! The entries of a histogram while it counts.
 //!
-//! Invariant: the memory of its entries, and of what it knows of its probes, is taken from the room of all
+//! Invariant: the memory of its entries, and of what it knows of its probes, is taken from the budget of all
 //! histograms of the machine, and is released with them.
 
 use std::collections::{HashMap, HashSet};
@@ -12,8 +12,8 @@ use hvprobe_spec::histogram::{Histogram, KeyForm, Order, ValueForm};
 use hvprobe_spec::predicate::{Field, Predicate};
 use hvprobe_spec::{Actions, ProbeId};
 
+use super::budget::MemoryBudget;
 use super::key::{parts, push_number, push_stack_trace, push_text, push_unreadable};
-use super::room::Room;
 use super::snapshot::{Row, Snapshot, Sum, sort};
 use crate::event::{Event, EventKind};
 use crate::filter::{Seen, no_more};
@@ -50,8 +50,8 @@ pub struct Table {
     lost: u64,
     /// Buffer in which keys are made.
     key: Vec<u8>,
-    room: Arc<Room>,
-    /// Bytes of the room that are taken for entries, and for what is known of probes.
+    budget: Arc<MemoryBudget>,
+    /// Bytes of the budget that are taken for entries, and for what is known of probes.
     rows_taken: usize,
     probes_taken: usize,
 }
@@ -104,14 +104,14 @@ impl Entry {
 
 impl Drop for Table {
     fn drop(&mut self) {
-        self.room.release(self.rows_taken + self.probes_taken);
+        self.budget.release(self.rows_taken + self.probes_taken);
     }
 }
 
 impl Table {
-    /// Creates a table for `histogram`, without probes. Its memory is taken from `room`.
+    /// Creates a table for `histogram`, without probes. Its memory is taken from `budget`.
     #[must_use]
-    pub fn new(histogram: Histogram, room: Arc<Room>) -> Self {
+    pub fn new(histogram: Histogram, budget: Arc<MemoryBudget>) -> Self {
         Self {
             histogram,
             probes: HashMap::new(),
@@ -123,7 +123,7 @@ impl Table {
             dropped: 0,
             lost: 0,
             key: Vec::new(),
-            room,
+            budget,
             rows_taken: 0,
             probes_taken: 0,
         }
@@ -149,7 +149,7 @@ impl Table {
     /// Like [`Table::count`], for a probe whose definition is known only now, and for which `reserved` bytes
     /// were [reserved](Self::reserve). These bytes, and those of an earlier definition, are used for the new
     /// one. If they are not enough and no more are left, only the hits of this probe are dropped: the counting
-    /// of other probes must not end because other tables have used up the room meanwhile.
+    /// of other probes must not end because other tables have used up the budget meanwhile.
     pub fn learn(
         &mut self,
         probe: ProbeId,
@@ -180,7 +180,7 @@ impl Table {
     fn exchange(&mut self, before: usize, after: usize) -> Result<(), NoRoom> {
         if let Some(less) = before.checked_sub(after) {
             self.probes_taken -= less;
-            self.room.release(less);
+            self.budget.release(less);
             return Ok(());
         }
         self.reserve(after - before)
@@ -191,8 +191,8 @@ impl Table {
     /// # Errors
     /// When less is left.
     pub fn reserve(&mut self, bytes: usize) -> Result<(), NoRoom> {
-        if !self.room.take(bytes) {
-            let left = self.room.left();
+        if !self.budget.take(bytes) {
+            let left = self.budget.left();
             return Err(NoRoom { left });
         }
         self.probes_taken += bytes;
@@ -220,7 +220,7 @@ impl Table {
     /// Discards everything that was counted.
     pub fn clear(&mut self) {
         self.rows = HashMap::new();
-        self.room.release(self.rows_taken);
+        self.budget.release(self.rows_taken);
         (self.bytes, self.rows_taken) = (0, 0);
         (self.hits, self.dropped, self.lost) = (0, 0, 0);
     }
@@ -285,7 +285,7 @@ impl Table {
             let bytes = self.bytes + self.key.len();
             let weight = Entry::weight(self.key.len(), what.values.len());
             let is_full = self.rows.len() >= self.histogram.size || bytes > KEY_BYTES;
-            if is_full || !self.room.take(weight) {
+            if is_full || !self.budget.take(weight) {
                 self.dropped += 1;
                 return;
             }

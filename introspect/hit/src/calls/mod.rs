@@ -40,4 +40,4 @@ pub use frame::{Fate, Frame, LiveCall, Removed};
 pub use pool::{AUTO_MAX, FIXED_MAX, MaxActive, Pool, PoolError};
 pub use record::{DATA_MAX, Entry};
 pub use table::{CELLS, Calls};
-pub use task::{Call, Ended, Found, TaskCalls};
+pub use task::{Call, Ended, ReturnAddress, TaskCalls};

@@ -21,7 +21,7 @@ pub enum Ended {
 
 /// What a function found in the place of its return address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum ReturnAddress {
     /// The address of its caller.
     Caller(Gva),
     /// The trampoline: the function was entered by a tail call, or has another probe.
@@ -143,10 +143,10 @@ impl<'a> TaskCalls<'a> {
     pub fn enter(
         &mut self,
         slot: Gva,
-        found: Found,
+        found: ReturnAddress,
         mut orphan: impl FnMut(&Call<'_>),
     ) -> Option<Gva> {
-        if found == Found::Trampoline
+        if found == ReturnAddress::Trampoline
             && let Some(ret) = self.unwind_to(slot, &mut orphan)
         {
             return Some(ret);
@@ -159,7 +159,7 @@ impl<'a> TaskCalls<'a> {
             let next = Link(record.next());
             if !same_stack(record.slot(), slot) {
                 newer = Some(record);
-            } else if record.slot() == slot && found == Found::OnTheWay {
+            } else if record.slot() == slot && found == ReturnAddress::OnTheWay {
                 break;
             } else if record.slot() <= slot {
                 report(pool, record, &mut orphan);
@@ -170,8 +170,8 @@ impl<'a> TaskCalls<'a> {
             link = next;
         }
         match found {
-            Found::Caller(ret) => Some(ret),
-            Found::Trampoline | Found::OnTheWay => None,
+            ReturnAddress::Caller(ret) => Some(ret),
+            ReturnAddress::Trampoline | ReturnAddress::OnTheWay => None,
         }
     }
 

@@ -175,7 +175,7 @@ fn an_entry_on_one_exception_stack_leaves_frames_on_its_neighbours_alone() {
         push_all(&calls, TASK, &pool, &[nmi]);
         let mut seen = 0;
         let mut open = calls.open(TASK).unwrap();
-        let ret = open.enter(Gva(slot), Found::Caller(Gva(5)), |_| seen += 1);
+        let ret = open.enter(Gva(slot), ReturnAddress::Caller(Gva(5)), |_| seen += 1);
         assert_eq!((ret, seen), (Some(Gva(5)), orphans));
         open.remove_all(|_| ());
     }
@@ -187,7 +187,10 @@ fn a_slot_that_holds_the_trampoline_without_a_call_has_no_return_address() {
     let pool = calls.pool(ProbeId(0), MaxActive::Default, 0).unwrap();
     push_all(&calls, TASK, &pool, &[0x1000]);
     let mut open = calls.open(TASK).unwrap();
-    assert_eq!(open.enter(Gva(0xff8), Found::Trampoline, |_| ()), None);
+    assert_eq!(
+        open.enter(Gva(0xff8), ReturnAddress::Trampoline, |_| ()),
+        None
+    );
     assert_eq!(open.returned(Gva(0xff8), |_, _| ()), None);
     assert_eq!(open.returned(Gva(0x1000), |_, _| ()), Some(Gva(0x1001)));
 }

@@ -145,15 +145,15 @@ impl GuestTask {
     }
 
     /// Classifies `at`, which was found in place of a return address.
-    fn found(&self, at: u64) -> Found {
+    fn found(&self, at: u64) -> ReturnAddress {
         let mut end = at;
         while let Some(next) = self.stubs.get(&end) {
             end = *next;
         }
         match end {
-            _ if at == TRAMPOLINE.0 => Found::Trampoline,
-            end if end == TRAMPOLINE.0 => Found::OnTheWay,
-            _ => Found::Caller(Gva(at)),
+            _ if at == TRAMPOLINE.0 => ReturnAddress::Trampoline,
+            end if end == TRAMPOLINE.0 => ReturnAddress::OnTheWay,
+            _ => ReturnAddress::Caller(Gva(at)),
         }
     }
 
@@ -174,9 +174,9 @@ impl GuestTask {
         let slot = frame.slot;
         let found = self.found(self.memory[&slot]);
         let expected = match found {
-            Found::Caller(at) => Some(at),
-            Found::Trampoline => Some(Gva(frame.behind)),
-            Found::OnTheWay => None,
+            ReturnAddress::Caller(at) => Some(at),
+            ReturnAddress::Trampoline => Some(Gva(frame.behind)),
+            ReturnAddress::OnTheWay => None,
         };
         let pushed = &mut self.pushed;
         let real = open.enter(Gva(slot), found, |call| {

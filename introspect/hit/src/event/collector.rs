@@ -26,8 +26,8 @@ use std::time::Duration;
 use rtrb::{Producer, RingBuffer};
 
 use super::flush::{self, Flush, Owed};
-use super::order::{Found, Order};
-use super::room::Room;
+use super::headroom::Headroom;
+use super::order::{Order, PassResult};
 use super::source::{Sink, Source};
 use super::value::Event;
 
@@ -101,9 +101,9 @@ impl EventProducer {
 
     /// Returns how much room there is for events.
     #[must_use]
-    pub fn room(&self) -> Room {
+    pub fn room(&self) -> Headroom {
         let capacity = self.ring.buffer().capacity();
-        Room::of(self.ring.slots() as u64, capacity as u64, HIT_MOST)
+        Headroom::of(self.ring.slots() as u64, capacity as u64, HIT_MOST)
     }
 
     /// Makes the collector look at its sources now, however long they said that they can wait.
@@ -249,12 +249,12 @@ impl Drain {
             let found = self.once(records, last, sink);
             let is_awaited = self.owed.passed(found, || self.order.held());
             match found {
-                Found::Part => continue,
-                Found::Nothing if last => return,
-                Found::Nothing | Found::Held | Found::All { .. } => {}
+                PassResult::Part => continue,
+                PassResult::Nothing if last => return,
+                PassResult::Nothing | PassResult::Held | PassResult::All { .. } => {}
             }
             let patience = self.patience();
-            if matches!(found, Found::All { of_rings: true } | Found::Held) && !last {
+            if matches!(found, PassResult::All { of_rings: true } | PassResult::Held) && !last {
                 thread::park_timeout(patience.map_or(DOZE, |patience| patience.min(DOZE)));
                 continue;
             }
@@ -281,7 +281,7 @@ impl Drain {
 
     /// Takes what there is, and hands on what is in order: all of it if there will be no more. `records` says
     /// whether any source may have events.
-    fn once(&mut self, records: bool, last: bool, sink: &mut Sink) -> Found {
+    fn once(&mut self, records: bool, last: bool, sink: &mut Sink) -> PassResult {
         let mut pass = self.order.pass(self.sources.len(), records, last);
         for (vcpu, counts) in self.counts.iter().enumerate() {
             pass.look_at(vcpu, counts.hits.load(Ordering::Acquire));

@@ -12,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::Thread;
 use std::time::Duration;
 
-use super::order::{Found, Held};
+use super::order::{Held, PassResult};
 
 #[derive(Debug, Default)]
 pub(super) struct Shared {
@@ -94,17 +94,21 @@ impl Owed {
 
     /// Called after a pass, with what it `found` and what is still `held`. Notifies the waiters if everything
     /// they wait for was handed on. Returns whether another pass is needed for a waiter.
-    pub(super) fn passed(&mut self, found: Found, held: impl FnOnce() -> Option<Held>) -> bool {
+    pub(super) fn passed(
+        &mut self,
+        found: PassResult,
+        held: impl FnOnce() -> Option<Held>,
+    ) -> bool {
         let Some(Open { number, until }) = &mut self.open else {
             return false;
         };
         let number = *number;
         let is_over = match found {
-            Found::Part => false,
-            Found::Held => {
+            PassResult::Part => false,
+            PassResult::Held => {
                 held().is_none_or(|Held { oldest, newest }| oldest > *until.get_or_insert(newest))
             }
-            Found::Nothing | Found::All { .. } => true,
+            PassResult::Nothing | PassResult::All { .. } => true,
         };
         if is_over {
             self.shared.answer(number);
@@ -145,13 +149,13 @@ mod tests {
             owed.passed(found, || Some(Held { oldest, newest }));
             answered(&shared)
         };
-        assert_eq!(pass(Found::Part, 1, 3), 0);
-        assert_eq!(pass(Found::Held, 5, 9), 0);
+        assert_eq!(pass(PassResult::Part, 1, 3), 0);
+        assert_eq!(pass(PassResult::Held, 5, 9), 0);
         // The number of passes does not matter, nor what comes.
         for newest in 9..100 {
-            assert_eq!(pass(Found::Held, 9, newest), 0);
+            assert_eq!(pass(PassResult::Held, 9, newest), 0);
         }
-        assert_eq!(pass(Found::Held, 10, 200), 1);
+        assert_eq!(pass(PassResult::Held, 10, 200), 1);
     }
 
     #[test]
@@ -159,13 +163,16 @@ mod tests {
         let (shared, mut owed) = owed();
         owed.note();
         shared.asked.store(2, Ordering::Release);
-        assert!(owed.passed(Found::Nothing, || None), "another one waits");
+        assert!(
+            owed.passed(PassResult::Nothing, || None),
+            "another one waits"
+        );
         assert_eq!(answered(&shared), 1);
         owed.note();
         let held = |oldest, newest| move || Some(Held { oldest, newest });
-        owed.passed(Found::Held, held(1, 2));
+        owed.passed(PassResult::Held, held(1, 2));
         assert_eq!(answered(&shared), 1);
-        assert!(!owed.passed(Found::All { of_rings: true }, || None));
+        assert!(!owed.passed(PassResult::All { of_rings: true }, || None));
         assert_eq!(answered(&shared), 2);
     }
 }

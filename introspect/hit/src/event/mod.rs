@@ -5,14 +5,14 @@
 
 mod collector;
 mod flush;
+mod headroom;
 mod order;
-mod room;
 mod source;
 mod value;
 
 pub use collector::{Collector, EventProducer};
 pub use flush::Flush;
+pub use headroom::Headroom;
 pub(crate) use order::in_order;
-pub use room::Room;
 pub use source::{Drained, Sink, Source};
 pub use value::{Call, Captured, Event, EventKind};

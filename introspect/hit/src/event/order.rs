@@ -30,9 +30,9 @@ pub(super) const BATCH: usize = 1024;
 /// Maximum number of held events, besides those in rings.
 const CROWD: usize = 8 * BATCH;
 
-/// What a pass found.
+/// The result of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Found {
+pub(super) enum PassResult {
     Nothing,
     /// There may be more events.
     Part,
@@ -195,7 +195,7 @@ impl Pass<'_> {
     }
 
     /// Looks at the rings, and hands on what can be, with the number of events that were `dropped`.
-    pub(super) fn hand_on(mut self, dropped: u64, sink: &mut Sink) -> Found {
+    pub(super) fn hand_on(mut self, dropped: u64, sink: &mut Sink) -> PassResult {
         let until = self.until();
         let (until, ready) = self.ready(until);
         let Order {
@@ -258,13 +258,13 @@ impl Pass<'_> {
         let is_something = numbered.finish();
         let is_held = !pending.is_empty() || left.iter().any(|left| *left > 0);
         match (self.rest, is_held, is_something) {
-            (true, ..) => Found::Part,
-            (_, true, _) => Found::Held,
-            (.., true) => Found::All { of_rings },
+            (true, ..) => PassResult::Part,
+            (_, true, _) => PassResult::Held,
+            (.., true) => PassResult::All { of_rings },
             _ => {
                 // After a backlog, the buffer may be large.
                 pending.shrink_to(BATCH);
-                Found::Nothing
+                PassResult::Nothing
             }
         }
     }

@@ -8,7 +8,7 @@ use hvprobe_arch::mem::PhysMemory;
 
 use super::reader::{Look, Reader};
 use super::source::{Stamp, When};
-use crate::event::{Drained, Event, Room, in_order};
+use crate::event::{Drained, Event, Headroom, in_order};
 use crate::region::RingPlace;
 
 /// Maximum time that a record waits to be read.
@@ -51,8 +51,8 @@ impl Collection {
 
     /// Returns how much room detours find in the ring now. Takes no lock.
     #[must_use]
-    pub fn room(&self, mem: &dyn PhysMemory) -> Room {
-        self.place.room(mem).unwrap_or(Room::None)
+    pub fn room(&self, mem: &dyn PhysMemory) -> Headroom {
+        self.place.room(mem).unwrap_or(Headroom::None)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

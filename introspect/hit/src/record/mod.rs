@@ -5,8 +5,8 @@
 //! loses records, which are counted, and nothing else.
 
 mod collection;
+mod held_cells;
 mod reader;
-mod room;
 mod source;
 mod sources;
 mod stack;

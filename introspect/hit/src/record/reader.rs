@@ -7,8 +7,8 @@
 //!
 //! Invariants: only the [`Reader`] clears marks, of records it has taken, and moves `limit`; every position
 //! below `next` was taken, is held, or was never given to a writer; the cells of a record that is not finished
-//! belong to its writer alone ([`Room`]). The work of one pass is bounded by the number of cells. The work of
-//! all passes on cells with nothing in them is bounded by the time: after a pass with many of them the reader
+//! belong to its writer alone ([`HeldCells`]). The work of one pass is bounded by the number of cells. The work
+//! of all passes on cells with nothing in them is bounded by the time: after a pass with many of them the reader
 //! rests. So a guest that rings the doorbell again and again, with nonsense in the ring, makes the host look at
 //! no more than a few cells each time.
 
@@ -20,7 +20,7 @@ use hvprobe_arch::Gpa;
 use hvprobe_arch::detour::{CELL, Header, MAX_RECORD_CELLS, Malformed};
 use hvprobe_arch::mem::{OutOfRange, PhysMemory};
 
-use super::room::Room;
+use super::held_cells::HeldCells;
 use super::source::{APART, Around, Stamp, When};
 use super::sources::{Map, RecordSources};
 use crate::event::{Drained, Event, EventKind};
@@ -61,8 +61,8 @@ impl Look {
     }
 }
 
-/// The guest, as a pass through the ring reads it.
-struct Guest<'a> {
+/// What one pass through the ring reads.
+struct PassContext<'a> {
     mem: &'a dyn PhysMemory,
     sources: &'a Map,
     around: Around<'a>,
@@ -84,7 +84,7 @@ pub struct Reader {
     /// The next position in turn.
     pub(super) next: u64,
     /// Positions that were stepped over.
-    room: Room,
+    held: HeldCells,
     wait: Option<Wait>,
     /// Whether the last pass ended in waiting for a record.
     is_waiting: bool,
@@ -114,7 +114,7 @@ impl Reader {
             place,
             sources,
             next: 0,
-            room: Room::new(place.capacity),
+            held: HeldCells::new(place.capacity),
             wait: None,
             is_waiting: false,
             is_behind: false,
@@ -146,7 +146,7 @@ impl Reader {
 
     /// Returns whether a record was begun and not finished.
     pub(super) fn awaits(&self) -> bool {
-        !self.room.is_clear() || self.is_behind
+        !self.held.is_clear() || self.is_behind
     }
 
     /// Returns the head; `None` if no detour can have moved it there.
@@ -177,14 +177,14 @@ impl Reader {
         self.is_waiting = false;
         self.idle = 0;
         let is_empty = || Some(self.next) == mem.read_u64(self.place.head).ok();
-        if self.room.is_clear() && is_empty() {
+        if self.held.is_clear() && is_empty() {
             self.wait = None;
             self.is_behind = false;
             return Drained::default();
         }
         let sources = self.sources.now();
         let return_address = |call: &_| sources.return_address(call, mem);
-        let guest = Guest {
+        let guest = PassContext {
             mem,
             sources: &sources,
             around: Around {
@@ -211,16 +211,16 @@ impl Reader {
 
     fn pass(
         &mut self,
-        guest: &Guest<'_>,
+        guest: &PassContext<'_>,
         now: Option<Instant>,
         into: &mut Vec<Event>,
         left: &mut usize,
     ) -> Result<(), OutOfRange> {
-        let held = self.room.take();
+        let held = self.held.take();
         for (piece, rest) in held.iter().zip(1..) {
             if let Err(error) = self.late(piece.clone(), guest, into, left) {
                 held.get(rest..).into_iter().flatten().for_each(|piece| {
-                    self.room.hold(piece.clone());
+                    self.held.hold(piece.clone());
                 });
                 return Err(error);
             }
@@ -230,7 +230,7 @@ impl Reader {
         if let Some(head) = head {
             let is_all = self.in_turn(head, guest, now, into, left)?;
             // Detours never have this many cells at once: the guest has moved the head itself.
-            let unfinished = self.room.cells() + head.wrapping_sub(self.next);
+            let unfinished = self.held.cells() + head.wrapping_sub(self.next);
             self.is_broken |= is_all && unfinished > u64::from(self.place.capacity / 4) * 3;
             self.is_behind = self.next != head;
         }
@@ -244,7 +244,7 @@ impl Reader {
     fn late(
         &mut self,
         piece: Range<u64>,
-        guest: &Guest<'_>,
+        guest: &PassContext<'_>,
         into: &mut Vec<Event>,
         left: &mut usize,
     ) -> Result<(), OutOfRange> {
@@ -252,7 +252,7 @@ impl Reader {
         while at < piece.end && *left > 0 {
             match self.finished(guest.mem, at, piece.end) {
                 Ok(Some(header)) => {
-                    self.room.hold(from..at);
+                    self.held.hold(from..at);
                     self.take(at, header, guest, into);
                     *left -= 1;
                     at += u64::from(header.cells);
@@ -260,12 +260,12 @@ impl Reader {
                 }
                 Ok(None) => at += 1,
                 Err(error) => {
-                    self.room.hold(from..piece.end);
+                    self.held.hold(from..piece.end);
                     return Err(error);
                 }
             }
         }
-        self.room.hold(from..piece.end);
+        self.held.hold(from..piece.end);
         Ok(())
     }
 
@@ -273,7 +273,7 @@ impl Reader {
     fn in_turn(
         &mut self,
         head: u64,
-        guest: &Guest<'_>,
+        guest: &PassContext<'_>,
         now: Option<Instant>,
         into: &mut Vec<Event>,
         left: &mut usize,
@@ -297,7 +297,7 @@ impl Reader {
             if behind >= head {
                 return Ok(true);
             }
-            self.room.hold(self.next..behind);
+            self.held.hold(self.next..behind);
             self.next = behind;
         }
         if self.next == head {
@@ -357,7 +357,13 @@ impl Reader {
     }
 
     /// Takes the record at `position`, which is finished.
-    fn take(&mut self, position: u64, header: Header, guest: &Guest<'_>, into: &mut Vec<Event>) {
+    fn take(
+        &mut self,
+        position: u64,
+        header: Header,
+        guest: &PassContext<'_>,
+        into: &mut Vec<Event>,
+    ) {
         let at = self.cell(position);
         // `finished` has checked the number of cells.
         let record = &mut self.buffer[..usize::from(header.cells) * CELL];
@@ -414,7 +420,7 @@ impl Reader {
                 return Ok(());
             };
             let unread = self.next..head;
-            let [here, longest] = self.room.runs(&unread);
+            let [here, longest] = self.held.runs(&unread);
             let is_near = here.len < u64::from(self.place.capacity / 2);
             let is_better = longest.from != here.from && longest.len / 2 >= here.len;
             if !(is_near && is_better) {
@@ -424,7 +430,7 @@ impl Reader {
             // Never the other way round, or the detour could get held cells.
             fence(Ordering::Release);
             if mem.exchange_u64(self.place.head, head, longest.from)? {
-                self.room.hold(unread);
+                self.held.hold(unread);
                 self.next = longest.from;
                 self.wait = None;
                 self.is_behind = false;
@@ -437,7 +443,7 @@ impl Reader {
     /// Makes detours, whose head is at `head` or beyond, stop at `limit`.
     fn set_limit(&mut self, mem: &dyn PhysMemory, head: u64, limit: u64) -> Result<(), OutOfRange> {
         let usual = self.next.wrapping_add(self.place.watermark.into());
-        let bell = match self.room.is_clear() {
+        let bell = match self.held.is_clear() {
             true => usual,
             false => usual.min(head.midpoint(limit)),
         };
@@ -455,7 +461,7 @@ impl Reader {
     /// counts as one record.
     pub(super) fn give_up(&mut self, mem: &dyn PhysMemory) -> u64 {
         let unread = mem.read_u64(self.place.head) != Ok(self.next);
-        let lost = self.room.pieces() + u64::from(unread);
+        let lost = self.held.pieces() + u64::from(unread);
         self.is_broken = false;
         if lost == 0 {
             return 0;
@@ -466,7 +472,7 @@ impl Reader {
             let _ = mem.write_u64(self.cell(cell), 0);
         }
         self.idle += u64::from(self.place.capacity);
-        self.room = Room::new(self.place.capacity);
+        self.held = HeldCells::new(self.place.capacity);
         self.wait = None;
         self.is_behind = false;
         self.next = self.published.0;

@@ -18,7 +18,7 @@ use super::reader::Look;
 use super::source::PLAUSIBLE;
 use super::*;
 use crate::counters::Counters;
-use crate::event::{Drained, Event, Room};
+use crate::event::{Drained, Event, Headroom};
 use crate::region::{CounterPlace, RingPlace};
 
 mod model;
@@ -559,14 +559,14 @@ fn there_is_as_much_room_as_detours_find() {
         rig.mem.write_u64(LIMIT, limit).expect("in memory");
         PLACE.room(&rig.mem).expect("in memory")
     };
-    assert_eq!(room(0, 32), Room::Plenty);
-    assert_eq!(room(100, 116), Room::Plenty);
-    assert_eq!(room(116, 116), Room::None);
+    assert_eq!(room(0, 32), Headroom::Plenty);
+    assert_eq!(room(100, 116), Headroom::Plenty);
+    assert_eq!(room(116, 116), Headroom::None);
     // No record is too long for half a ring of 32 cells.
-    assert_eq!(Room::of(17, 64, 16), Room::Scant);
-    assert_eq!(Room::of(15, 64, 16), Room::None);
+    assert_eq!(Headroom::of(17, 64, 16), Headroom::Scant);
+    assert_eq!(Headroom::of(15, 64, 16), Headroom::None);
     // What no detour writes.
-    assert_eq!(room(7, 3), Room::None);
+    assert_eq!(room(7, 3), Headroom::None);
     let nowhere = RingPlace {
         limit: Gpa(u64::MAX - 7),
         ..PLACE

@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Instant;
 
 use hvprobe_engine::{HiddenRegion, Registry};
-use hvprobe_hit::aggregate::Room;
+use hvprobe_hit::aggregate::MemoryBudget;
 use hvprobe_hit::event::{Collector, EventProducer};
 use hvprobe_hit::record::{Collection, Reader};
 use hvprobe_hit::region::KERNEL_WINDOW;
@@ -120,7 +120,7 @@ pub(super) fn install(
         hub,
         flush: collector.flush(),
         aggregations: Arc::default(),
-        histograms: Arc::new(Room::new(AGGREGATION_BYTES)),
+        histograms: Arc::new(MemoryBudget::new(AGGREGATION_BYTES)),
         throttle_looked: Mutex::new(Instant::now()),
         life: Mutex::new(Life {
             live: false,

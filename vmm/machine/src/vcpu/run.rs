@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use hvprobe_arch::{Gpa, Gva};
 use hvprobe_devices::DeviceEvent;
 use hvprobe_engine::Standing;
-use hvprobe_hit::event::Room;
+use hvprobe_hit::event::Headroom;
 use hvprobe_hit::region::KERNEL_WINDOW;
 use hvprobe_hit::{Held, Inquiry};
 use hvprobe_spec::Decision;
@@ -157,7 +157,7 @@ impl Vcpu {
                     Err(error) => return self.refused(&error),
                 }
             }
-            if self.catcher.waits_for_room && self.catcher.handler.room() == Room::None {
+            if self.catcher.waits_for_room && self.catcher.handler.room() == Headroom::None {
                 self.make_room(&shared);
             }
             let mut next = self.once(&shared);

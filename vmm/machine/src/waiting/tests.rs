@@ -9,7 +9,7 @@ const SHORT: Duration = Duration::from_millis(50);
 
 /// Waits with `wake` as the collector; returns whether another attempt makes sense, and how often `wake` was
 /// called.
-fn wait(room: impl Fn() -> Room, is_called: impl Fn() -> bool) -> (bool, usize) {
+fn wait(room: impl Fn() -> Headroom, is_called: impl Fn() -> bool) -> (bool, usize) {
     let waiting = Waiting {
         longest: SHORT,
         ..Waiting::default()
@@ -24,23 +24,23 @@ fn wait(room: impl Fn() -> Room, is_called: impl Fn() -> bool) -> (bool, usize) 
 
 #[test]
 fn plenty_of_room_is_not_waited_for() {
-    assert_eq!(wait(|| Room::Plenty, || false), (true, 0));
+    assert_eq!(wait(|| Headroom::Plenty, || false), (true, 0));
 }
 
 #[test]
 fn whoever_is_called_goes_at_once() {
-    assert_eq!(wait(|| Room::None, || true), (true, 0));
+    assert_eq!(wait(|| Headroom::None, || true), (true, 0));
 }
 
 #[test]
 fn some_room_will_do_after_a_while_and_none_never() {
     let since = Instant::now();
-    let (is_worth_it, woken) = wait(|| Room::Scant, || false);
+    let (is_worth_it, woken) = wait(|| Headroom::Scant, || false);
     assert!(is_worth_it && woken > 0);
     let after = since.elapsed();
     assert!(after >= FOR_PLENTY, "{after:?}");
     let since = Instant::now();
-    let (is_worth_it, _) = wait(|| Room::None, || false);
+    let (is_worth_it, _) = wait(|| Headroom::None, || false);
     assert!(!is_worth_it && since.elapsed() >= SHORT);
 }
 
@@ -50,8 +50,8 @@ fn room_that_another_takes_at_once_is_worth_another_try() {
     // There is no room for longer than a vCPU waits for plenty, then some, and the next check finds none again.
     let since = Instant::now();
     let room = || match since.elapsed() > 2 * FOR_PLENTY && !was_scant.replace(true) {
-        true => Room::Scant,
-        false => Room::None,
+        true => Headroom::Scant,
+        false => Headroom::None,
     };
     assert!(waiting.wait(room, || false, || waiting.look_again()));
     assert!(was_scant.get());
@@ -71,8 +71,8 @@ fn room_that_is_made_meanwhile_is_seen() {
         let room = || {
             looks.fetch_add(1, Ordering::Relaxed);
             match is_made.load(Ordering::Acquire) {
-                true => Room::Plenty,
-                false => Room::None,
+                true => Headroom::Plenty,
+                false => Headroom::None,
             }
         };
         let is_worth_it = waiting.wait(room, || false, || ask.send(()).expect("it is waited for"));
@@ -86,7 +86,7 @@ fn room_that_is_made_meanwhile_is_seen() {
 fn nobody_is_entered_twice() {
     let waiting = Waiting::default();
     for _ in 0..3 {
-        assert!(waiting.wait(|| Room::Plenty, || false, || ()));
+        assert!(waiting.wait(|| Headroom::Plenty, || false, || ()));
     }
     assert_eq!(waiting.threads().len(), 1);
 }

@@ -20,7 +20,7 @@ use crate::plan::probepoint::Probepoint;
 /// The function whose arguments a probe can show, as far as it is known.
 pub(super) struct Function<'a> {
     types: Result<&'a Types, String>,
-    prototype: Result<Found, String>,
+    prototype: Result<Prototype, String>,
     /// Whether it is in a module that is not loaded yet, and whose types will describe it.
     awaited: bool,
     /// Whether anything was requested that is not known.
@@ -29,14 +29,15 @@ pub(super) struct Function<'a> {
     pub(super) call: Option<Call>,
 }
 
-struct Found {
+/// The types of a function.
+struct Prototype {
     parameters: Vec<Parameter>,
     returns: Option<TypeId>,
     /// Whether it takes further, unnamed arguments.
     variadic: bool,
 }
 
-impl Found {
+impl Prototype {
     /// Describes its parameters and those of its system call, in words.
     fn taken(&self, call: Option<&Call>) -> String {
         let own = call.into_iter().flat_map(|call| &call.parameters);
@@ -113,11 +114,11 @@ impl<'a> Function<'a> {
 
     /// Returns all parameters and the return type, or why they are not known.
     pub(super) fn whole(&self) -> Result<(&[Parameter], Option<TypeId>), &str> {
-        let found = self.found()?;
+        let found = self.prototype()?;
         Ok((&found.parameters, found.returns))
     }
 
-    fn found(&self) -> Result<&Found, &str> {
+    fn prototype(&self) -> Result<&Prototype, &str> {
         self.prototype.as_ref().map_err(|why| {
             self.note_unknown();
             why.as_str()
@@ -126,7 +127,7 @@ impl<'a> Function<'a> {
 
     /// Returns the parameter `name`.
     pub(super) fn by_name(&self, column: usize, name: &str) -> Result<&Parameter, ParseError> {
-        let found = self.found().map_err(|why| {
+        let found = self.prototype().map_err(|why| {
             let words = match self.types {
                 Ok(_) => words::NO_BTF_ENTRY,
                 Err(_) => words::NOSUP_BTFARG,
@@ -174,7 +175,7 @@ impl<'a> Function<'a> {
     /// When the function is known to return nothing.
     pub(super) fn returns(&self, column: usize) -> Result<Option<TypeId>, ParseError> {
         match &self.prototype {
-            Ok(Found { returns: None, .. }) => Err(refused(column, words::NO_RETVAL)),
+            Ok(Prototype { returns: None, .. }) => Err(refused(column, words::NO_RETVAL)),
             Ok(found) => Ok(found.returns),
             Err(_) => Ok(None),
         }
@@ -192,7 +193,7 @@ fn of_module<'a>(point: &Probepoint, kernel: &Probeable<'a>) -> Result<&'a Types
 }
 
 /// Returns the first of `names` that has a prototype in the types.
-fn find<'n>(types: &Types, names: impl Iterator<Item = &'n str>) -> Result<Found, String> {
+fn find<'n>(types: &Types, names: impl Iterator<Item = &'n str>) -> Result<Prototype, String> {
     let mut why = None;
     for name in names {
         match types.function(name) {
@@ -207,7 +208,7 @@ fn find<'n>(types: &Types, names: impl Iterator<Item = &'n str>) -> Result<Found
                     ty: it.ty,
                     place,
                 });
-                return Ok(Found {
+                return Ok(Prototype {
                     parameters: parameters.collect(),
                     returns: prototype.returns,
                     variadic: prototype.variadic,

@@ -55,7 +55,7 @@ impl Resolved {
 }
 
 /// An argument whose item has no position in the event yet.
-struct Found {
+struct Unpositioned {
     name: String,
     value: Value,
 }
@@ -144,8 +144,8 @@ fn add_filter(
 }
 
 /// Resolves the arguments that a definition lists.
-fn written(wanted: &[FetchArg], around: &Around<'_>) -> Result<Vec<Found>, ParseError> {
-    let mut found: Vec<Found> = Vec::with_capacity(wanted.len());
+fn written(wanted: &[FetchArg], around: &Around<'_>) -> Result<Vec<Unpositioned>, ParseError> {
+    let mut found: Vec<Unpositioned> = Vec::with_capacity(wanted.len());
     let given: Vec<_> = wanted.iter().filter_map(|it| it.name.as_deref()).collect();
     let is_variable = |name: &str| {
         let same = |it: &FetchArg| matches!(&it.expr.kind, ExprKind::Variable { name: of, .. } if of == name);
@@ -182,7 +182,7 @@ fn written(wanted: &[FetchArg], around: &Around<'_>) -> Result<Vec<Found>, Parse
                 };
                 let chain = around.chain(&argument.expr)?;
                 let value = of_chain(column, chain, argument.ty.as_ref(), around)?;
-                vec![Found { name, value }]
+                vec![Unpositioned { name, value }]
             }
         };
         for new in new {
@@ -199,7 +199,7 @@ fn written(wanted: &[FetchArg], around: &Around<'_>) -> Result<Vec<Found>, Parse
 /// Returns the parameters of the function and, for a return probe, its return value; `None` if the types do not
 /// describe all of them. A pointer to characters is shown as text if it is in `texts`, or if it is a text and
 /// reading it costs no exit.
-fn by_types(around: &Around<'_>, texts: &[&str]) -> Option<Vec<Found>> {
+fn by_types(around: &Around<'_>, texts: &[&str]) -> Option<Vec<Unpositioned>> {
     if let Some(call) = around.function.call.as_ref().filter(|_| !around.returns) {
         return of_call(call, around, texts);
     }
@@ -225,7 +225,7 @@ fn by_types(around: &Around<'_>, texts: &[&str]) -> Option<Vec<Found>> {
 
 /// Returns the arguments of a system call. They are in memory, so a return probe would have to read them at the
 /// entry.
-fn of_call(call: &Call, around: &Around<'_>, texts: &[&str]) -> Option<Vec<Found>> {
+fn of_call(call: &Call, around: &Around<'_>, texts: &[&str]) -> Option<Vec<Unpositioned>> {
     let found = call.parameters.iter().map(|it| {
         let chain = around.of_call(call, it);
         let text =
@@ -234,7 +234,7 @@ fn of_call(call: &Call, around: &Around<'_>, texts: &[&str]) -> Option<Vec<Found
             true => of_chain(0, chain, Some(&STRING), around),
             false => plain(0, chain, it.shape.clone(), false),
         };
-        Some(Found {
+        Some(Unpositioned {
             name: it.name.clone(),
             value: value.ok()?,
         })
@@ -248,9 +248,9 @@ fn parameter(
     around: &Around<'_>,
     column: usize,
     ty: Option<&TypeName>,
-) -> Result<Found, ParseError> {
+) -> Result<Unpositioned, ParseError> {
     let chain = around.parameter(column, parameter.place, Some(parameter.ty))?;
-    Ok(Found {
+    Ok(Unpositioned {
         name: parameter.name.clone(),
         value: of_chain(column, chain, ty, around)?,
     })
@@ -278,7 +278,7 @@ fn is_text(parameter: &Parameter, next: Option<&Parameter>, around: &Around<'_>)
 }
 
 /// Returns a parameter that points to characters, as text.
-fn text(it: &Parameter, around: &Around<'_>) -> Option<Found> {
+fn text(it: &Parameter, around: &Around<'_>) -> Option<Unpositioned> {
     let types = around.function.types().ok()?;
     if types::characters(types, it.ty) != Some(Characters::Behind) {
         return None;
@@ -294,7 +294,7 @@ const STRING: TypeName = TypeName {
 };
 
 /// Returns the return value of a function: with its type if registers hold all of it, otherwise RAX.
-fn returned(name: &str, ty: TypeId, around: &Around<'_>) -> Option<Found> {
+fn returned(name: &str, ty: TypeId, around: &Around<'_>) -> Option<Unpositioned> {
     let result = |ty| {
         let chain = Chain::of(Start::Common(Common::Retval), ty);
         of_chain(0, chain, None, around)
@@ -303,7 +303,7 @@ fn returned(name: &str, ty: TypeId, around: &Around<'_>) -> Option<Found> {
     let types = around.function.types();
     let in_memory = types.is_ok_and(|types| types.returned(ty) == Returned::Memory);
     let whole = (!in_memory).then(|| result(Some(ty)).ok()).flatten();
-    Some(Found {
+    Some(Unpositioned {
         name: name.to_owned(),
         value: whole.or_else(|| result(None).ok())?,
     })
@@ -313,13 +313,13 @@ fn returned(name: &str, ty: TypeId, around: &Around<'_>) -> Option<Found> {
 const RESULT: &str = "retval";
 
 /// Adds the items of `found` to `actions`; returns the arguments with their locations.
-fn capture(found: Vec<Found>, returns: bool, actions: &mut Actions) -> Vec<Argument> {
-    let is_entry = |found: &Found| matches!(found.value.from, From::Entry(_));
+fn capture(found: Vec<Unpositioned>, returns: bool, actions: &mut Actions) -> Vec<Argument> {
+    let is_entry = |found: &Unpositioned| matches!(found.value.from, From::Entry(_));
     let at_entry = found.iter().filter(|found| is_entry(found)).count();
     // Items of the return follow all items of the entry.
     let before = actions.capture.len() + at_entry;
     let mut arguments = Vec::with_capacity(found.len());
-    for Found { name, value } in found {
+    for Unpositioned { name, value } in found {
         let add = |to: &mut Vec<Item>, first: usize, item| {
             to.push(item);
             Source::Item(first + to.len() - 1)

@@ -75,7 +75,7 @@ fn table(text: &str, keys: Vec<Measured>, values: Vec<Measured>) -> Table {
         values,
         filter: None,
     };
-    let mut table = Table::new(histogram, Arc::new(Room::new(usize::MAX)));
+    let mut table = Table::new(histogram, Arc::new(MemoryBudget::new(usize::MAX)));
     table.count(PROBE, Arc::default(), what).unwrap();
     table
 }
@@ -340,8 +340,8 @@ fn numbers_are_divided_towards_zero() {
 
 #[test]
 fn tables_of_a_machine_have_no_more_memory_than_they_may_together_and_give_it_back() {
-    let room = Arc::new(Room::new(100_000));
-    let all = room.left();
+    let budget = Arc::new(MemoryBudget::new(100_000));
+    let all = budget.left();
     let new = || {
         let histogram = read_histogram("keys=a:vals=b:size=131072").expect("a histogram");
         let form = histogram.keys[0].form;
@@ -358,12 +358,12 @@ fn tables_of_a_machine_have_no_more_memory_than_they_may_together_and_give_it_ba
             values: vec![register(Gpr::Rsi, 8, false)],
             filter: None,
         };
-        let mut table = Table::new(histogram, Arc::clone(&room));
+        let mut table = Table::new(histogram, Arc::clone(&budget));
         table.count(PROBE, Arc::default(), what.clone()).map(|()| {
             // A probe that is counted again takes no more room.
-            let left = room.left();
+            let left = budget.left();
             table.count(PROBE, Arc::default(), what).expect("the same");
-            assert_eq!(room.left(), left);
+            assert_eq!(budget.left(), left);
             table
         })
     };
@@ -385,8 +385,8 @@ fn tables_of_a_machine_have_no_more_memory_than_they_may_together_and_give_it_ba
     one.clear();
     assert_eq!(fill(&mut other), first);
     drop((one, other));
-    assert_eq!(room.left(), all);
-    assert!(room.take(all));
+    assert_eq!(budget.left(), all);
+    assert!(budget.take(all));
     assert_eq!(new().err(), Some(NoRoom { left: 0 }));
 }
 
@@ -396,24 +396,24 @@ fn what_is_known_of_a_probe_makes_room_for_what_is_known_later() {
     let mut table = table("keys=a", vec![register(Gpr::Rdi, 8, false)], vec![]);
     let what = table.probes[&PROBE].what.clone();
     let weight = table.probes[&PROBE].weight();
-    // As if other tables had taken all of the machine's room but this.
-    table.room = Arc::new(Room::new(weight + RESERVED));
-    assert!(table.room.take(weight));
+    // As if other tables had taken all of the machine's budget but this.
+    table.budget = Arc::new(MemoryBudget::new(weight + RESERVED));
+    assert!(table.budget.take(weight));
     table.count(PROBE, Arc::default(), what.clone()).unwrap();
     table.reserve(RESERVED).unwrap();
-    assert_eq!(table.room.left(), 0);
+    assert_eq!(table.budget.left(), 0);
     table.count(PROBE, Arc::default(), what.clone()).unwrap();
     let mut long = what.clone();
     let part = long.keys[0].clone();
     long.keys = vec![part; 100];
     assert!(table.count(PROBE, Arc::default(), long.clone()).is_err());
     table.learn(PROBE, Arc::default(), what, RESERVED);
-    assert_eq!(table.room.left(), RESERVED);
+    assert_eq!(table.budget.left(), RESERVED);
     table.hear(&[event(1, 0, b"")], 0);
     assert_eq!(numbers(&table), [(1, 1)]);
 
     // Its new definition is too large: its hits are dropped, and what was counted stays.
-    let left = table.room.left();
+    let left = table.budget.left();
     table.reserve(left).unwrap();
     table.learn(PROBE, Arc::default(), long, left);
     table.hear(&[event(1, 0, b""), event(2, 0, b"")], 0);
@@ -422,8 +422,8 @@ fn what_is_known_of_a_probe_makes_room_for_what_is_known_later() {
         (snapshot.hits, snapshot.dropped, snapshot.rows.len()),
         (1, 2, 1)
     );
-    let room = Arc::clone(&table.room);
-    assert!(room.left() > left);
+    let budget = Arc::clone(&table.budget);
+    assert!(budget.left() > left);
     drop(table);
-    assert_eq!(room.left(), weight + RESERVED);
+    assert_eq!(budget.left(), weight + RESERVED);
 }

@@ -173,7 +173,7 @@ fn events_of_one_ring_are_put_in_order_where_they_are_and_however_they_lie_there
         });
         assert_eq!(
             drain.once(false, false, &mut sink),
-            Found::All { of_rings: true }
+            PassResult::All { of_rings: true }
         );
         drop(sink);
         // In two parts where they lay across the end of the ring, each in order.
@@ -218,7 +218,7 @@ fn events_keep_their_places_until_they_are_handed_on_and_others_are_counted_mean
     });
     assert_eq!(
         drain.once(false, false, &mut sink),
-        Found::All { of_rings: true }
+        PassResult::All { of_rings: true }
     );
     let (to, from) = channel();
     let mut sink: Sink = Box::new(move |events, dropped| {
@@ -500,14 +500,14 @@ fn room_is_what_a_virtual_cpu_has_left_of_its_ring() {
         producer.push(|| event(0, n), |_| ());
     }
     let (half, most) = (128, 256 - 64);
-    assert!(rooms[..=half].iter().all(|room| *room == Room::Plenty));
+    assert!(rooms[..=half].iter().all(|room| *room == Headroom::Plenty));
     assert!(
         rooms[half + 1..=most]
             .iter()
-            .all(|room| *room == Room::Scant)
+            .all(|room| *room == Headroom::Scant)
     );
-    assert!(rooms[most + 1..].iter().all(|room| *room == Room::None));
+    assert!(rooms[most + 1..].iter().all(|room| *room == Headroom::None));
     let mut sink: Sink = Box::new(|_, _| ());
     drain.once(false, true, &mut sink);
-    assert_eq!(producer.room(), Room::Plenty);
+    assert_eq!(producer.room(), Headroom::Plenty);
 }

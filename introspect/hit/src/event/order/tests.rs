@@ -37,7 +37,7 @@ impl Rig {
         }
     }
 
-    fn pass(&mut self, is_last: bool) -> Found {
+    fn pass(&mut self, is_last: bool) -> PassResult {
         let mut pass = self.order.pass(self.sources.len(), true, is_last);
         for (vcpu, turns) in self.turns.iter().enumerate() {
             pass.look_at(vcpu, *turns);
@@ -69,7 +69,7 @@ impl Rig {
 
     fn finish(&mut self) {
         let limit = 1000;
-        let over = (0..limit).any(|_| self.pass(true) == Found::Nothing);
+        let over = (0..limit).any(|_| self.pass(true) == PassResult::Nothing);
         assert!(over, "there is more after {limit} passes");
     }
 }
@@ -78,21 +78,21 @@ impl Rig {
 fn an_event_that_is_seen_a_pass_late_comes_before_those_that_are_newer() {
     let mut rig = Rig::new(2, 1, 64);
     rig.push(0, 10);
-    assert_eq!(rig.pass(false), Found::Held);
+    assert_eq!(rig.pass(false), PassResult::Held);
     rig.push(1, 5);
     rig.sources[0].push(event(2, 7));
-    assert_eq!(rig.pass(false), Found::All { of_rings: true });
+    assert_eq!(rig.pass(false), PassResult::All { of_rings: true });
     assert_eq!(rig.times(), [5, 7, 10]);
-    assert_eq!(rig.pass(false), Found::Nothing);
+    assert_eq!(rig.pass(false), PassResult::Nothing);
 }
 
 #[test]
 fn what_is_held_is_handed_on_when_nothing_new_comes() {
     let mut rig = Rig::new(2, 0, 64);
     rig.push(0, 10);
-    assert_eq!(rig.pass(false), Found::Held);
+    assert_eq!(rig.pass(false), PassResult::Held);
     assert_eq!(rig.times(), [0; 0]);
-    assert_eq!(rig.pass(false), Found::All { of_rings: true });
+    assert_eq!(rig.pass(false), PassResult::All { of_rings: true });
     assert_eq!(rig.times(), [10]);
 }
 
@@ -110,7 +110,7 @@ fn what_was_held_at_a_bad_moment_takes_no_room_later() {
     }
     assert!(rig.order.pending.len() > 2 * BATCH);
     rig.turns[1] += 1;
-    let passes = (0..100).take_while(|_| rig.pass(false) != Found::Nothing);
+    let passes = (0..100).take_while(|_| rig.pass(false) != PassResult::Nothing);
     assert!(passes.count() < 100);
     assert_eq!(rig.times().len(), 8 * BATCH + 1);
     assert!(rig.order.pending.capacity() <= BATCH);
@@ -120,19 +120,19 @@ fn what_was_held_at_a_bad_moment_takes_no_room_later() {
 fn nothing_overtakes_a_hit_whose_thread_is_kept_from_reporting() {
     let mut rig = Rig::new(2, 1, 64);
     rig.push(0, 10);
-    assert_eq!(rig.pass(false), Found::Held);
+    assert_eq!(rig.pass(false), PassResult::Held);
     // The event of this hit will have the time 11.
     rig.turns[1] += 1;
     for time in 20..30 {
         rig.push(0, time);
         rig.sources[0].push(event(2, time));
-        assert_eq!(rig.pass(false), Found::Held);
+        assert_eq!(rig.pass(false), PassResult::Held);
     }
     // Nor when nothing else comes.
-    assert_eq!(rig.pass(false), Found::Held);
+    assert_eq!(rig.pass(false), PassResult::Held);
     rig.push(1, 11);
     rig.turns[1] += 1;
-    assert_eq!(rig.pass(false), Found::All { of_rings: true });
+    assert_eq!(rig.pass(false), PassResult::All { of_rings: true });
     let times = rig.times();
     assert!(times.is_sorted(), "{times:?}");
     assert_eq!(times.len(), 22);
@@ -156,11 +156,11 @@ fn nothing_overtakes_what_a_source_keeps_back_or_has_left_for_later() {
     rig.keeps_back = true;
     for time in 10..20 {
         rig.push(0, time);
-        assert_eq!(rig.pass(false), Found::Held);
+        assert_eq!(rig.pass(false), PassResult::Held);
     }
     rig.keeps_back = false;
     rig.sources[0].extend((0..2000).map(|n| event(1, 5 + n / 1000)));
-    while rig.pass(false) == Found::Part {}
+    while rig.pass(false) == PassResult::Part {}
     rig.finish();
     let times = rig.times();
     assert!(times.is_sorted(), "{times:?}");
@@ -213,7 +213,7 @@ fn an_event_without_a_time_is_held_with_what_it_came_after() {
     rig.push(0, 20);
     rig.pass(false);
     rig.sources[0] = vec![timeless(30)];
-    assert_eq!(rig.pass(false), Found::Held);
+    assert_eq!(rig.pass(false), PassResult::Held);
     let held = Held {
         oldest: 30,
         newest: 30,

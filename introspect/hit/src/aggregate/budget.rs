@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A number of bytes, of which some are taken.
 #[derive(Debug)]
-pub struct Room {
+pub struct MemoryBudget {
     left: AtomicUsize,
 }
 
-impl Room {
+impl MemoryBudget {
     /// Creates a budget of `bytes` bytes.
     #[must_use]
     pub fn new(bytes: usize) -> Self {

@@ -2,7 +2,7 @@
 
 /// Amount of free room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Room {
+pub enum Headroom {
     /// Less than one hit may need.
     None,
     /// Enough for a hit.
@@ -11,7 +11,7 @@ pub enum Room {
     Plenty,
 }
 
-impl Room {
+impl Headroom {
     /// Returns the room of `free` places among `all`, of which a hit takes at most `most`.
     #[must_use]
     pub fn of(free: u64, all: u64, most: u64) -> Self {

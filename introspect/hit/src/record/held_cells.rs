@@ -17,7 +17,7 @@ use std::ops::Range;
 
 /// The held cells of the ring: reserved, but not read in their turn.
 #[derive(Debug)]
-pub(super) struct Room {
+pub(super) struct HeldCells {
     capacity: u64,
     /// By position. No two have a cell in common.
     held: Vec<Range<u64>>,
@@ -39,8 +39,8 @@ impl Run {
     }
 }
 
-impl Room {
-    /// Creates the room of a ring of `capacity` cells, a power of two.
+impl HeldCells {
+    /// Creates the held cells, none yet, of a ring of `capacity` cells, a power of two.
     pub(super) fn new(capacity: u32) -> Self {
         Self {
             capacity: capacity.into(),
