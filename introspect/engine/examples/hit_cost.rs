@@ -38,7 +38,7 @@ use ::hvprobe_engine;
 #[allow(dead_code, reason = "shared with the unit tests")]
 mod testing;
 
-use testing::{Guest, Ticks, regs};
+use testing::{TestGuest, Ticks, regs};
 
 /// Kind of hit, with the mechanism of the displaced instruction.
 #[derive(Clone, Copy)]
@@ -181,7 +181,7 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     };
 
-    let guest = Guest::boot_whole(&probed::vmlinux());
+    let guest = TestGuest::boot_whole(&probed::vmlinux());
     let mut registry = Registry::new(guest.image.clone(), 1, testing::whole_hidden());
     registry
         .go_live(guest.view(), None, &guest)

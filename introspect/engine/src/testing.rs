@@ -30,7 +30,7 @@ pub(crate) fn hidden() -> HiddenRegion {
     HiddenRegion::new(HIDDEN, 4 * PAGE, KERNEL_WINDOW)
 }
 
-/// Physical address of the hidden region of full size in [`Guest::boot_whole`].
+/// Physical address of the hidden region of full size in [`TestGuest::boot_whole`].
 pub(crate) const WHOLE_HIDDEN: Gpa = Gpa(2 << 20);
 
 /// A hidden region with room for detours.
@@ -39,10 +39,10 @@ pub(crate) fn whole_hidden() -> HiddenRegion {
 }
 
 /// Action of the guest just before it is next stopped.
-type Meanwhile = Box<dyn FnOnce(&Guest)>;
+type Meanwhile = Box<dyn FnOnce(&TestGuest)>;
 
 /// A booted synthetic kernel.
-pub(crate) struct Guest {
+pub(crate) struct TestGuest {
     pub(crate) image: Arc<KernelImage>,
     pub(crate) mem: Memory,
     stops: Cell<u64>,
@@ -55,14 +55,14 @@ pub(crate) struct Guest {
     table: RefCell<Arc<ProbeTable>>,
 }
 
-impl Guest {
+impl TestGuest {
     /// Boots the kernel in `elf`, whose text begins at `_stext` and takes up to 16 pages. A task
     /// runs: thread 77 of process 70, named `worker`.
     pub(crate) fn boot(elf: &[u8]) -> Self {
         Self::boot_with(elf, 4 * PAGE)
     }
 
-    /// As [`Guest::boot`], with memory for [`whole_hidden`].
+    /// As [`TestGuest::boot`], with memory for [`whole_hidden`].
     pub(crate) fn boot_whole(elf: &[u8]) -> Self {
         let hidden = WHOLE_HIDDEN.0 - HIDDEN.0 + HiddenRegion::FULL_SIZE;
         Self::boot_with(elf, hidden)
@@ -190,7 +190,7 @@ impl Guest {
     }
 }
 
-impl World for Guest {
+impl World for TestGuest {
     fn memory(&self) -> &dyn PhysMemory {
         &self.mem
     }

@@ -20,7 +20,7 @@ use ::hvprobe_engine;
 #[allow(dead_code, reason = "shared with the unit tests")]
 mod testing;
 
-use testing::{Guest, Ticks, regs};
+use testing::{TestGuest, Ticks, regs};
 
 thread_local! {
     /// Calls of the allocator on this thread.
@@ -72,7 +72,7 @@ const RESUME: Outcome = Outcome::Resume { shadow: false };
 
 /// A guest with its probes.
 struct Rig {
-    guest: Guest,
+    guest: TestGuest,
     registry: Registry,
 }
 
@@ -82,7 +82,7 @@ impl Rig {
     }
 
     fn of(elf: &[u8]) -> Self {
-        let guest = Guest::boot(elf);
+        let guest = TestGuest::boot(elf);
         let mut registry = Registry::new(guest.image.clone(), 1, testing::hidden());
         registry
             .go_live(guest.view(), None, &guest)
@@ -103,7 +103,7 @@ impl Rig {
 }
 
 struct Cpu<'a> {
-    guest: &'a Guest,
+    guest: &'a TestGuest,
     handler: HitHandler,
     clock: Ticks,
     regs: Regs,

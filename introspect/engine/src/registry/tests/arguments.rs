@@ -80,7 +80,10 @@ pub(super) fn values(event: &Event, info: &ProbeInfo) -> Vec<(String, String, Op
 }
 
 /// Returns the values of one hit of `definition`, after `prepare` has set up the function's entry.
-fn hit(definition: &str, prepare: impl FnOnce(&Guest, &mut Cpu)) -> Vec<(String, Option<Vec<u8>>)> {
+fn hit(
+    definition: &str,
+    prepare: impl FnOnce(&TestGuest, &mut Cpu),
+) -> Vec<(String, Option<Vec<u8>>)> {
     let mut rig = Rig::live();
     let id = rig.one(definition);
     let mut cpu = Cpu::new(&rig);
@@ -92,7 +95,7 @@ fn hit(definition: &str, prepare: impl FnOnce(&Guest, &mut Cpu)) -> Vec<(String,
 }
 
 /// Returns the value of the only argument at such a hit.
-fn only(definition: &str, prepare: impl FnOnce(&Guest, &mut Cpu)) -> Option<Vec<u8>> {
+fn only(definition: &str, prepare: impl FnOnce(&TestGuest, &mut Cpu)) -> Option<Vec<u8>> {
     let [(_, value)] = <[_; 1]>::try_from(hit(definition, prepare)).expect("one");
     value
 }
@@ -293,7 +296,7 @@ fn registers_numbers_and_texts_of_the_definition_are_shown() {
 
 #[test]
 fn pointers_are_followed_at_the_hit() {
-    let prepare = |guest: &Guest, cpu: &mut Cpu| {
+    let prepare = |guest: &TestGuest, cpu: &mut Cpu| {
         guest.write(HERE, &HERE.wrapping_add(0x40).0.to_le_bytes());
         guest.write(
             HERE.wrapping_add(0x48),
@@ -321,14 +324,14 @@ fn pointers_are_followed_at_the_hit() {
 
 #[test]
 fn what_is_not_there_or_not_in_that_memory_is_a_fault() {
-    let nothing = |_: &Guest, cpu: &mut Cpu| cpu.regs.rdi = 0xffff_c900_0000_0000;
+    let nothing = |_: &TestGuest, cpu: &mut Cpu| cpu.regs.rdi = 0xffff_c900_0000_0000;
     assert_eq!(only("p vfs_read +0(%di)", nothing), None);
     assert_eq!(only("p vfs_read +0(%di):string", nothing), None);
     assert_eq!(only("p vfs_read +0(+0(%di)):u8", nothing), None);
-    let null = |_: &Guest, cpu: &mut Cpu| cpu.regs.rdi = 0;
+    let null = |_: &TestGuest, cpu: &mut Cpu| cpu.regs.rdi = 0;
     assert_eq!(only("p vfs_read +0(%di)", null), None);
     // Kernel memory is not user memory.
-    let here = |guest: &Guest, cpu: &mut Cpu| {
+    let here = |guest: &TestGuest, cpu: &mut Cpu| {
         guest.write(HERE, b"text\0");
         cpu.regs.rdi = HERE.0;
     };
@@ -391,7 +394,7 @@ fn texts_share_what_an_event_has_left_and_say_where_they_were_cut() {
 
 #[test]
 fn a_text_at_the_end_of_what_is_mapped_needs_nothing_behind_it() {
-    let end = |guest: &Guest, cpu: &mut Cpu| {
+    let end = |guest: &TestGuest, cpu: &mut Cpu| {
         let mut at = DATA_VIRT;
         while guest.view().tables.read(&guest.mem, at, &mut [0]).is_ok() {
             at = at.wrapping_add(4096);
@@ -403,7 +406,7 @@ fn a_text_at_the_end_of_what_is_mapped_needs_nothing_behind_it() {
         only("p vfs_read +0(%di):string", end),
         Some(b"end".to_vec())
     );
-    let open = |guest: &Guest, cpu: &mut Cpu| {
+    let open = |guest: &TestGuest, cpu: &mut Cpu| {
         end(guest, cpu);
         guest.write(Gva(cpu.regs.rdi), b"open");
     };

@@ -14,7 +14,7 @@ use hvprobe_hit::{HitHandler, Inquiry, Outcome, Surroundings};
 use hvprobe_spec::Decision;
 
 use super::Rig;
-use crate::testing::{Guest, Ticks, regs};
+use crate::testing::{TestGuest, Ticks, regs};
 
 /// The guest just continues.
 pub(super) const RESUME: Outcome = Outcome::Resume { shadow: false };
@@ -27,7 +27,7 @@ fn handler_of(gate: [u8; 16]) -> Gva {
 
 /// A virtual CPU with its events.
 pub(super) struct Cpu {
-    guest: Rc<Guest>,
+    guest: Rc<TestGuest>,
     table: Arc<ProbeTable>,
     pub(super) handler: HitHandler,
     collector: Collector,

@@ -52,7 +52,7 @@ use crate::error::{ChangeError, RegisterError};
 use crate::info::{ProbeInfo, ProbeState};
 use crate::refusal::Refused;
 use crate::registry::state::Registry;
-use crate::testing::{Guest, Ticks, hidden, whole_hidden};
+use crate::testing::{TestGuest, Ticks, hidden, whole_hidden};
 use crate::world::Standing;
 use cpu::{Cpu, RESUME};
 
@@ -113,7 +113,7 @@ fn post(definition: &str) -> ProbeSpec {
 
 /// A guest and its probes.
 struct Rig {
-    guest: Rc<Guest>,
+    guest: Rc<TestGuest>,
     registry: Registry,
     clock: Rc<Ticks>,
 }
@@ -126,7 +126,7 @@ impl Rig {
     }
 
     fn boot(elf: &[u8]) -> Self {
-        let guest = Rc::new(Guest::boot(elf));
+        let guest = Rc::new(TestGuest::boot(elf));
         let registry = Registry::new(guest.image.clone(), VCPUS, hidden());
         let clock = Rc::default();
         Self {
@@ -142,7 +142,7 @@ impl Rig {
 
     /// As [`Rig::boot`], with room for detours.
     fn boot_whole(elf: &[u8]) -> Self {
-        let guest = Rc::new(Guest::boot_whole(elf));
+        let guest = Rc::new(TestGuest::boot_whole(elf));
         let registry = Registry::new(guest.image.clone(), VCPUS, whole_hidden());
         Self {
             guest,

@@ -34,7 +34,7 @@ fn end_of_a_copy_comes_before_what_overtook_it() {
         assert!(cpu.deliver(BREAKPOINT, None, slot.wrapping_add(LEN + 1)));
         let stub = Gva(cpu.regs.rip + passed);
         assert_eq!(cpu.raise(vector, None, stub), Some(RESUME));
-        assert_eq!(cpu.regs.rip, Guest::handler(vector).0);
+        assert_eq!(cpu.regs.rip, TestGuest::handler(vector).0);
         assert_eq!(cpu.regs.rflags & rflags::IF, 0);
         assert!(!cpu.handler.is_stepping());
         assert_eq!(cpu.handler.window(), None);
@@ -65,11 +65,11 @@ fn fault_of_a_copy_comes_before_what_overtook_it() {
         assert!(cpu.deliver(PAGE_FAULT, Some(2), slot));
         let stub = Gva(cpu.regs.rip + passed);
         assert_eq!(cpu.raise(vector, None, stub), Some(RESUME));
-        assert_eq!(cpu.regs.rip, Guest::handler(vector).0);
+        assert_eq!(cpu.regs.rip, TestGuest::handler(vector).0);
         assert!(!cpu.handler.is_stepping());
         // The guest continues with the handler of the fault.
         cpu.iret();
-        assert_eq!(cpu.regs.rip, Guest::handler(PAGE_FAULT).0);
+        assert_eq!(cpu.regs.rip, TestGuest::handler(PAGE_FAULT).0);
         assert_eq!(cpu.regs.rflags & rflags::IF, 0);
         let top = Gva(cpu.regs.rsp).wrapping_add(8);
         assert_eq!(frame(&rig, top), [at.0, regs().rflags, STACK.0]);

@@ -157,7 +157,7 @@ fn fault_of_the_copy_is_the_guests_as_if_it_had_come_in_place() {
     // The processor sets RF in the pushed flags for faults only.
     cpu.regs.rflags |= rflags::RF;
     assert_eq!(cpu.raise(PAGE_FAULT, Some(code), slot), Some(RESUME));
-    assert_eq!(cpu.regs.rip, Guest::handler(PAGE_FAULT).0);
+    assert_eq!(cpu.regs.rip, TestGuest::handler(PAGE_FAULT).0);
     assert_eq!(cpu.regs.rflags & IF, 0);
     let top = Gva(cpu.regs.rsp);
     assert_eq!(rig.guest.read(top), code.to_le_bytes());
@@ -239,7 +239,7 @@ fn frames_with_and_without_error_codes_are_distinguished() {
         // A stack pointer that the processor has to align.
         cpu.regs.rsp -= 8;
         assert_eq!(cpu.raise(vector, code, slot), Some(RESUME));
-        assert_eq!(cpu.regs.rip, Guest::handler(vector).0);
+        assert_eq!(cpu.regs.rip, TestGuest::handler(vector).0);
         let top = Gva(cpu.regs.rsp).wrapping_add(if code.is_some() { 8 } else { 0 });
         let expected = [at.0, regs().rflags, STACK.0 - 8];
         assert_eq!(frame(&rig, top), expected, "{vector}");
@@ -279,7 +279,7 @@ fn exception_after_the_copy_was_complete_comes_after_the_instruction() {
         cpu.regs.rax = 0x1234;
         let outcome = cpu.raise(vector, None, slot.wrapping_add(LEN));
         assert_eq!(outcome, Some(RESUME));
-        assert_eq!(cpu.regs.rip, Guest::handler(vector).0);
+        assert_eq!(cpu.regs.rip, TestGuest::handler(vector).0);
         let next = at.0 + LEN;
         let expected = [next, regs().rflags, STACK.0];
         assert_eq!(frame(&rig, Gva(cpu.regs.rsp)), expected);

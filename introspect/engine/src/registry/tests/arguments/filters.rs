@@ -4,7 +4,7 @@ use super::*;
 
 /// Returns how often `definition` hits and is vetoed at one hit that `prepare` has set up, with the default
 /// arguments.
-fn filtered(definition: &str, prepare: impl FnOnce(&Guest, &mut Cpu)) -> (u64, u64) {
+fn filtered(definition: &str, prepare: impl FnOnce(&TestGuest, &mut Cpu)) -> (u64, u64) {
     let mut rig = Rig::live();
     let id = rig.register(&[defaults(definition)])[0];
     let mut cpu = Cpu::new(&rig);
@@ -18,7 +18,7 @@ fn filtered(definition: &str, prepare: impl FnOnce(&Guest, &mut Cpu)) -> (u64, u
 
 #[test]
 fn a_filter_lets_pass_what_it_says() {
-    let prepare = |guest: &Guest, cpu: &mut Cpu| {
+    let prepare = |guest: &TestGuest, cpu: &mut Cpu| {
         guest.write(HERE, b"/etc/passwd\0");
         guest.write(HERE.wrapping_add(0x40), &[0xff; 8]);
         cpu.regs.rdi = HERE.0 + 0x40;
@@ -63,7 +63,7 @@ fn a_filter_lets_pass_what_it_says() {
 #[test]
 fn a_text_that_is_longer_than_an_event_is_compared_as_a_whole() {
     let long = [b"/etc/".as_slice(), &[b'a'; 300], b"Z\0"].concat();
-    let prepare = |guest: &Guest, cpu: &mut Cpu| {
+    let prepare = |guest: &TestGuest, cpu: &mut Cpu| {
         guest.write(HERE, &long);
         cpu.regs.rsi = HERE.0;
     };
@@ -82,7 +82,7 @@ fn a_text_that_is_longer_than_an_event_is_compared_as_a_whole() {
 
 #[test]
 fn addresses_are_compared_by_their_functions_and_cpus_by_their_sets() {
-    let prepare = |guest: &Guest, cpu: &mut Cpu| {
+    let prepare = |guest: &TestGuest, cpu: &mut Cpu| {
         cpu.regs.rdi = guest.image.symbols().lookup("vfs_read").unwrap().addr.0 + 0x20;
         guest.write(HERE, b"/etc/passwd\0");
         cpu.regs.rsi = HERE.0;
@@ -139,7 +139,7 @@ fn addresses_are_compared_by_their_functions_and_cpus_by_their_sets() {
 
 #[test]
 fn names_of_values_are_those_that_hits_show() {
-    let prepare = |_: &Guest, cpu: &mut Cpu| {
+    let prepare = |_: &TestGuest, cpu: &mut Cpu| {
         cpu.regs.rdi = 11_u64.wrapping_neg();
         cpu.regs.rsi = 0;
     };
@@ -263,7 +263,7 @@ fn numbers_are_compared_in_the_size_and_with_the_sign_of_the_field() {
     // With all bits of the value in memory set: the type, the filter, and whether it holds.
     const ALL: [u8; 8] = [0xff; 8];
     let prepare = |memory: [u8; 8]| {
-        move |guest: &Guest, cpu: &mut Cpu| {
+        move |guest: &TestGuest, cpu: &mut Cpu| {
             guest.write(HERE, &memory);
             cpu.regs.rdi = HERE.0;
         }

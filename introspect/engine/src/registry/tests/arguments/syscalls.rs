@@ -3,7 +3,7 @@
 use super::*;
 
 /// Sets up the registers of a call of `openat`; the path is in user memory or, here, in the kernel's.
-fn openat(guest: &Guest, cpu: &mut Cpu) {
+fn openat(guest: &TestGuest, cpu: &mut Cpu) {
     let registers = [
         (112, 0xffff_ffff_ffff_ff9c),
         (104, HERE.0 + 0x200),

@@ -13,7 +13,7 @@ fn interruption_before_the_copy_puts_the_instruction_off_and_the_handlers_run_on
             slot,
         } = stepped(all(BOOSTED));
         assert_eq!(cpu.raise(vector, None, slot), Some(RESUME));
-        assert_eq!(cpu.regs.rip, Guest::handler(vector).0);
+        assert_eq!(cpu.regs.rip, TestGuest::handler(vector).0);
         let expected = [at.0, regs().rflags & !IF, STACK.0];
         assert_eq!(frame(&rig, Gva(cpu.regs.rsp)), expected);
         // The guest's own table is active, and the virtual CPU must still not be stopped.
