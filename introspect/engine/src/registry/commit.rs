@@ -20,7 +20,7 @@ use crate::code::scan::{AT_HOOK_MAX, AT_ONCE_MAX, Look, Still};
 use crate::refusal::{Obstacle, Obstacles, Refused};
 use crate::registry::hook_state::Patches;
 use crate::registry::state::{Live, Registry};
-use crate::sites::site::{Patch, Placement, SiteState, patched};
+use crate::sites::site::{Patch, SiteState, patched};
 use crate::sites::text::{Edit, Text};
 use crate::world::{StopError, World};
 
@@ -242,19 +242,7 @@ impl Registry {
         let left_to_ftrace = site.occupied || site.point.ftrace && patches;
         self.switches.armed
             && !left_to_ftrace
-            && (site.internal.is_some() || self.has_enabled(site))
-    }
-
-    /// Returns whether any probe at `site` is enabled.
-    pub(crate) fn has_enabled(&self, site: &SiteState) -> bool {
-        let mut members = site.members.iter();
-        members.any(|id| self.is_enabled(*id))
-    }
-
-    /// Returns whether probe `id` is enabled and not leaving.
-    pub(crate) fn is_enabled(&self, id: ProbeId) -> bool {
-        let probe = self.probes.get_staying(id);
-        probe.is_some_and(|probe| !probe.spec.disabled)
+            && (site.internal.is_some() || self.probes.any_enabled(&site.members))
     }
 
     /// Takes the slots that armed sites lack, plants the gate, and writes the patches of the sites `arming` and
@@ -458,7 +446,7 @@ impl Registry {
             Some(source) => Following::Stubs(Arc::clone(source)),
             None => Following::Trampoline(Arc::clone(pool)),
         };
-        let own = self.enabled_members(site).map(|(id, probe)| {
+        let own = self.probes.enabled(&site.members).map(|(id, probe)| {
             let actions = Arc::clone(&probe.actions);
             Member {
                 id,
@@ -478,13 +466,6 @@ impl Registry {
             role: Role::Internal(internal),
         });
         internal.into_iter().chain(own).collect()
-    }
-
-    /// Returns whether any return probe has a probepoint and is not leaving.
-    pub(crate) fn has_return_probes(&self) -> bool {
-        self.probes
-            .staying()
-            .any(|(_, probe)| probe.pool.is_some() && matches!(probe.placement, Placement::At(_)))
     }
 }
 

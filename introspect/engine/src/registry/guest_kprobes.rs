@@ -124,7 +124,7 @@ impl Registry {
     pub(crate) fn leave_covered(&mut self, mem: &dyn PhysMemory) {
         self.read_kprobes(mem);
         let is_covered = |(at, site): &(&Gva, &SiteState)| {
-            let is_new = !site.is_armed() && !site.gone && self.has_enabled(site);
+            let is_new = !site.is_armed() && !site.gone && self.probes.any_enabled(&site.members);
             is_new && one_over(**at, &self.kprobes.registered).is_some()
         };
         let covered: Vec<Gva> = self

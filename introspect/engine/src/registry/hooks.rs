@@ -106,7 +106,7 @@ const FTRACE: u64 = 5;
 const HOOKS: [Hook; 8] = [
     Hook {
         functions: &["do_task_dead"],
-        wanted: Registry::has_return_probes,
+        wanted: |registry| registry.probes.has_return_probes(),
         then: Then::AtOnce(Internal {
             task_dead: true,
             ..NOTHING
@@ -135,7 +135,7 @@ const HOOKS: [Hook; 8] = [
         functions: &["machine_kexec"],
         wanted: |registry| {
             let mut sites = registry.sites.values();
-            sites.any(|site| registry.has_enabled(site))
+            sites.any(|site| registry.probes.any_enabled(&site.members))
         },
         then: Then::Run(Registry::on_kexec),
         ..PLAIN
@@ -281,7 +281,7 @@ impl Registry {
         let jumps = self.switches.optimize && self.code.region.detours.is_some();
         self.sites.values().any(|site| {
             let span = site.point.span.as_ref().ok().filter(|_| jumps);
-            self.has_enabled(site)
+            self.probes.any_enabled(&site.members)
                 && (may_fault(&site.point.displaced)
                     || span.is_some_and(|span| span.instructions().any(may_fault)))
         })

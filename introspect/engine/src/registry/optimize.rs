@@ -134,7 +134,7 @@ impl Registry {
         if site.internal.is_some() {
             return Err(Unoptimized::Internal);
         }
-        if let Some(why) = self.synchronous(self.enabled_members(site)) {
+        if let Some(why) = self.synchronous(self.probes.enabled(&site.members)) {
             return Err(why);
         }
         let span = site.point.span.as_ref().map_err(Clone::clone)?;
@@ -188,15 +188,6 @@ impl Registry {
         })
     }
 
-    pub(crate) fn enabled_members<'s>(
-        &'s self,
-        site: &'s SiteState,
-    ) -> impl Iterator<Item = (ProbeId, &'s Probe)> {
-        let ids = site.members.iter().copied();
-        ids.filter(|id| self.is_enabled(*id))
-            .filter_map(|id| Some((id, self.probes.get(id)?)))
-    }
-
     /// Returns why the armed `site` has an int3 instead of a jump; `None` if it has no int3.
     pub(crate) fn unoptimized(&self, site: &SiteState) -> Option<Unoptimized> {
         matches!(site.patch, Patch::Breakpoint).then(|| self.without_jump(site))
@@ -218,7 +209,7 @@ impl Registry {
             if site.gone || !self.is_wanted(site) || self.fit(site).is_err() {
                 continue;
             }
-            let members = self.enabled_members(site).map(|(id, _)| id);
+            let members = self.probes.enabled(&site.members).map(|(id, _)| id);
             let members: Vec<ProbeId> = members.collect();
             if site.jump().is_none_or(|jump| jump.members != members) {
                 wanted.push((*at, members));
@@ -330,7 +321,7 @@ impl Registry {
 
     /// Returns whether the jump of `site` can stay as it is.
     pub(crate) fn keeps_jump(&self, site: &SiteState) -> bool {
-        let members = self.enabled_members(site).map(|(id, _)| id);
+        let members = self.probes.enabled(&site.members).map(|(id, _)| id);
         site.jump()
             .is_some_and(|jump| jump.members.iter().copied().eq(members))
             && self.fit(site).is_ok()

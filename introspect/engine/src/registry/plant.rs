@@ -181,7 +181,7 @@ impl Registry {
     /// Returns whether `jump`, made for the site at `at`, still matches the site.
     fn is_for_members(&self, at: Gva, jump: &Jump) -> bool {
         self.sites.get(&at).is_some_and(|site| {
-            let members = self.enabled_members(site).map(|(id, _)| id);
+            let members = self.probes.enabled(&site.members).map(|(id, _)| id);
             jump.members.iter().copied().eq(members) && self.fit(site).is_ok()
         })
     }

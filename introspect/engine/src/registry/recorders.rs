@@ -170,7 +170,7 @@ impl Registry {
         site: &'s SiteState,
     ) -> impl Iterator<Item = ProbeId> + 's {
         let returning = || {
-            let members = self.enabled_members(site);
+            let members = self.probes.enabled(&site.members);
             members.filter(|(_, probe)| probe.pool.is_some())
         };
         let can_be = |probe: &Probe| {
@@ -223,7 +223,7 @@ impl Registry {
     /// Updates in the sources which probes are enabled, while the virtual CPUs are stopped.
     pub(crate) fn settle_sources(&self) {
         for source in self.code.sources.iter() {
-            source.set_enabled(self.switches.armed && self.is_enabled(source.probe));
+            source.set_enabled(self.switches.armed && self.probes.is_enabled(source.probe));
         }
     }
 }

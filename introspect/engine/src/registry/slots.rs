@@ -28,7 +28,7 @@ impl Registry {
     /// Returns how `site`'s instruction takes effect with the enabled probes, or would with all probes if none
     /// is enabled.
     pub(crate) fn mechanism(&self, site: &SiteState) -> Mechanism {
-        let enabled = |id: &ProbeId| self.is_enabled(*id);
+        let enabled = |id: &ProbeId| self.probes.is_enabled(*id);
         let any = site.members.iter().any(enabled);
         let counts = |id: &ProbeId| !any || enabled(id);
         if self.is_or_would_be_jump(site, counts) {
@@ -51,7 +51,7 @@ impl Registry {
 
     /// Returns the kind of slot that `site` needs for its enabled probes.
     fn slot_kind(&self, site: &SiteState) -> Option<SlotKind> {
-        self.slot_kind_for(site, |id| self.is_enabled(id))
+        self.slot_kind_for(site, |id| self.probes.is_enabled(id))
     }
 
     fn slot_kind_for(
@@ -91,7 +91,7 @@ impl Registry {
             .filter(|(at, _, kind)| *kind != self.sites[at].slot.map(|code| code.kind()))
             .collect();
         let mut taken: Vec<(Gva, Option<SlotCode>)> = Vec::new();
-        if self.has_return_probes()
+        if self.probes.has_return_probes()
             && let Some(live) = &self.live
         {
             // The trampoline must be mapped before a return address can point to it, and stays mapped.

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hvprobe_spec::ProbeId;
 
-use super::site::Probe;
+use super::site::{Placement, Probe};
 
 /// All probes, in the order of their registration.
 #[derive(Debug)]
@@ -109,6 +109,33 @@ impl Probes {
     /// Returns the probes that are not leaving.
     pub(crate) fn staying(&self) -> impl Iterator<Item = (ProbeId, &Probe)> {
         self.iter().filter(|(id, _)| !self.is_leaving(*id))
+    }
+
+    /// Returns whether probe `id` is enabled and not leaving.
+    pub(crate) fn is_enabled(&self, id: ProbeId) -> bool {
+        let probe = self.get_staying(id);
+        probe.is_some_and(|probe| !probe.spec.disabled)
+    }
+
+    /// Returns whether one of `ids` is enabled.
+    pub(crate) fn any_enabled(&self, ids: &[ProbeId]) -> bool {
+        ids.iter().any(|id| self.is_enabled(*id))
+    }
+
+    /// Returns those of `ids` that are enabled, with their probes.
+    pub(crate) fn enabled<'s>(
+        &'s self,
+        ids: &'s [ProbeId],
+    ) -> impl Iterator<Item = (ProbeId, &'s Probe)> {
+        let ids = ids.iter().copied();
+        ids.filter(|id| self.is_enabled(*id))
+            .filter_map(|id| Some((id, self.get(id)?)))
+    }
+
+    /// Returns whether any return probe has a probepoint and is not leaving.
+    pub(crate) fn has_return_probes(&self) -> bool {
+        self.staying()
+            .any(|(_, probe)| probe.pool.is_some() && matches!(probe.placement, Placement::At(_)))
     }
 
     /// Returns whether any return probe is not leaving.
