@@ -13,6 +13,9 @@ use crate::unoptimized::Unoptimized;
 
 /// Function that every kernel with kprobes has.
 const REGISTERS: &str = "register_kprobe";
+/// Function that copies the instruction at which a kprobe is registered. Its argument is the kprobe;
+/// `kprobe_mutex` is held.
+pub(crate) const PREPARES: &str = "arch_prepare_kprobe";
 /// Number of chains of the table (`KPROBE_TABLE_SIZE` in kernel/kprobes.c).
 const CHAINS: u64 = 64;
 /// The lowest address of the kernel's half.

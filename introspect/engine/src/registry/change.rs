@@ -11,9 +11,10 @@ use hvprobe_spec::ProbeId;
 use tracing::{info, warn};
 
 use super::commit::CommitError;
+use super::live::Live;
 use super::optimize::stack_fields;
 use super::plant::PlantError;
-use super::state::{Live, Registry};
+use super::state::Registry;
 use crate::code::scan::is_feasible;
 use crate::error::ChangeError;
 use crate::guest::banner::Banner;

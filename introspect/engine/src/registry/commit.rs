@@ -18,9 +18,10 @@ use tracing::warn;
 use crate::code::jump::Jump;
 use crate::code::scan::{AT_HOOK_MAX, AT_ONCE_MAX, Look, Still};
 use crate::refusal::{Obstacle, Obstacles, Refused};
-use crate::registry::hook_state::Patches;
-use crate::registry::state::{Live, Registry};
-use crate::sites::site::{Patch, SiteState, patched};
+use crate::registry::live::Live;
+use crate::registry::optimize::Rules;
+use crate::registry::state::Registry;
+use crate::sites::site::{Patch, SiteState, Sites, patched};
 use crate::sites::text::{Edit, Text};
 use crate::world::{StopError, World};
 
@@ -118,13 +119,14 @@ impl Registry {
         self.leave_to_kprobes(mem);
         let (mut arming, mut disarming) = (Vec::new(), Vec::new());
         self.leave_rewritten(jumps, mem);
-        for (at, site) in &self.sites {
-            if !self.is_wanted(site) {
+        let rules = self.rules();
+        for (at, site) in rules.sites {
+            if !rules.is_wanted(site) {
                 if site.is_armed() {
                     disarming.push(*at);
                 }
             } else if !site.gone
-                && let Some(patch) = self.next_patch(site, jumps.remove(at))
+                && let Some(patch) = next_patch(&rules, site, jumps.remove(at))
             {
                 arming.push((*at, patch));
             }
@@ -206,17 +208,6 @@ impl Registry {
         })
     }
 
-    /// Returns the new patch of `site`, which is wanted, given the jump that was prepared for it; `None` if its
-    /// patch stays.
-    fn next_patch(&self, site: &SiteState, prepared: Option<Jump>) -> Option<Patch> {
-        match (&site.patch, prepared) {
-            (_, Some(jump)) => Some(Patch::Jump(jump)),
-            (Patch::Jump(_), None) if self.keeps_jump(site) => None,
-            (Patch::Breakpoint, None) => None,
-            (Patch::None | Patch::Jump(_), None) => Some(Patch::Breakpoint),
-        }
-    }
-
     /// Records that the text at `at` holds `patch` now.
     fn set_patch(&mut self, at: Gva, patch: Patch) {
         let Some(site) = self.sites.get_mut(&at) else {
@@ -234,15 +225,6 @@ impl Registry {
         if let Patch::Jump(jump) = std::mem::replace(&mut site.patch, patch) {
             self.code.retire_jump(at, jump);
         }
-    }
-
-    /// Returns whether `site` is to hold an int3 or a jump.
-    pub(crate) fn is_wanted(&self, site: &SiteState) -> bool {
-        let patches = self.hooks.ftrace.patches != Patches::No;
-        let left_to_ftrace = site.occupied || site.point.ftrace && patches;
-        self.switches.armed
-            && !left_to_ftrace
-            && (site.internal.is_some() || self.probes.any_enabled(&site.members))
     }
 
     /// Takes the slots that armed sites lack, plants the gate, and writes the patches of the sites `arming` and
@@ -469,9 +451,20 @@ impl Registry {
     }
 }
 
+/// Returns the new patch of `site`, which is wanted, given the jump that was prepared for it; `None` if its
+/// patch stays.
+fn next_patch(rules: &Rules<'_>, site: &SiteState, prepared: Option<Jump>) -> Option<Patch> {
+    match (&site.patch, prepared) {
+        (_, Some(jump)) => Some(Patch::Jump(jump)),
+        (Patch::Jump(_), None) if rules.keeps_jump(site) => None,
+        (Patch::Breakpoint, None) => None,
+        (Patch::None | Patch::Jump(_), None) => Some(Patch::Breakpoint),
+    }
+}
+
 /// Returns the edit after which the text of `site` holds `patch`, while all sites get their `next` patches.
 fn edit<'s>(
-    sites: &'s BTreeMap<Gva, SiteState>,
+    sites: &'s Sites,
     site: &SiteState,
     patch: &Patch,
     next: &'s BTreeMap<Gva, &'s Patch>,

@@ -28,18 +28,14 @@ use tracing::{info, warn};
 
 use super::commit::CommitError;
 use crate::code::jump::Jump;
-use crate::guest::kprobes::{Known, Unknown, first_that_meets, meets, one_over};
+use crate::guest::kprobes::{Known, PREPARES, Unknown, first_that_meets, meets, one_over};
 use crate::refusal::{Obstacle, Obstacles, Refused};
 use crate::registry::state::Registry;
 use crate::sites::site::{Patch, SiteState};
 use crate::unoptimized::Unoptimized;
 use crate::world::World;
 
-/// Function that copies the instruction at which a kprobe is registered. Its argument is the kprobe;
-/// `kprobe_mutex` is held.
-pub(crate) const PREPARES: &str = "arch_prepare_kprobe";
-
-/// Error that it returns when it must not copy (include/uapi/asm-generic/errno-base.h).
+/// Error that [`PREPARES`] returns when it must not copy (include/uapi/asm-generic/errno-base.h).
 const EBUSY: u64 = 16;
 
 impl Registry {

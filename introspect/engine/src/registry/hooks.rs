@@ -35,8 +35,8 @@ use hvprobe_spec::{Decision, ProbeId, ProbeSpec};
 use tracing::{info, warn};
 
 use super::commit::CommitError;
+use crate::guest::kprobes::PREPARES;
 use crate::refusal::{Obstacle, Refused};
-use crate::registry::guest_kprobes::PREPARES;
 use crate::registry::hook_state::Patches;
 use crate::registry::state::Registry;
 use crate::sites::site::{Placement, SiteState, patched};

@@ -46,7 +46,7 @@ impl Registry {
             turned_off: probe.counters.is_tripped(),
             budget: probe.spec.budget,
             mechanism: site.map(|site| self.mechanism(site)),
-            unoptimized: site.and_then(|site| self.unoptimized(site)),
+            unoptimized: site.and_then(|site| self.rules().unoptimized(site)),
             maxactive: probe.pool.as_ref().map(|pool| pool.limit()),
             counts: probe.counters.sum(),
             actions: Arc::clone(&probe.actions),

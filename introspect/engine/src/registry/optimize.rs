@@ -1,4 +1,4 @@
-//! Which sites carry a jump to a detour instead of an int3, and the detours themselves.
+//! Which sites carry an int3, and which a jump to a detour instead.
 //!
 //! ```text
 //!              fit, prepared before a stop              a member or neighbour comes or goes,
@@ -6,25 +6,23 @@
 //!                                                        └─ still fit ──► jump with a new detour
 //! ```
 //! Invariants: a site has a jump only while every enabled member is served by a record in the ring, and no
-//! other site lies under the jump's bytes; a detour is written before any task can reach it and never changed;
-//! a detour that was in use stays unchanged as a *ghost*, for the same members at the same site, until there is
-//! no room and no word of guest memory points into it.
+//! other site lies under the jump's bytes; nothing here changes anything.
 
 use std::ops::Bound;
-use std::sync::Arc;
 
 use hvprobe_arch::Gva;
-use hvprobe_arch::detour::{Member, Recorder, Span, StackFields, TaskFields};
-use hvprobe_arch::mem::PhysMemory;
+use hvprobe_arch::detour::{Span, StackFields};
 use hvprobe_linux::image::{KernelImage, TaskLayout};
 use hvprobe_spec::{Actions, Item, Mechanism, ProbeId, ProbeSpec, Then};
-use tracing::debug;
 
-use crate::code::jump::{DetourContext, Jump};
+use crate::code::jump::Jump;
+use crate::guest::kprobes::{GuestKprobes, PREPARES};
 use crate::guest::per_cpu::per_cpu;
-use crate::registry::guest_kprobes::PREPARES;
-use crate::registry::state::{Live, Registry};
-use crate::sites::site::{Patch, Probe, SiteState};
+use crate::registry::hook_state::{Hooks, Patches};
+use crate::registry::live::Live;
+use crate::registry::switches::Switches;
+use crate::sites::probes::Probes;
+use crate::sites::site::{Patch, Probe, SiteState, Sites};
 use crate::unoptimized::Unoptimized;
 
 /// Action that needs an exit where detours cannot copy the stack for the host to unwind later.
@@ -111,16 +109,29 @@ pub(crate) fn stack_fields(image: &KernelImage, task: Option<TaskLayout>) -> Opt
     })
 }
 
-fn task_fields(layout: TaskLayout) -> Option<TaskFields> {
-    Some(TaskFields {
-        current: per_cpu(layout.current_task)?,
-        pid: i32::try_from(layout.pid).ok()?,
-        tgid: i32::try_from(layout.tgid).ok()?,
-        comm: i32::try_from(layout.comm).ok()?,
-    })
+/// The facts that decide what the text of each site is to hold.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rules<'a> {
+    pub(crate) switches: Switches,
+    pub(crate) probes: &'a Probes,
+    pub(crate) sites: &'a Sites,
+    pub(crate) hooks: &'a Hooks,
+    pub(crate) kprobes: &'a GuestKprobes,
+    pub(crate) live: Option<&'a Live>,
+    /// Whether the guest has little enough memory for looks.
+    pub(crate) can_scan: bool,
 }
 
-impl Registry {
+impl Rules<'_> {
+    /// Returns whether `site` is to hold an int3 or a jump.
+    pub(crate) fn is_wanted(&self, site: &SiteState) -> bool {
+        let patches = self.hooks.ftrace.patches != Patches::No;
+        let left_to_ftrace = site.occupied || site.point.ftrace && patches;
+        self.switches.armed
+            && !left_to_ftrace
+            && (site.internal.is_some() || self.probes.any_enabled(&site.members))
+    }
+
     /// Returns the span that a jump at `site` would displace.
     ///
     /// # Errors
@@ -163,7 +174,7 @@ impl Registry {
     }
 
     fn abilities(&self) -> Abilities {
-        let is_known = self.live.as_ref().is_some_and(|live| live.stack.is_some());
+        let is_known = self.live.is_some_and(|live| live.stack.is_some());
         let stacks = match (is_known, self.probes.follow_calls()) {
             (false, _) => Err(STACKS),
             (true, true) => Err(STACKS_OF_CALLS),
@@ -178,10 +189,7 @@ impl Registry {
     /// Returns whether detours can read memory. They call functions of the kernel for that, which must not be
     /// probed, because the calls would be hits.
     pub(crate) fn can_read_in_detours(&self) -> bool {
-        let readers = self
-            .live
-            .as_ref()
-            .and_then(|live| live.readers.as_ref().ok());
+        let readers = self.live.and_then(|live| live.readers.as_ref().ok());
         readers.is_some_and(|readers| {
             let mut code = readers.code.iter().cloned();
             !code.any(|code| self.sites.range(code).any(|(_, site)| self.is_wanted(site)))
@@ -201,129 +209,14 @@ impl Registry {
         }
     }
 
-    /// Makes the detours that sites want and do not have yet. No task can reach them before the text is
-    /// changed, so the guest may run meanwhile.
-    pub(crate) fn prepare_jumps(&mut self, mem: &dyn PhysMemory) -> Vec<(Gva, Jump)> {
-        let mut wanted = Vec::new();
-        for (at, site) in &self.sites {
-            if site.gone || !self.is_wanted(site) || self.fit(site).is_err() {
-                continue;
-            }
-            let members = self.probes.enabled(&site.members).map(|(id, _)| id);
-            let members: Vec<ProbeId> = members.collect();
-            if site.jump().is_none_or(|jump| jump.members != members) {
-                wanted.push((*at, members));
-            }
-        }
-        let stubs = self.wanted_stubs();
-        if wanted.is_empty() && stubs.is_empty() {
-            return Vec::new();
-        }
-        let around = self.reserve_detours(mem);
-        if let Ok(around) = &around {
-            self.make_stubs(&stubs, around, mem);
-        }
-        let mut prepared = Vec::with_capacity(wanted.len());
-        for (at, members) in wanted {
-            let jump = match &around {
-                Ok(around) => self.make_jump(at, members, around, mem),
-                Err(why) => Err(why.clone()),
-            };
-            let Some(site) = self.sites.get_mut(&at) else {
-                continue;
-            };
-            site.unprepared = match jump {
-                Ok(jump) => {
-                    prepared.push((at, jump));
-                    None
-                }
-                Err(why) => {
-                    debug!(%at, %why, "a probepoint keeps its int3");
-                    Some(why)
-                }
-            };
-        }
-        prepared
-    }
-
-    fn reserve_detours(&mut self, mem: &dyn PhysMemory) -> Result<DetourContext, Unoptimized> {
-        let (Some(live), Some(detours)) = (&self.live, &mut self.code.region.detours) else {
-            return Err(Unoptimized::NoRoom);
-        };
-        let Live { view, .. } = live;
-        let cpu = match view.cpu_number {
-            Some(at) => Some(per_cpu(at).ok_or(Unoptimized::NoPerCpu)?),
-            None if self.vcpus == 1 => None,
-            None => return Err(Unoptimized::NoPerCpu),
-        };
-        let task = view
-            .task
-            .ok()
-            .map(|layout| task_fields(layout).ok_or(Unoptimized::NoPerCpu));
-        Ok(DetourContext {
-            ring: detours.reserve(mem, &view.tables)?,
-            cpu,
-            task: task.transpose()?,
-            readers: live.readers.as_ref().ok().map(|found| found.readers),
-            stack: live.stack,
-        })
-    }
-
-    fn make_jump(
-        &mut self,
-        at: Gva,
-        members: Vec<ProbeId>,
-        around: &DetourContext,
-        mem: &dyn PhysMemory,
-    ) -> Result<Jump, Unoptimized> {
-        if let Some(ghosts) = self.code.ghost_jumps.get_mut(&at)
-            && let Some(jump) = ghosts.extract_if(.., |jump| jump.members == members).next()
-        {
-            return Ok(jump);
-        }
-        let mut sources = Vec::with_capacity(members.len());
-        for id in &members {
-            sources.push(self.source(*id, at, around, mem)?);
-        }
-        let recorders: Vec<Member<'_>> = sources
-            .iter()
-            .map(|source| Member {
-                conditions: &source.actions.when,
-                vetoed: source.words.vetoed(),
-                part: source.part(),
-            })
-            .collect();
-        let site = self.sites.get(&at).ok_or(Unoptimized::NoRoom)?;
-        let span = site.point.span.as_ref().map_err(Clone::clone)?;
-        let recorder = Recorder::new(span, &around.ring, &recorders)?;
-        let size = recorder.size() as u64;
-        let detours = self
-            .code
-            .region
-            .detours
-            .as_mut()
-            .ok_or(Unoptimized::NoRoom)?;
-        let place = |first: Gva, last: Gva| span.targets(first..last.wrapping_add(1)).next();
-        let to = detours.take(size, place).ok_or(Unoptimized::NoRoom)?;
-        let made = recorder
-            .place(to)
-            .map_err(Unoptimized::from)
-            .and_then(|detour| {
-                detours.fill(mem, to, detour.code())?;
-                let detour = Arc::new(detour);
-                Ok(Jump { detour, members })
-            });
-        if made.is_err() {
-            detours.release(mem, to, size);
-        }
-        made
+    /// Returns whether `jump` records for the enabled members of `site`, and `site` can have a jump.
+    pub(crate) fn suits(&self, site: &SiteState, jump: &Jump) -> bool {
+        let members = self.probes.enabled(&site.members).map(|(id, _)| id);
+        jump.members.iter().copied().eq(members) && self.fit(site).is_ok()
     }
 
     /// Returns whether the jump of `site` can stay as it is.
     pub(crate) fn keeps_jump(&self, site: &SiteState) -> bool {
-        let members = self.probes.enabled(&site.members).map(|(id, _)| id);
-        site.jump()
-            .is_some_and(|jump| jump.members.iter().copied().eq(members))
-            && self.fit(site).is_ok()
+        site.jump().is_some_and(|jump| self.suits(site, jump))
     }
 }

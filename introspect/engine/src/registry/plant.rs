@@ -24,6 +24,7 @@ use crate::code::jump::Jump;
 use crate::code::scan::{AT_ONCE_MAX, Still};
 use crate::refusal::{Obstacle, Obstacles, Refused};
 use crate::registered::Refusals;
+use crate::registry::optimize::Rules;
 use crate::registry::state::Registry;
 use crate::sites::site::{Patch, Placement, SiteState};
 use crate::unoptimized::Unoptimized;
@@ -101,7 +102,7 @@ impl Registry {
             self.provide_hooks(world.memory());
         }
         let mut stopped_for = stopped?;
-        if !refused.is_empty() && self.is_unsettled() {
+        if !refused.is_empty() && self.live.is_some() && is_unsettled(&self.rules()) {
             let again = self.commit_timed(AT_ONCE_MAX, world);
             stopped_for += again.unwrap_or_default();
         }
@@ -163,7 +164,12 @@ impl Registry {
         loop {
             // Every round has fewer new probes, or fewer watched functions.
             let jumps = &mut new.jumps;
-            let useless = jumps.extract_if(.., |at, jump| !self.is_for_members(*at, jump));
+            let rules = self.rules();
+            let suits = |at: &Gva, jump: &Jump| {
+                let site = rules.sites.get(at);
+                site.is_some_and(|site| rules.suits(site, jump))
+            };
+            let useless = jumps.extract_if(.., |at, jump| !suits(at, jump));
             let useless: Vec<_> = useless.collect();
             self.code.retire_jumps(useless);
             let before = new.refused.len();
@@ -176,14 +182,6 @@ impl Registry {
                 Err(obstacles) => self.refuse_obstructed(new, obstacles, mem)?,
             }
         }
-    }
-
-    /// Returns whether `jump`, made for the site at `at`, still matches the site.
-    fn is_for_members(&self, at: Gva, jump: &Jump) -> bool {
-        self.sites.get(&at).is_some_and(|site| {
-            let members = self.probes.enabled(&site.members).map(|(id, _)| id);
-            jump.members.iter().copied().eq(members) && self.fit(site).is_ok()
-        })
     }
 
     /// Removes `id` from its site, or ends the whole operation.
@@ -217,7 +215,7 @@ impl Registry {
     fn refuse_unfit(&mut self, new: &mut Newcomers) -> Result<(), PlantError> {
         for (id, at) in self.asking_for_jumps(new) {
             let site = self.sites.get(&at);
-            let unfit = site.and_then(|site| self.fit(site).err());
+            let unfit = site.and_then(|site| self.rules().fit(site).err());
             if let Some(source) = unfit {
                 self.refuse(new, id, Refused::Unoptimized { at, source })?;
             }
@@ -230,17 +228,11 @@ impl Registry {
         for (id, at) in self.asking_for_jumps(new) {
             let has_none = !new.jumps.contains_key(&at);
             let site = self.sites.get(&at).filter(|_| has_none);
-            if let Some(source) = site.and_then(|site| self.denial(site)) {
+            if let Some(source) = site.and_then(|site| denial(&self.rules(), site)) {
                 self.refuse(new, id, Refused::Unoptimized { at, source })?;
             }
         }
         Ok(())
-    }
-
-    /// Returns why `site`, for which no jump was made, will have an int3; `None` if it will not.
-    fn denial(&self, site: &SiteState) -> Option<Unoptimized> {
-        let is_denied = self.is_wanted(site) && !self.keeps_jump(site);
-        is_denied.then(|| self.without_jump(site))
     }
 
     /// Refuses the new probes at the sites that cannot be armed.
@@ -311,14 +303,20 @@ impl Registry {
             }
         }
     }
+}
 
-    /// Returns whether a site that has an int3 could have a jump now.
-    fn is_unsettled(&self) -> bool {
-        let could_jump = |site: &SiteState| {
-            let breakpoint = matches!(site.patch, Patch::Breakpoint) && self.is_wanted(site);
-            breakpoint && site.unprepared.is_none() && self.fit(site).is_ok()
-        };
-        let mut there = self.sites.values().filter(|site| !site.gone);
-        self.live.is_some() && there.any(could_jump)
-    }
+/// Returns why `site`, for which no jump was made, will have an int3; `None` if it will not.
+fn denial(rules: &Rules<'_>, site: &SiteState) -> Option<Unoptimized> {
+    let is_denied = rules.is_wanted(site) && !rules.keeps_jump(site);
+    is_denied.then(|| rules.without_jump(site))
+}
+
+/// Returns whether a site that has an int3 could have a jump now.
+fn is_unsettled(rules: &Rules<'_>) -> bool {
+    let could_jump = |site: &SiteState| {
+        let breakpoint = matches!(site.patch, Patch::Breakpoint) && rules.is_wanted(site);
+        breakpoint && site.unprepared.is_none() && rules.fit(site).is_ok()
+    };
+    let mut there = rules.sites.values().filter(|site| !site.gone);
+    there.any(could_jump)
 }

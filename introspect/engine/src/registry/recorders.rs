@@ -186,13 +186,14 @@ impl Registry {
     /// Returns the return probes, with their sites, that need stubs but no detour, which would include stubs.
     pub(crate) fn wanted_stubs(&self) -> Vec<(Gva, ProbeId)> {
         let mut wanted = Vec::new();
+        let rules = self.rules();
         for (at, site) in &self.sites {
             let missing = self.returning_without_exit(site);
             let missing = missing.filter(|id| self.code.sources.get(*id).is_none());
             let before = wanted.len();
             wanted.extend(missing.map(|id| (*at, id)));
-            let is_for_jump = || self.fit(site).is_ok();
-            if wanted.len() > before && (site.gone || !self.is_wanted(site) || is_for_jump()) {
+            let is_for_jump = || rules.fit(site).is_ok();
+            if wanted.len() > before && (site.gone || !rules.is_wanted(site) || is_for_jump()) {
                 wanted.truncate(before);
             }
         }

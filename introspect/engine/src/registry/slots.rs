@@ -43,10 +43,11 @@ impl Registry {
         }
         let members = site.members.iter().copied().filter(counts);
         let members = members.filter_map(|id| Some((id, self.probes.get(id)?)));
+        let rules = self.rules();
         self.code.region.detours.is_some()
             && site.unprepared.is_none()
-            && self.fit(site).is_ok()
-            && self.synchronous(members).is_none()
+            && rules.fit(site).is_ok()
+            && rules.synchronous(members).is_none()
     }
 
     /// Returns the kind of slot that `site` needs for its enabled probes.
@@ -80,10 +81,11 @@ impl Registry {
         mem: &dyn PhysMemory,
         still: Still<'_>,
     ) -> Result<Vec<(Gva, Option<SlotCode>)>, Obstacles> {
+        let rules = self.rules();
         let needed: Vec<(Gva, Displaced, Option<SlotKind>)> = self
             .sites
             .iter()
-            .filter(|(_, site)| !site.gone && self.is_wanted(site))
+            .filter(|(_, site)| !site.gone && rules.is_wanted(site))
             .map(|(at, site)| {
                 let kind = (!jumping(site)).then(|| self.slot_kind(site));
                 (*at, site.point.displaced, kind.flatten())
@@ -148,8 +150,9 @@ impl Registry {
         if self.code.ghost_slots.len() == 0 {
             return false;
         }
+        let rules = self.rules();
         let wants = |site: &&SiteState| {
-            site.slot.is_none() && self.is_wanted(site) && self.slot_kind(site).is_some()
+            site.slot.is_none() && rules.is_wanted(site) && self.slot_kind(site).is_some()
         };
         let wanted = self.sites.values().filter(wants).count() as u64;
         // Not every slot is in reach of every instruction.

@@ -1,17 +1,14 @@
 //! The state of the registry.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use hvprobe_arch::Gva;
-use hvprobe_arch::detour::StackFields;
-use hvprobe_arch::insn::GateHead;
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_hit::calls::{CELLS, Calls, MaxActive};
 use hvprobe_hit::record::Reader;
 use hvprobe_hit::table::Returns;
-use hvprobe_hit::{Counters, KernelView, RestoredFrames, entry_data_size};
+use hvprobe_hit::{Counters, RestoredFrames, entry_data_size};
 use hvprobe_linux::image::KernelImage;
 use hvprobe_spec::definition::{Kind, Target};
 use hvprobe_spec::{ProbeId, ProbeSpec};
@@ -19,10 +16,8 @@ use rustc_hash::FxHashSet;
 
 use crate::code::ours::OurCode;
 use crate::code::region::HiddenRegion;
-use crate::guest::banner::Banner;
 use crate::guest::kernel::GuestKernel;
 use crate::guest::kprobes::{GuestKprobes, one_over};
-use crate::guest::readers::KernelReaders;
 use crate::info::{Awaited, Throttled};
 use crate::plan::arguments::{Resolved, resolve};
 use crate::plan::kernel::Probeable;
@@ -31,26 +26,13 @@ use crate::plan::text::{ImageText, PristineText};
 use crate::refusal::Refused;
 use crate::registered::PROBES_MAX;
 use crate::registry::hook_state::Hooks;
+use crate::registry::live::Live;
+use crate::registry::optimize::Rules;
 use crate::registry::patience::Patience;
 use crate::registry::switches::Switches;
 use crate::sites::probes::Probes;
-use crate::sites::site::{Patch, Placement, Probe, SiteState};
+use crate::sites::site::{Patch, Placement, Probe, SiteState, Sites};
 use crate::sites::text::{LiveText, Text};
-
-/// State that exists once the kernel is live.
-#[derive(Debug)]
-pub(crate) struct Live {
-    pub(crate) view: KernelView,
-    /// #BP entry to patch while probes are armed, in the `idt-gate` catch mode.
-    pub(crate) gate: Option<GateHead>,
-    pub(crate) gate_planted: bool,
-    /// Constant text of the kernel, if it was found.
-    pub(crate) banner: Option<Banner>,
-    /// Functions of the kernel with which detours read memory, or why there are none.
-    pub(crate) readers: Result<KernelReaders, &'static str>,
-    /// Location of a task's stack, if it is known.
-    pub(crate) stack: Option<StackFields>,
-}
 
 /// The probes of one machine.
 #[derive(Debug)]
@@ -61,7 +43,7 @@ pub struct Registry {
     pub(crate) probes: Probes,
     /// Maximum number of probes.
     pub(crate) room: usize,
-    pub(crate) sites: BTreeMap<Gva, SiteState>,
+    pub(crate) sites: Sites,
     pub(crate) code: OurCode,
     pub(crate) switches: Switches,
     pub(crate) hooks: Hooks,
@@ -109,7 +91,7 @@ impl Registry {
             vcpus,
             probes: Probes::default(),
             room: PROBES_MAX,
-            sites: BTreeMap::new(),
+            sites: Sites::new(),
             code: OurCode::new(hidden),
             switches: Switches::default(),
             can_scan: false,
@@ -139,6 +121,19 @@ impl Registry {
     pub fn with_optimization(mut self, on: bool) -> Self {
         self.switches.optimize = on;
         self
+    }
+
+    /// Returns the facts that decide what the text of each site is to hold.
+    pub(crate) fn rules(&self) -> Rules<'_> {
+        Rules {
+            switches: self.switches,
+            probes: &self.probes,
+            sites: &self.sites,
+            hooks: &self.hooks,
+            kprobes: &self.kprobes,
+            live: self.live.as_ref(),
+            can_scan: self.can_scan,
+        }
     }
 
     /// Adds the probe `spec` and, if the kernel is live, its site.

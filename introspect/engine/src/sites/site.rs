@@ -108,10 +108,13 @@ impl Patch {
     }
 }
 
+/// All sites, by their addresses.
+pub(crate) type Sites = BTreeMap<Gva, SiteState>;
+
 /// Returns the guest's text at `at`, where the original text is `original`, if every one of `sites` holds the
 /// patch that `of` returns.
 pub(crate) fn patched<'s>(
-    sites: &'s BTreeMap<Gva, SiteState>,
+    sites: &'s Sites,
     at: Gva,
     original: &[u8],
     of: impl Fn(Gva, &'s SiteState) -> &'s Patch,
@@ -129,7 +132,7 @@ pub(crate) fn patched<'s>(
 
 /// Returns the sites whose patches may overlap the `len` bytes at `at`.
 pub(super) fn reaching(
-    sites: &BTreeMap<Gva, SiteState>,
+    sites: &Sites,
     at: Gva,
     len: usize,
 ) -> impl Iterator<Item = (Gva, &SiteState)> {

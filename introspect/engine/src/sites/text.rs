@@ -4,15 +4,13 @@
 //! bytes are written only over the expected bytes; a probepoint that the guest has rewritten is never written
 //! to.
 
-use std::collections::BTreeMap;
-
 use hvprobe_arch::Gva;
 use hvprobe_arch::insn::GateHead;
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::{PageTables, WalkError};
 use hvprobe_arch::trap::GATE_PORT;
 
-use super::site::{SiteState, byte_at, reaching};
+use super::site::{Sites, byte_at, reaching};
 use crate::plan::text::PristineText;
 use crate::refusal::{Obstacle, Obstacles, Refused};
 
@@ -98,7 +96,7 @@ impl Text<'_> {
 /// Live text with our own patches removed.
 pub(crate) struct LiveText<'a> {
     pub(crate) text: Text<'a>,
-    pub(crate) sites: &'a BTreeMap<Gva, SiteState>,
+    pub(crate) sites: &'a Sites,
 }
 
 impl LiveText<'_> {
