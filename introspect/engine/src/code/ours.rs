@@ -90,6 +90,12 @@ impl OurCode {
         }
     }
 
+    /// Reclaims a retired jump of the site at `at` whose detour records for `members`.
+    pub(crate) fn reclaim_jump(&mut self, at: Gva, members: &[ProbeId]) -> Option<Jump> {
+        let ghosts = self.ghost_jumps.get_mut(&at)?;
+        ghosts.extract_if(.., |jump| jump.members == members).next()
+    }
+
     /// Retires the sources of `ids`, none of whose records may be in the ring any more.
     pub(crate) fn retire_sources(&mut self, ids: impl IntoIterator<Item = ProbeId>) {
         let sources = ids.into_iter().filter_map(|id| self.sources.remove(id));

@@ -20,9 +20,12 @@ use crate::code::scan::{AT_HOOK_MAX, AT_ONCE_MAX, Look, Still};
 use crate::refusal::{Obstacle, Obstacles, Refused};
 use crate::registry::live::Live;
 use crate::registry::optimize::Rules;
+use crate::registry::prepare::{Wanted, reserve_detours};
+use crate::registry::recorders::{settle_sources, stubs};
 use crate::registry::state::Registry;
 use crate::sites::site::{Patch, SiteState, Sites, patched};
 use crate::sites::text::{Edit, Text};
+use crate::unoptimized::Unoptimized;
 use crate::world::{StopError, World};
 
 /// Why a change did not happen.
@@ -57,6 +60,19 @@ impl Registry {
         let jumps = jumps.into_iter().collect();
         let look = self.look(&jumps, most, world);
         self.commit_jumps(jumps, look, world)
+    }
+
+    /// Makes the detours that sites want and do not have yet, while the guest may run.
+    pub(crate) fn prepare_jumps(&mut self, mem: &dyn PhysMemory) -> Vec<(Gva, Jump)> {
+        let wanted = Wanted::of(&self.rules(), &self.code.sources);
+        if wanted.is_empty() {
+            return Vec::new();
+        }
+        let around = match &self.live {
+            Some(live) => reserve_detours(live, self.vcpus, &mut self.code, mem),
+            None => Err(Unoptimized::NoRoom),
+        };
+        wanted.make(&around, &self.probes, &mut self.sites, &mut self.code, mem)
     }
 
     /// Makes the [`change`](Self::change) in one stop, with those of the prepared `jumps` that the `look`
@@ -168,7 +184,7 @@ impl Registry {
         self.detach_leaving(mem);
         let sent_to = self.restore_frames(mem, still);
         self.restore_followed_frames(mem);
-        self.settle_sources();
+        settle_sources(&self.code.sources, &self.probes, self.switches);
         self.release_unreached(mem, still, &sent_to);
         self.release_unused(&BTreeMap::new(), mem);
         let table = Arc::new(self.table());
@@ -423,7 +439,7 @@ impl Registry {
     }
 
     fn members(&self, site: &SiteState) -> Box<[Member]> {
-        let stubs = self.stubs(site);
+        let stubs = stubs(site, &self.probes, self.switches, &self.code.sources);
         let following = |id: ProbeId, pool: &Arc<Pool>| match stubs.get(&id) {
             Some(source) => Following::Stubs(Arc::clone(source)),
             None => Following::Trampoline(Arc::clone(pool)),

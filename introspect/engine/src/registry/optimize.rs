@@ -10,7 +10,6 @@
 
 use std::ops::Bound;
 
-use hvprobe_arch::Gva;
 use hvprobe_arch::detour::{Span, StackFields};
 use hvprobe_linux::image::{KernelImage, TaskLayout};
 use hvprobe_spec::{Actions, Item, Mechanism, ProbeId, ProbeSpec, Then};

@@ -9,31 +9,33 @@ use std::sync::Arc;
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::{Member, Recorder, TaskFields};
 use hvprobe_arch::mem::PhysMemory;
+use hvprobe_hit::record::RecordSources;
 use hvprobe_linux::image::TaskLayout;
 use hvprobe_spec::ProbeId;
 use tracing::debug;
 
 use crate::code::jump::{DetourContext, Jump};
+use crate::code::ours::OurCode;
 use crate::guest::per_cpu::per_cpu;
 use crate::registry::live::Live;
-use crate::registry::state::Registry;
+use crate::registry::optimize::Rules;
+use crate::registry::recorders::{make_stubs, source, wanted_stubs};
+use crate::sites::probes::Probes;
+use crate::sites::site::{SiteState, Sites};
 use crate::unoptimized::Unoptimized;
 
-fn task_fields(layout: TaskLayout) -> Option<TaskFields> {
-    Some(TaskFields {
-        current: per_cpu(layout.current_task)?,
-        pid: i32::try_from(layout.pid).ok()?,
-        tgid: i32::try_from(layout.tgid).ok()?,
-        comm: i32::try_from(layout.comm).ok()?,
-    })
+/// What sites want and do not have yet.
+#[derive(Debug)]
+pub(crate) struct Wanted {
+    /// The sites that want a jump to another detour, and the members that it records for.
+    jumps: Vec<(Gva, Vec<ProbeId>)>,
+    /// The sites, with their return probes, that want stubs without a detour.
+    stubs: Vec<(Gva, ProbeId)>,
 }
 
-impl Registry {
-    /// Makes the detours that sites want and do not have yet. No task can reach them before the text is
-    /// changed, so the guest may run meanwhile.
-    pub(crate) fn prepare_jumps(&mut self, mem: &dyn PhysMemory) -> Vec<(Gva, Jump)> {
-        let mut wanted = Vec::new();
-        let rules = self.rules();
+impl Wanted {
+    pub(crate) fn of(rules: &Rules<'_>, sources: &RecordSources) -> Self {
+        let mut jumps = Vec::new();
         for (at, site) in rules.sites {
             if site.gone || !rules.is_wanted(site) || rules.fit(site).is_err() {
                 continue;
@@ -41,25 +43,38 @@ impl Registry {
             let members = rules.probes.enabled(&site.members).map(|(id, _)| id);
             let members: Vec<ProbeId> = members.collect();
             if site.jump().is_none_or(|jump| jump.members != members) {
-                wanted.push((*at, members));
+                jumps.push((*at, members));
             }
         }
-        let stubs = self.wanted_stubs();
-        if wanted.is_empty() && stubs.is_empty() {
-            return Vec::new();
+        let stubs = wanted_stubs(rules, sources);
+        Self { jumps, stubs }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.jumps.is_empty() && self.stubs.is_empty()
+    }
+
+    /// Makes the detours and stubs. Returns the jumps to the detours. No task can reach them before the text is
+    /// changed, so the guest may run meanwhile. A site without a detour gets the reason.
+    pub(crate) fn make(
+        self,
+        around: &Result<DetourContext, Unoptimized>,
+        probes: &Probes,
+        sites: &mut Sites,
+        code: &mut OurCode,
+        mem: &dyn PhysMemory,
+    ) -> Vec<(Gva, Jump)> {
+        if let Ok(around) = around {
+            make_stubs(&self.stubs, probes, code, around, mem);
         }
-        let around = self.reserve_detours(mem);
-        if let Ok(around) = &around {
-            self.make_stubs(&stubs, around, mem);
-        }
-        let mut prepared = Vec::with_capacity(wanted.len());
-        for (at, members) in wanted {
-            let jump = match &around {
-                Ok(around) => self.make_jump(at, members, around, mem),
-                Err(why) => Err(why.clone()),
-            };
-            let Some(site) = self.sites.get_mut(&at) else {
+        let mut prepared = Vec::with_capacity(self.jumps.len());
+        for (at, members) in self.jumps {
+            let Some(site) = sites.get_mut(&at) else {
                 continue;
+            };
+            let jump = match around {
+                Ok(around) => make_jump(site, members, probes, code, around, mem),
+                Err(why) => Err(why.clone()),
             };
             site.unprepared = match jump {
                 Ok(jump) => {
@@ -74,77 +89,88 @@ impl Registry {
         }
         prepared
     }
+}
 
-    fn reserve_detours(&mut self, mem: &dyn PhysMemory) -> Result<DetourContext, Unoptimized> {
-        let (Some(live), Some(detours)) = (&self.live, &mut self.code.region.detours) else {
-            return Err(Unoptimized::NoRoom);
-        };
-        let Live { view, .. } = live;
-        let cpu = match view.cpu_number {
-            Some(at) => Some(per_cpu(at).ok_or(Unoptimized::NoPerCpu)?),
-            None if self.vcpus == 1 => None,
-            None => return Err(Unoptimized::NoPerCpu),
-        };
-        let task = view
-            .task
-            .ok()
-            .map(|layout| task_fields(layout).ok_or(Unoptimized::NoPerCpu));
-        Ok(DetourContext {
-            ring: detours.reserve(mem, &view.tables)?,
-            cpu,
-            task: task.transpose()?,
-            readers: live.readers.as_ref().ok().map(|found| found.readers),
-            stack: live.stack,
+/// Reserves addresses for detours in `code`. Returns the facts about the guest, with `vcpus` virtual CPUs, that
+/// detours depend on.
+pub(crate) fn reserve_detours(
+    live: &Live,
+    vcpus: usize,
+    code: &mut OurCode,
+    mem: &dyn PhysMemory,
+) -> Result<DetourContext, Unoptimized> {
+    let Some(detours) = &mut code.region.detours else {
+        return Err(Unoptimized::NoRoom);
+    };
+    let view = &live.view;
+    let cpu = match view.cpu_number {
+        Some(at) => Some(per_cpu(at).ok_or(Unoptimized::NoPerCpu)?),
+        None if vcpus == 1 => None,
+        None => return Err(Unoptimized::NoPerCpu),
+    };
+    let task = view
+        .task
+        .ok()
+        .map(|layout| task_fields(layout).ok_or(Unoptimized::NoPerCpu));
+    Ok(DetourContext {
+        ring: detours.reserve(mem, &view.tables)?,
+        cpu,
+        task: task.transpose()?,
+        readers: live.readers.as_ref().ok().map(|found| found.readers),
+        stack: live.stack,
+    })
+}
+
+fn task_fields(layout: TaskLayout) -> Option<TaskFields> {
+    Some(TaskFields {
+        current: per_cpu(layout.current_task)?,
+        pid: i32::try_from(layout.pid).ok()?,
+        tgid: i32::try_from(layout.tgid).ok()?,
+        comm: i32::try_from(layout.comm).ok()?,
+    })
+}
+
+/// Makes a jump at `site` whose detour records for `members`, or reclaims a ghost.
+fn make_jump(
+    site: &SiteState,
+    members: Vec<ProbeId>,
+    probes: &Probes,
+    code: &mut OurCode,
+    around: &DetourContext,
+    mem: &dyn PhysMemory,
+) -> Result<Jump, Unoptimized> {
+    let at = site.point.displaced.at();
+    if let Some(jump) = code.reclaim_jump(at, &members) {
+        return Ok(jump);
+    }
+    let mut sources = Vec::with_capacity(members.len());
+    for id in &members {
+        sources.push(source(*id, at, probes, code, around, mem)?);
+    }
+    let recorders: Vec<Member<'_>> = sources
+        .iter()
+        .map(|source| Member {
+            conditions: &source.actions.when,
+            vetoed: source.words.vetoed(),
+            part: source.part(),
         })
+        .collect();
+    let span = site.point.span.as_ref().map_err(Clone::clone)?;
+    let recorder = Recorder::new(span, &around.ring, &recorders)?;
+    let size = recorder.size() as u64;
+    let detours = code.region.detours.as_mut().ok_or(Unoptimized::NoRoom)?;
+    let place = |first: Gva, last: Gva| span.targets(first..last.wrapping_add(1)).next();
+    let to = detours.take(size, place).ok_or(Unoptimized::NoRoom)?;
+    let made = recorder
+        .place(to)
+        .map_err(Unoptimized::from)
+        .and_then(|detour| {
+            detours.fill(mem, to, detour.code())?;
+            let detour = Arc::new(detour);
+            Ok(Jump { detour, members })
+        });
+    if made.is_err() {
+        detours.release(mem, to, size);
     }
-
-    fn make_jump(
-        &mut self,
-        at: Gva,
-        members: Vec<ProbeId>,
-        around: &DetourContext,
-        mem: &dyn PhysMemory,
-    ) -> Result<Jump, Unoptimized> {
-        if let Some(ghosts) = self.code.ghost_jumps.get_mut(&at)
-            && let Some(jump) = ghosts.extract_if(.., |jump| jump.members == members).next()
-        {
-            return Ok(jump);
-        }
-        let mut sources = Vec::with_capacity(members.len());
-        for id in &members {
-            sources.push(self.source(*id, at, around, mem)?);
-        }
-        let recorders: Vec<Member<'_>> = sources
-            .iter()
-            .map(|source| Member {
-                conditions: &source.actions.when,
-                vetoed: source.words.vetoed(),
-                part: source.part(),
-            })
-            .collect();
-        let site = self.sites.get(&at).ok_or(Unoptimized::NoRoom)?;
-        let span = site.point.span.as_ref().map_err(Clone::clone)?;
-        let recorder = Recorder::new(span, &around.ring, &recorders)?;
-        let size = recorder.size() as u64;
-        let detours = self
-            .code
-            .region
-            .detours
-            .as_mut()
-            .ok_or(Unoptimized::NoRoom)?;
-        let place = |first: Gva, last: Gva| span.targets(first..last.wrapping_add(1)).next();
-        let to = detours.take(size, place).ok_or(Unoptimized::NoRoom)?;
-        let made = recorder
-            .place(to)
-            .map_err(Unoptimized::from)
-            .and_then(|detour| {
-                detours.fill(mem, to, detour.code())?;
-                let detour = Arc::new(detour);
-                Ok(Jump { detour, members })
-            });
-        if made.is_err() {
-            detours.release(mem, to, size);
-        }
-        made
-    }
+    made
 }

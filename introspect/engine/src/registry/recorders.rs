@@ -14,7 +14,7 @@ use hvprobe_arch::detour::{
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::regs::{Gpr, RegisterSet};
 use hvprobe_hit::Followed;
-use hvprobe_hit::record::{RecordSource, Tallies, What};
+use hvprobe_hit::record::{RecordSource, RecordSources, Tallies, What};
 use hvprobe_hit::region::CounterPlace;
 use hvprobe_spec::{Actions, Item, ProbeId};
 use tracing::debug;
@@ -22,9 +22,10 @@ use tracing::debug;
 use crate::code::detours::{Detours, aligned};
 use crate::code::error::HiddenError;
 use crate::code::jump::DetourContext;
-use crate::code::ours::release_calls;
-use crate::registry::optimize::unfollowable;
-use crate::registry::state::Registry;
+use crate::code::ours::{OurCode, release_calls};
+use crate::registry::optimize::{Rules, unfollowable};
+use crate::registry::switches::Switches;
+use crate::sites::probes::Probes;
 use crate::sites::site::{Probe, SiteState};
 use crate::unoptimized::Unoptimized;
 
@@ -90,142 +91,146 @@ fn entry_capture(actions: &Actions, around: &DetourContext) -> EntryCapture {
     }
 }
 
-impl Registry {
-    /// Returns the source that turns records of probe `id` into events; creates it if needed.
-    pub(crate) fn source(
-        &mut self,
-        id: ProbeId,
-        at: Gva,
-        around: &DetourContext,
-        mem: &dyn PhysMemory,
-    ) -> Result<Arc<RecordSource>, Unoptimized> {
-        if let Some(source) = self.code.sources.get(id) {
-            return Ok(source);
-        }
-        let (Some(probe), Some(detours)) = (self.probes.get(id), &mut self.code.region.detours)
-        else {
-            return Err(Unoptimized::NoRoom);
+/// Returns the source that turns records of probe `id`, whose site is at `at`, into events; creates it if needed.
+pub(crate) fn source(
+    id: ProbeId,
+    at: Gva,
+    probes: &Probes,
+    code: &mut OurCode,
+    around: &DetourContext,
+    mem: &dyn PhysMemory,
+) -> Result<Arc<RecordSource>, Unoptimized> {
+    if let Some(source) = code.sources.get(id) {
+        return Ok(source);
+    }
+    let (Some(probe), Some(detours)) = (probes.get(id), &mut code.region.detours) else {
+        return Err(Unoptimized::NoRoom);
+    };
+    let words = detours.take_counters(mem).ok_or(Unoptimized::NoRoom)?;
+    let number = code.source_number();
+    let Some(detours) = &mut code.region.detours else {
+        return Err(Unoptimized::NoRoom);
+    };
+    let capture = capture(probe, around);
+    let mut calls = None;
+    let mut make = || {
+        let place = |detours: &Detours, at| detours.word(at).ok_or(Unoptimized::NoRoom);
+        let tallies = Tallies {
+            lost: place(detours, words.lost())?,
+            vetoed: place(detours, words.vetoed())?,
+            missed: place(detours, words.missed())?,
         };
-        let words = detours.take_counters(mem).ok_or(Unoptimized::NoRoom)?;
-        let number = self.code.source_number();
-        let Some(detours) = &mut self.code.region.detours else {
-            return Err(Unoptimized::NoRoom);
-        };
-        let capture = capture(probe, around);
-        let mut calls = None;
-        let mut make = || {
-            let place = |detours: &Detours, at| detours.word(at).ok_or(Unoptimized::NoRoom);
-            let tallies = Tallies {
-                lost: place(detours, words.lost())?,
-                vetoed: place(detours, words.vetoed())?,
-                missed: place(detours, words.missed())?,
-            };
-            let followed = match &probe.pool {
-                None => None,
-                Some(pool) => {
-                    let entry = entry_capture(&probe.actions, around);
-                    let exit = Leaving {
-                        source: number,
-                        capture: &capture,
-                        entry: &entry,
-                        words,
-                        waits: probe.actions.wait_for_room,
-                    };
-                    let followed = Arc::new(follow(detours, pool.limit(), &exit, around, mem)?);
-                    calls = Some(Arc::clone(&followed));
-                    Some((entry, followed))
-                }
-            };
-            let (actions, counters) = (Arc::clone(&probe.actions), Arc::clone(&probe.counters));
-            let what = What {
-                at,
-                number,
-                capture: capture.clone(),
-                followed,
-            };
-            Ok(RecordSource::new(
-                id, what, actions, counters, words, tallies,
-            )?)
-        };
-        let source = match make() {
-            Ok(source) => Arc::new(source),
-            // Release everything, because the caller may try again and again.
-            Err(why) => {
-                detours.release_counters(words);
-                if let Some(calls) = calls {
-                    release_calls(detours, &calls, mem);
-                }
-                return Err(why);
+        let followed = match &probe.pool {
+            None => None,
+            Some(pool) => {
+                let entry = entry_capture(&probe.actions, around);
+                let exit = Leaving {
+                    source: number,
+                    capture: &capture,
+                    entry: &entry,
+                    words,
+                    waits: probe.actions.wait_for_room,
+                };
+                let followed = Arc::new(follow(detours, pool.limit(), &exit, around, mem)?);
+                calls = Some(Arc::clone(&followed));
+                Some((entry, followed))
             }
         };
-        self.code.sources.add(Arc::clone(&source));
-        Ok(source)
-    }
-
-    /// Returns the return probes of `site` whose calls need an exit at the entry only. There are some only if
-    /// all return probes there are such: within one frame, calls through the trampoline and calls through stubs
-    /// would conflict.
-    fn returning_without_exit<'s>(
-        &'s self,
-        site: &'s SiteState,
-    ) -> impl Iterator<Item = ProbeId> + 's {
-        let returning = || {
-            let members = self.probes.enabled(&site.members);
-            members.filter(|(_, probe)| probe.pool.is_some())
+        let (actions, counters) = (Arc::clone(&probe.actions), Arc::clone(&probe.counters));
+        let what = What {
+            at,
+            number,
+            capture: capture.clone(),
+            followed,
         };
-        let can_be = |probe: &Probe| {
-            let actions = &probe.actions;
-            probe.spec.budget.is_none()
-                && actions.capture.is_empty()
-                && unfollowable(&probe.spec, &probe.actions).is_none()
-        };
-        let possible = self.switches.optimize && returning().all(|(_, probe)| can_be(probe));
-        returning().filter(move |_| possible).map(|(id, _)| id)
-    }
-
-    /// Returns the return probes, with their sites, that need stubs but no detour, which would include stubs.
-    pub(crate) fn wanted_stubs(&self) -> Vec<(Gva, ProbeId)> {
-        let mut wanted = Vec::new();
-        let rules = self.rules();
-        for (at, site) in &self.sites {
-            let missing = self.returning_without_exit(site);
-            let missing = missing.filter(|id| self.code.sources.get(*id).is_none());
-            let before = wanted.len();
-            wanted.extend(missing.map(|id| (*at, id)));
-            let is_for_jump = || rules.fit(site).is_ok();
-            if wanted.len() > before && (site.gone || !rules.is_wanted(site) || is_for_jump()) {
-                wanted.truncate(before);
+        Ok(RecordSource::new(
+            id, what, actions, counters, words, tallies,
+        )?)
+    };
+    let source = match make() {
+        Ok(source) => Arc::new(source),
+        // Release everything, because the caller may try again and again.
+        Err(why) => {
+            detours.release_counters(words);
+            if let Some(calls) = calls {
+                release_calls(detours, &calls, mem);
             }
+            return Err(why);
         }
-        wanted
-    }
+    };
+    code.sources.add(Arc::clone(&source));
+    Ok(source)
+}
 
-    /// Makes these stubs; without room for them, calls return through the trampoline.
-    pub(crate) fn make_stubs(
-        &mut self,
-        wanted: &[(Gva, ProbeId)],
-        around: &DetourContext,
-        mem: &dyn PhysMemory,
-    ) {
-        for (at, id) in wanted {
-            if let Err(why) = self.source(*id, *at, around, mem) {
-                debug!(%at, %why, "a return takes an exit");
-            }
+/// Returns the return probes of `site` whose calls need an exit at the entry only. There are some only if all
+/// return probes there are such: within one frame, calls through the trampoline and calls through stubs would
+/// conflict.
+fn returning_without_exit<'s>(
+    site: &'s SiteState,
+    probes: &'s Probes,
+    switches: Switches,
+) -> impl Iterator<Item = ProbeId> + 's {
+    let returning = || {
+        let members = probes.enabled(&site.members);
+        members.filter(|(_, probe)| probe.pool.is_some())
+    };
+    let can_be = |probe: &Probe| {
+        let actions = &probe.actions;
+        probe.spec.budget.is_none()
+            && actions.capture.is_empty()
+            && unfollowable(&probe.spec, &probe.actions).is_none()
+    };
+    let possible = switches.optimize && returning().all(|(_, probe)| can_be(probe));
+    returning().filter(move |_| possible).map(|(id, _)| id)
+}
+
+/// Returns the return probes, with their sites, that need stubs but no detour, which would include stubs.
+pub(crate) fn wanted_stubs(rules: &Rules<'_>, sources: &RecordSources) -> Vec<(Gva, ProbeId)> {
+    let mut wanted = Vec::new();
+    for (at, site) in rules.sites {
+        let missing = returning_without_exit(site, rules.probes, rules.switches);
+        let missing = missing.filter(|id| sources.get(*id).is_none());
+        let before = wanted.len();
+        wanted.extend(missing.map(|id| (*at, id)));
+        let is_for_jump = || rules.fit(site).is_ok();
+        if wanted.len() > before && (site.gone || !rules.is_wanted(site) || is_for_jump()) {
+            wanted.truncate(before);
         }
     }
+    wanted
+}
 
-    /// Returns the sources of those return probes at `site` whose returns need no exit.
-    pub(crate) fn stubs(&self, site: &SiteState) -> BTreeMap<ProbeId, Arc<RecordSource>> {
-        let ids = self.returning_without_exit(site);
-        let sources = ids.map(|id| Some((id, self.code.sources.get(id)?)));
-        sources.collect::<Option<_>>().unwrap_or_default()
-    }
-
-    /// Updates in the sources which probes are enabled, while the virtual CPUs are stopped.
-    pub(crate) fn settle_sources(&self) {
-        for source in self.code.sources.iter() {
-            source.set_enabled(self.switches.armed && self.probes.is_enabled(source.probe));
+/// Makes the `wanted` stubs; without room for them, calls return through the trampoline.
+pub(crate) fn make_stubs(
+    wanted: &[(Gva, ProbeId)],
+    probes: &Probes,
+    code: &mut OurCode,
+    around: &DetourContext,
+    mem: &dyn PhysMemory,
+) {
+    for (at, id) in wanted {
+        if let Err(why) = source(*id, *at, probes, code, around, mem) {
+            debug!(%at, %why, "a return takes an exit");
         }
+    }
+}
+
+/// Returns the sources of those return probes at `site` whose returns need no exit.
+pub(crate) fn stubs(
+    site: &SiteState,
+    probes: &Probes,
+    switches: Switches,
+    sources: &RecordSources,
+) -> BTreeMap<ProbeId, Arc<RecordSource>> {
+    let ids = returning_without_exit(site, probes, switches);
+    let sources = ids.map(|id| Some((id, sources.get(id)?)));
+    sources.collect::<Option<_>>().unwrap_or_default()
+}
+
+/// Updates in the `sources` which probes are enabled, while the virtual CPUs are stopped.
+pub(crate) fn settle_sources(sources: &RecordSources, probes: &Probes, switches: Switches) {
+    for source in sources.iter() {
+        source.set_enabled(switches.armed && probes.is_enabled(source.probe));
     }
 }
 
