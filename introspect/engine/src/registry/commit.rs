@@ -22,6 +22,7 @@ use crate::registry::live::Live;
 use crate::registry::optimize::Rules;
 use crate::registry::prepare::{Wanted, reserve_detours};
 use crate::registry::recorders::{settle_sources, stubs};
+use crate::registry::release::{is_crowded, release_unreached, restore_followed_frames};
 use crate::registry::state::Registry;
 use crate::sites::site::{Patch, SiteState, Sites, patched};
 use crate::sites::text::{Edit, Text};
@@ -183,9 +184,17 @@ impl Registry {
         self.hooks.ftrace.watched = self.watches_ftrace();
         self.detach_leaving(mem);
         let sent_to = self.restore_frames(mem, still);
-        self.restore_followed_frames(mem);
+        if let Some(live) = &self.live {
+            restore_followed_frames(&self.probes, &self.code, &live.view.tables, mem);
+        }
         settle_sources(&self.code.sources, &self.probes, self.switches);
-        self.release_unreached(mem, still, &sent_to);
+        if let Some(seen) = still.seen
+            && is_crowded(&self.code, &self.sites)
+        {
+            let sent_to = sent_to.iter().chain(self.sent_since.iter().flatten());
+            let calls = &self.shared.returns.calls;
+            release_unreached(&mut self.code, seen, sent_to.copied(), calls, mem);
+        }
         self.release_unused(&BTreeMap::new(), mem);
         let table = Arc::new(self.table());
         if let Some(live) = &self.live {

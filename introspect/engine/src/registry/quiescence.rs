@@ -18,6 +18,7 @@ use tracing::debug;
 use crate::code::jump::Jump;
 use crate::code::scan::{EVER_MAX, Look, Still};
 use crate::registry::patience::Patience;
+use crate::registry::release::is_crowded;
 use crate::registry::state::Registry;
 use crate::sites::site::SiteState;
 use crate::unoptimized::Unoptimized;
@@ -84,7 +85,7 @@ impl Registry {
             .keys()
             .filter_map(|at| self.unproven(*at, self.sites.get(at)?));
         let points: BTreeSet<Gva> = unproven.flat_map(|it| it.points).collect();
-        let worth = !points.is_empty() || self.is_crowded() || self.lacks_slots();
+        let worth = !points.is_empty() || is_crowded(&self.code, &self.sites) || self.lacks_slots();
         worth.then(|| Look::begin(points, most, world)).flatten()
     }
 
@@ -127,7 +128,7 @@ impl Registry {
             let why = site.unprepared.as_ref();
             why.is_some_and(Unoptimized::may_pass)
         };
-        let is_crowded = self.is_crowded();
+        let is_crowded = is_crowded(&self.code, &self.sites);
         if self.live.is_none() || !is_crowded && !self.sites.values().any(waits) {
             self.patience = Patience::default();
             return None;
@@ -171,7 +172,7 @@ impl Registry {
             true => self.prepare_jumps(world.memory()).into_iter().collect(),
             false => BTreeMap::new(),
         };
-        let is_of_use = is_same || self.is_crowded() || self.lacks_slots();
+        let is_of_use = is_same || is_crowded(&self.code, &self.sites) || self.lacks_slots();
         if jumps.is_empty() && (looked.look.is_none() || !is_of_use) {
             return;
         }

@@ -9,16 +9,18 @@ use std::sync::Arc;
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::mem::PhysMemory;
+use hvprobe_arch::paging::PageTables;
 use hvprobe_hit::Followed;
+use hvprobe_hit::calls::Calls;
 use hvprobe_hit::record::{NESTED_MAX, RecordSource};
 use hvprobe_spec::ProbeId;
 use tracing::info;
 
-use crate::code::ours::release_data;
+use crate::code::ours::{OurCode, release_data};
 use crate::code::paths::{Lead, Paths};
-use crate::code::scan::Still;
-use crate::registry::state::Registry;
-use crate::sites::site::SiteState;
+use crate::code::scan::Seen;
+use crate::sites::probes::Probes;
+use crate::sites::site::{SiteState, Sites};
 use crate::unoptimized::Unoptimized;
 
 /// The return probes that are leaving or have left, by the addresses of their stubs.
@@ -44,106 +46,103 @@ impl<'a> Gone<'a> {
     }
 }
 
-impl Registry {
-    /// Directs the calls in flight of leaving probes past their stubs, while the virtual CPUs are stopped:
-    /// replaces the stubs' addresses on stacks and in the instances of other probes. A task that has already
-    /// returned to a stub still finishes there.
-    pub(crate) fn restore_followed_frames(&self, mem: &dyn PhysMemory) {
-        let Some(live) = &self.live else { return };
-        let sources: Vec<_> = self.code.sources.iter().collect();
-        let leaves = |source: &&Arc<RecordSource>| self.probes.is_leaving(source.probe);
-        let mut left = sources.iter().filter(leaves);
-        if !left.any(|source| source.followed().is_some()) {
-            return;
-        }
-        let gone = Gone::new(
-            sources
-                .iter()
-                .filter(leaves)
-                .chain(&self.code.ghost_sources),
-        );
-        for calls in gone.0.values() {
-            calls.restore_frames(&live.view.tables, mem, |to| gone.beyond(to, mem));
-        }
-        for source in sources.iter().chain(&self.code.ghost_sources) {
-            if let Some(calls) = source.followed() {
-                calls.redirect(mem, |to| gone.beyond(to, mem));
-            }
+/// Directs the calls in flight of leaving probes past their stubs, while the virtual CPUs are stopped: replaces
+/// the stubs' addresses on stacks and in the instances of other probes. A task that has already returned to a
+/// stub still finishes there.
+pub(crate) fn restore_followed_frames(
+    probes: &Probes,
+    code: &OurCode,
+    tables: &PageTables,
+    mem: &dyn PhysMemory,
+) {
+    let sources: Vec<_> = code.sources.iter().collect();
+    let leaves = |source: &&Arc<RecordSource>| probes.is_leaving(source.probe);
+    let mut left = sources.iter().filter(leaves);
+    if !left.any(|source| source.followed().is_some()) {
+        return;
+    }
+    let gone = Gone::new(sources.iter().filter(leaves).chain(&code.ghost_sources));
+    for calls in gone.0.values() {
+        calls.restore_frames(tables, mem, |to| gone.beyond(to, mem));
+    }
+    for source in sources.iter().chain(&code.ghost_sources) {
+        if let Some(calls) = source.followed() {
+            calls.redirect(mem, |to| gone.beyond(to, mem));
         }
     }
+}
 
-    /// Returns whether it is worth looking for tasks in ghosts: there is much more of them than at the last
-    /// look, or no room for a detour.
-    pub(crate) fn is_crowded(&self) -> bool {
-        let lacks_room = |site: &SiteState| matches!(site.unprepared, Some(Unoptimized::NoRoom));
-        self.code.is_crowded()
-            || !self.code.ghost_sources.is_empty() && self.sites.values().any(lacks_room)
+/// Returns whether it is worth looking for tasks in ghosts: there is much more of them than at the last look, or
+/// no room for a detour.
+pub(crate) fn is_crowded(code: &OurCode, sites: &Sites) -> bool {
+    let lacks_room = |site: &SiteState| matches!(site.unprepared, Some(Unoptimized::NoRoom));
+    code.is_crowded() || !code.ghost_sources.is_empty() && sites.values().any(lacks_room)
+}
+
+/// Releases the detours of retired jumps, and the stubs, instances and counters of former probes, that no task
+/// can reach any more, while the virtual CPUs are stopped. `seen` is the result of a look; `sent_to` has the
+/// addresses that the host has directed calls to since it began, which a look does not see. `calls` are those
+/// that return through the trampoline.
+pub(crate) fn release_unreached(
+    code: &mut OurCode,
+    seen: &Seen,
+    sent_to: impl IntoIterator<Item = Gva>,
+    calls: &Calls,
+    mem: &dyn PhysMemory,
+) {
+    let mut roots: Vec<Lead> = sent_to.into_iter().map(Lead::Address).collect();
+    calls.live(|call| roots.push(Lead::Address(call.ret)));
+    for source in code.sources.iter() {
+        if let Some(calls) = source.followed() {
+            roots.extend(calls.leads_to(mem).map(Lead::Address));
+        }
     }
-
-    /// Releases the detours of retired jumps, and the stubs, instances and counters of former probes, that no
-    /// task can reach any more. Does so only when they take much room and there was a look. `sent_to` has the
-    /// addresses that calls were directed to after the look.
-    pub(crate) fn release_unreached(
-        &mut self,
-        mem: &dyn PhysMemory,
-        still: Still<'_>,
-        sent_to: &[Gva],
-    ) {
-        if !self.is_crowded() {
-            return;
-        }
-        // A look does not see writes of the host.
-        let Some(seen) = still.seen else { return };
-        let sent_to = sent_to.iter().chain(self.sent_since.iter().flatten());
-        let mut roots: Vec<Lead> = sent_to.copied().map(Lead::Address).collect();
-        self.shared
-            .returns
-            .calls
-            .live(|call| roots.push(Lead::Address(call.ret)));
-        for source in self.code.sources.iter() {
-            if let Some(calls) = source.followed() {
-                roots.extend(calls.leads_to(mem).map(Lead::Address));
-            }
-        }
-        let (paths, sources, jumps) = self.paths(mem);
-        let reached = paths.reached(roots, |start, len| seen.code(start, len));
-        let Some(detours) = self.code.region.detours.as_mut() else {
-            return;
-        };
-        let stays = |piece: Option<&usize>| piece.is_none_or(|piece| reached[*piece]);
-        self.code.ghost_jumps.retain(|_, ghosts| {
-            ghosts.retain(|jump| {
-                let start = jump.detour.at();
-                let stays = stays(jumps.get(&start));
-                if !stays {
-                    detours.release(mem, start, jump.size());
-                }
-                stays
-            });
-            !ghosts.is_empty()
-        });
-        self.code.ghost_sources.retain(|source| {
-            let stays = stays(sources.get(&source.probe));
+    let pieces = Pieces::of(code, mem);
+    let reached = pieces
+        .paths
+        .reached(roots, |start, len| seen.code(start, len));
+    let Some(detours) = code.region.detours.as_mut() else {
+        return;
+    };
+    let stays = |piece: Option<&usize>| piece.is_none_or(|piece| reached[*piece]);
+    code.ghost_jumps.retain(|_, ghosts| {
+        ghosts.retain(|jump| {
+            let start = jump.detour.at();
+            let stays = stays(pieces.jumps.get(&start));
             if !stays {
-                release_data(detours, source, mem);
+                detours.release(mem, start, jump.size());
             }
             stays
         });
-        let stay = reached.iter().filter(|reached| **reached).count();
-        let released = reached.len() - stay;
-        self.code.kept = self.code.left_behind();
-        info!(stay, released, "memory of former probes");
-    }
+        !ghosts.is_empty()
+    });
+    code.ghost_sources.retain(|source| {
+        let stays = stays(pieces.sources.get(&source.probe));
+        if !stays {
+            release_data(detours, source, mem);
+        }
+        stays
+    });
+    let stay = reached.iter().filter(|reached| **reached).count();
+    let released = reached.len() - stay;
+    code.kept = code.left_behind();
+    info!(stay, released, "memory of former probes");
+}
 
-    /// Returns the pieces of former probes, with the number of each piece by probe or by the start of its
-    /// detour.
-    fn paths(
-        &self,
-        mem: &dyn PhysMemory,
-    ) -> (Paths, BTreeMap<ProbeId, usize>, BTreeMap<Gva, usize>) {
+/// The pieces of former probes, and the number of each piece.
+struct Pieces {
+    paths: Paths,
+    /// Numbers of stubs, by their probes.
+    sources: BTreeMap<ProbeId, usize>,
+    /// Numbers of detours, by their starts.
+    jumps: BTreeMap<Gva, usize>,
+}
+
+impl Pieces {
+    fn of(code: &OurCode, mem: &dyn PhysMemory) -> Self {
         let mut paths = Paths::default();
         let mut sources = BTreeMap::new();
-        for source in &self.code.ghost_sources {
+        for source in &code.ghost_sources {
             let piece = match source.followed() {
                 None => paths.piece(None, Vec::new()),
                 Some(calls) => {
@@ -154,12 +153,16 @@ impl Registry {
             sources.insert(source.probe, piece);
         }
         let mut jumps = BTreeMap::new();
-        for jump in self.code.ghost_jumps.values().flatten() {
+        for jump in code.ghost_jumps.values().flatten() {
             let members = jump.members.iter().filter_map(|id| sources.get(id));
             let leads = members.map(|piece| Lead::Piece(*piece)).collect();
             let start = jump.detour.at();
             jumps.insert(start, paths.piece(Some((start, jump.size())), leads));
         }
-        (paths, sources, jumps)
+        Self {
+            paths,
+            sources,
+            jumps,
+        }
     }
 }
