@@ -21,6 +21,7 @@ use crate::refusal::{Obstacle, Obstacles, Refused};
 use crate::registry::live::Live;
 use crate::registry::optimize::Rules;
 use crate::registry::prepare::{Wanted, reserve_detours};
+use crate::registry::quiescence::{retire_unproven, unproven_points};
 use crate::registry::recorders::{settle_sources, stubs};
 use crate::registry::release::{is_crowded, release_unreached, restore_followed_frames};
 use crate::registry::state::Registry;
@@ -76,6 +77,22 @@ impl Registry {
         wanted.make(&around, &self.probes, &mut self.sites, &mut self.code, mem)
     }
 
+    /// Scans the guest's memory, of at most `most` bytes, if the `jumps`, missing slots or crowded ghosts make it
+    /// worthwhile.
+    pub(crate) fn look<'w>(
+        &self,
+        jumps: &BTreeMap<Gva, Jump>,
+        most: u64,
+        world: &'w dyn World,
+    ) -> Option<Look<'w>> {
+        let these = jumps
+            .keys()
+            .filter_map(|at| Some((*at, self.sites.get(at)?)));
+        let points = unproven_points(these, &self.code);
+        let worth = !points.is_empty() || is_crowded(&self.code, &self.sites) || self.lacks_slots();
+        worth.then(|| Look::begin(points, most, world)).flatten()
+    }
+
     /// Makes the [`change`](Self::change) in one stop, with those of the prepared `jumps` that the `look`
     /// allows.
     pub(crate) fn commit_jumps(
@@ -115,7 +132,7 @@ impl Registry {
         still: Still<'_>,
     ) {
         self.retire_at_kprobes(jumps, mem);
-        self.retire_unproven(jumps, still);
+        retire_unproven(jumps, &mut self.sites, &mut self.code, still.seen);
     }
 
     /// Arms every site with an enabled probe, with its jump from `jumps` or with an int3; disarms every other
@@ -130,7 +147,7 @@ impl Registry {
         mem: &dyn PhysMemory,
         still: Still<'_>,
     ) -> Result<Arc<ProbeTable>, Obstacles> {
-        self.changes += 1;
+        self.looks.changes += 1;
         self.enter_detours(mem)?;
         self.look_at_ftrace(mem);
         self.leave_to_kprobes(mem);
@@ -191,7 +208,7 @@ impl Registry {
         if let Some(seen) = still.seen
             && is_crowded(&self.code, &self.sites)
         {
-            let sent_to = sent_to.iter().chain(self.sent_since.iter().flatten());
+            let sent_to = sent_to.iter().chain(self.looks.sent_since.iter().flatten());
             let calls = &self.shared.returns.calls;
             release_unreached(&mut self.code, seen, sent_to.copied(), calls, mem);
         }
@@ -358,9 +375,7 @@ impl Registry {
                 fate
             },
         );
-        if let Some(since) = &mut self.sent_since {
-            since.extend(&sent_to);
-        }
+        self.looks.note_sent(&sent_to);
         sent_to
     }
 

@@ -27,8 +27,8 @@ use crate::refusal::Refused;
 use crate::registered::PROBES_MAX;
 use crate::registry::hook_state::Hooks;
 use crate::registry::live::Live;
+use crate::registry::looks::Looks;
 use crate::registry::optimize::Rules;
-use crate::registry::patience::Patience;
 use crate::registry::switches::Switches;
 use crate::sites::probes::Probes;
 use crate::sites::site::{Patch, Placement, Probe, SiteState, Sites};
@@ -49,13 +49,8 @@ pub struct Registry {
     pub(crate) hooks: Hooks,
     /// Whether the guest has little enough memory for looks.
     pub(crate) can_scan: bool,
-    /// Number of changes of the guest's text or of our code.
-    pub(crate) changes: u64,
-    /// Time of the next look for tasks under a jump.
-    pub(crate) patience: Patience,
-    /// Addresses that were written into frames of calls since a look began, as a look does not see writes of
-    /// the host.
-    pub(crate) sent_since: Option<Vec<Gva>>,
+    /// Looks for tasks under jumps and in ghosts.
+    pub(crate) looks: Looks,
     /// Notices of throttled hits of probes that have left.
     pub(crate) last_throttled: Vec<Throttled>,
     /// Whether the guest runs another kernel than the one it was booted with.
@@ -95,9 +90,7 @@ impl Registry {
             code: OurCode::new(hidden),
             switches: Switches::default(),
             can_scan: false,
-            changes: 0,
-            patience: Patience::default(),
-            sent_since: None,
+            looks: Looks::default(),
             last_throttled: Vec::new(),
             replaced: false,
             shared: Shared {

@@ -1,0 +1,63 @@
+//! When the next look for tasks under jumps and in ghosts is due, and what a look does not see.
+//!
+//! ```text
+//!   at rest ──something waits──► waiting 1, 2, 4 … INTERVAL_MAX calls ──► look due ──► waiting, twice as long
+//!      └───────────────────────────── nothing waits any more ─────────────────────────────┘
+//! ```
+//! Invariant: while a look is under way, every address that the host directs a call to is in `sent_since`.
+
+use hvprobe_arch::Gva;
+
+/// Maximum time between two looks, in calls of [`Looks::is_due`].
+const INTERVAL_MAX: u32 = 64;
+
+/// State of the looks.
+#[derive(Debug)]
+pub(crate) struct Looks {
+    /// Number of changes of the guest's text or of our code.
+    pub(crate) changes: u64,
+    /// Addresses that were written into frames of calls since a look began, as a look does not see writes of
+    /// the host; `None` while there is no look.
+    pub(crate) sent_since: Option<Vec<Gva>>,
+    /// Calls of [`Self::is_due`] until the next look.
+    left: u32,
+    /// The same for the look after that.
+    next: u32,
+}
+
+impl Default for Looks {
+    fn default() -> Self {
+        Self {
+            changes: 0,
+            sent_since: None,
+            left: 1,
+            next: 2,
+        }
+    }
+}
+
+impl Looks {
+    /// Makes the next look due at the next call of [`Self::is_due`], because nothing waits for one now.
+    pub(crate) fn rest(&mut self) {
+        let rest = Self::default();
+        (self.left, self.next) = (rest.left, rest.next);
+    }
+
+    /// Returns whether a look is due. If so, the time until the next one is twice as long.
+    pub(crate) fn is_due(&mut self) -> bool {
+        self.left = self.left.saturating_sub(1);
+        if self.left > 0 {
+            return false;
+        }
+        self.left = self.next;
+        self.next = (self.next * 2).min(INTERVAL_MAX);
+        true
+    }
+
+    /// Notes that the host has directed calls to the addresses `sent_to`.
+    pub(crate) fn note_sent(&mut self, sent_to: &[Gva]) {
+        if let Some(since) = &mut self.sent_since {
+            since.extend(sent_to);
+        }
+    }
+}
