@@ -8,10 +8,12 @@ use std::sync::Arc;
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::Header;
+use hvprobe_arch::insn::{Displaced, SlotCode, SlotKind};
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_hit::Followed;
 use hvprobe_hit::record::{Reader, RecordSource, RecordSources};
 use hvprobe_spec::ProbeId;
+use tracing::warn;
 
 use super::detours::Detours;
 use super::ghosts::Ghosts;
@@ -56,6 +58,11 @@ impl OurCode {
         }
     }
 
+    /// Returns whether there is memory for detours.
+    pub(crate) fn has_detours(&self) -> bool {
+        self.region.detours.is_some()
+    }
+
     /// Returns a reader of the ring that detours record into; `None` where no detour can be made.
     pub(crate) fn reader(&self) -> Option<Reader> {
         Some(Reader::new(self.region.ring()?, self.sources.clone()))
@@ -75,6 +82,35 @@ impl OurCode {
             if !self.has_wrapped || is_free() && ghosts.all(|ghost| ghost.number() != number) {
                 return number;
             }
+        }
+    }
+
+    /// Retires the slot of a site: makes it a ghost if it is boosted, and releases it otherwise. No task is in a
+    /// stepped slot while the virtual CPUs are stopped.
+    pub(crate) fn retire_slot(
+        &mut self,
+        displaced: Displaced,
+        slot: Option<SlotCode>,
+        mem: &dyn PhysMemory,
+    ) {
+        match slot {
+            Some(slot) if slot.kind() == SlotKind::Boosted => {
+                self.ghost_slots.insert(displaced, slot);
+            }
+            Some(slot) => self.release_slot(&slot, mem),
+            None => {}
+        }
+    }
+
+    /// Reclaims `slot`, if it was a ghost, because a site uses it now.
+    pub(crate) fn reclaim_slot(&mut self, slot: &SlotCode) {
+        self.ghost_slots.remove(slot);
+    }
+
+    /// Releases `slot`, in which no task can be.
+    pub(crate) fn release_slot(&mut self, slot: &SlotCode, mem: &dyn PhysMemory) {
+        if let Err(error) = self.region.release(mem, slot.at()) {
+            warn!(%error, "an out-of-line slot could not be released");
         }
     }
 

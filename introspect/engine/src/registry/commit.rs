@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::JUMP;
-use hvprobe_arch::insn::SlotCode;
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_hit::calls::{Fate, Pool};
 use hvprobe_hit::region::KERNEL_WINDOW;
@@ -16,7 +15,7 @@ use hvprobe_spec::ProbeId;
 use tracing::warn;
 
 use crate::code::jump::Jump;
-use crate::code::scan::{AT_HOOK_MAX, AT_ONCE_MAX, Look, Still};
+use crate::code::scan::{AT_HOOK_MAX, AT_ONCE_MAX, Look, Seen, Still};
 use crate::refusal::{Obstacle, Obstacles, Refused};
 use crate::registry::live::Live;
 use crate::registry::optimize::Rules;
@@ -24,6 +23,7 @@ use crate::registry::prepare::{Wanted, reserve_detours};
 use crate::registry::quiescence::{retire_unproven, unproven_points};
 use crate::registry::recorders::{settle_sources, stubs};
 use crate::registry::release::{is_crowded, release_unreached, restore_followed_frames};
+use crate::registry::slots::{NewSlot, lacks_slots, release_slots, take_slots};
 use crate::registry::state::Registry;
 use crate::sites::site::{Patch, SiteState, Sites, patched};
 use crate::sites::text::{Edit, Text};
@@ -89,7 +89,9 @@ impl Registry {
             .keys()
             .filter_map(|at| Some((*at, self.sites.get(at)?)));
         let points = unproven_points(these, &self.code);
-        let worth = !points.is_empty() || is_crowded(&self.code, &self.sites) || self.lacks_slots();
+        let worth = !points.is_empty()
+            || is_crowded(&self.code, &self.sites)
+            || lacks_slots(&self.rules(), &self.code);
         worth.then(|| Look::begin(points, most, world)).flatten()
     }
 
@@ -166,7 +168,7 @@ impl Registry {
             }
         }
         let free = self.keep_from_kprobes(&arming, mem);
-        let written = free.and_then(|()| self.write(&arming, &disarming, mem, still));
+        let written = free.and_then(|()| self.write(&arming, &disarming, mem, still.seen));
         let slots = match written {
             Ok(slots) => slots,
             Err(obstacles) => {
@@ -190,9 +192,9 @@ impl Registry {
                 let displaced = site.point.displaced;
                 let old = std::mem::replace(&mut site.slot, code);
                 if let Some(code) = &code {
-                    self.reclaim_slot(code);
+                    self.code.reclaim_slot(code);
                 }
-                self.retire_slot(displaced, old, mem);
+                self.code.retire_slot(displaced, old, mem);
             }
         }
         for (at, patch) in arming {
@@ -277,8 +279,8 @@ impl Registry {
         arming: &[(Gva, Patch)],
         disarming: &[Gva],
         mem: &dyn PhysMemory,
-        still: Still<'_>,
-    ) -> Result<Vec<(Gva, Option<SlotCode>)>, Obstacles> {
+        seen: Option<&Seen>,
+    ) -> Result<Vec<NewSlot>, Obstacles> {
         const NONE: Patch = Patch::None;
         let mut next: BTreeMap<Gva, &Patch> =
             arming.iter().map(|(at, patch)| (*at, patch)).collect();
@@ -287,7 +289,8 @@ impl Registry {
             let patch = next.get(&site.point.displaced.at()).copied();
             matches!(patch.unwrap_or(&site.patch), Patch::Jump(_))
         };
-        let slots = self.take_slots(&jumping, mem, still)?;
+        let (rules, code) = self.rules_and_code();
+        let slots = take_slots(&jumping, &rules, code, mem, seen)?;
         let Some(live) = &mut self.live else {
             return Ok(slots);
         };
@@ -312,7 +315,7 @@ impl Registry {
         }
         let planted = plant_gate(live, &text, arming);
         if let Err(obstacles) = planted.and_then(|()| text.replace(&edits)) {
-            self.release_slots(slots, mem);
+            release_slots(slots, &mut self.code, mem);
             return Err(obstacles);
         }
         for at in gone {
@@ -336,7 +339,7 @@ impl Registry {
             })
             .collect();
         for (_, site) in empty {
-            self.retire_slot(site.point.displaced, site.slot, mem);
+            self.code.retire_slot(site.point.displaced, site.slot, mem);
         }
     }
 

@@ -44,7 +44,7 @@ impl Registry {
         let jumps = self.sites.values().any(|site| {
             site.point.span.is_ok() && site.members.iter().any(|id| !self.probes.is_leaving(*id))
         });
-        let possible = self.switches.optimize && self.code.region.detours.is_some();
+        let possible = self.switches.optimize && self.code.has_detours();
         possible && jumps && matches!(self.kprobes.known, Known::Table(_))
     }
 

@@ -278,7 +278,7 @@ impl Registry {
     /// Returns whether an instruction that may fault runs from a boosted slot or a detour.
     fn has_copies_that_may_fault(&self) -> bool {
         let may_fault = |it: &Displaced| !matches!(it.action(), Action::Emulate(_));
-        let jumps = self.switches.optimize && self.code.region.detours.is_some();
+        let jumps = self.switches.optimize && self.code.has_detours();
         self.sites.values().any(|site| {
             let span = site.point.span.as_ref().ok().filter(|_| jumps);
             self.probes.any_enabled(&site.members)

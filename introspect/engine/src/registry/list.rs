@@ -7,6 +7,7 @@ use hvprobe_spec::ProbeId;
 use tracing::warn;
 
 use crate::info::{ProbeInfo, ProbeState};
+use crate::registry::slots::mechanism;
 use crate::registry::state::Registry;
 use crate::sites::site::{Placement, Probe, SiteState, patched};
 use crate::sites::text::Text;
@@ -45,7 +46,7 @@ impl Registry {
             disabled: probe.spec.disabled,
             turned_off: probe.counters.is_tripped(),
             budget: probe.spec.budget,
-            mechanism: site.map(|site| self.mechanism(site)),
+            mechanism: site.map(|site| mechanism(site, &self.rules(), self.code.has_detours())),
             unoptimized: site.and_then(|site| self.rules().unoptimized(site)),
             maxactive: probe.pool.as_ref().map(|pool| pool.limit()),
             counts: probe.counters.sum(),

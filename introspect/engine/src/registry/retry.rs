@@ -13,6 +13,7 @@ use hvprobe_arch::Gva;
 use crate::code::scan::{EVER_MAX, Look};
 use crate::registry::quiescence::unproven_points;
 use crate::registry::release::is_crowded;
+use crate::registry::slots::lacks_slots;
 use crate::registry::state::Registry;
 use crate::sites::site::SiteState;
 use crate::unoptimized::Unoptimized;
@@ -42,7 +43,7 @@ impl Registry {
         let waiting = self.sites.iter().filter(|(_, site)| waits(site));
         let waiting = waiting.map(|(at, site)| (*at, site));
         let points = unproven_points(waiting, &self.code);
-        let is_look = is_crowded || self.lacks_slots() || !points.is_empty();
+        let is_look = is_crowded || lacks_slots(&self.rules(), &self.code) || !points.is_empty();
         self.looks.sent_since = is_look.then(Vec::new);
         Some(Retry {
             is_look,
@@ -67,7 +68,9 @@ impl Registry {
             true => self.prepare_jumps(world.memory()).into_iter().collect(),
             false => BTreeMap::new(),
         };
-        let is_of_use = is_same || is_crowded(&self.code, &self.sites) || self.lacks_slots();
+        let is_of_use = is_same
+            || is_crowded(&self.code, &self.sites)
+            || lacks_slots(&self.rules(), &self.code);
         if jumps.is_empty() && (looked.look.is_none() || !is_of_use) {
             return;
         }

@@ -129,6 +129,21 @@ impl Registry {
         }
     }
 
+    /// Returns the facts that decide what the text of each site is to hold, and our code, which changes
+    /// accordingly.
+    pub(crate) fn rules_and_code(&mut self) -> (Rules<'_>, &mut OurCode) {
+        let rules = Rules {
+            switches: self.switches,
+            probes: &self.probes,
+            sites: &self.sites,
+            hooks: &self.hooks,
+            kprobes: &self.kprobes,
+            live: self.live.as_ref(),
+            can_scan: self.can_scan,
+        };
+        (rules, &mut self.code)
+    }
+
     /// Adds the probe `spec` and, if the kernel is live, its site.
     pub(crate) fn add(
         &mut self,
