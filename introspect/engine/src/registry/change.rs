@@ -11,6 +11,7 @@ use hvprobe_spec::ProbeId;
 use tracing::{info, warn};
 
 use super::commit::CommitError;
+use super::guest_kprobes::{leave_covered, read_kprobes};
 use super::live::Live;
 use super::optimize::stack_fields;
 use super::plant::PlantError;
@@ -51,7 +52,7 @@ impl Registry {
         });
         self.can_scan = is_feasible(world.memory());
         self.read_modules(world.memory());
-        self.read_kprobes(world.memory());
+        read_kprobes(&mut self.kprobes, self.live.as_ref(), world.memory());
         let refused = self.settle_pending(world);
         if refused.is_err() {
             for id in self.probes.ids() {
@@ -226,7 +227,8 @@ impl Registry {
         // A site that was rewritten meanwhile, or may be, is left alone and does not prevent arming the others.
         self.check_text(world);
         if on {
-            self.leave_covered(world.memory());
+            read_kprobes(&mut self.kprobes, self.live.as_ref(), world.memory());
+            leave_covered(&mut self.sites, &self.probes, &self.kprobes.registered);
         }
         let before = std::mem::replace(&mut self.switches.armed, on);
         self.commit(world).map_err(|error| {

@@ -17,6 +17,7 @@ use tracing::warn;
 use crate::code::jump::Jump;
 use crate::code::scan::{AT_HOOK_MAX, AT_ONCE_MAX, Look, Seen, Still};
 use crate::refusal::{Obstacle, Obstacles, Refused};
+use crate::registry::guest_kprobes::{keep_from_kprobes, leave_to_kprobes, retire_at_kprobes};
 use crate::registry::live::Live;
 use crate::registry::optimize::Rules;
 use crate::registry::prepare::{Wanted, reserve_detours};
@@ -133,8 +134,12 @@ impl Registry {
         mem: &dyn PhysMemory,
         still: Still<'_>,
     ) {
-        self.retire_at_kprobes(jumps, mem);
-        retire_unproven(jumps, &mut self.sites, &mut self.code, still.seen);
+        let (sites, code) = (&mut self.sites, &mut self.code);
+        if let Some(live) = &self.live {
+            let tables = &live.view.tables;
+            retire_at_kprobes(jumps, &self.kprobes.known, sites, code, tables, mem);
+        }
+        retire_unproven(jumps, sites, code, still.seen);
     }
 
     /// Arms every site with an enabled probe, with its jump from `jumps` or with an int3; disarms every other
@@ -152,7 +157,9 @@ impl Registry {
         self.looks.changes += 1;
         self.enter_detours(mem)?;
         self.look_at_ftrace(mem);
-        self.leave_to_kprobes(mem);
+        if let Some(live) = &self.live {
+            leave_to_kprobes(&self.kprobes.known, &mut self.sites, &live.view.tables, mem);
+        }
         let (mut arming, mut disarming) = (Vec::new(), Vec::new());
         self.leave_rewritten(jumps, mem);
         let rules = self.rules();
@@ -167,7 +174,10 @@ impl Registry {
                 arming.push((*at, patch));
             }
         }
-        let free = self.keep_from_kprobes(&arming, mem);
+        let free = self.live.as_ref().map_or(Ok(()), |live| {
+            let (known, tables) = (&self.kprobes.known, &live.view.tables);
+            keep_from_kprobes(&arming, known, &self.sites, tables, mem)
+        });
         let written = free.and_then(|()| self.write(&arming, &disarming, mem, still.seen));
         let slots = match written {
             Ok(slots) => slots,

@@ -37,6 +37,7 @@ use tracing::{info, warn};
 use super::commit::CommitError;
 use crate::guest::kprobes::PREPARES;
 use crate::refusal::{Obstacle, Refused};
+use crate::registry::guest_kprobes::has_to_know_kprobes;
 use crate::registry::hook_state::Patches;
 use crate::registry::state::Registry;
 use crate::sites::site::{Placement, SiteState, patched};
@@ -155,7 +156,7 @@ const HOOKS: [Hook; 8] = [
     },
     Hook {
         functions: &[PREPARES],
-        wanted: Registry::has_to_know_kprobes,
+        wanted: |registry| has_to_know_kprobes(&registry.rules()),
         then: Then::Run(|registry, kprobe, world| HookOutcome {
             decision: registry.guest_registers(kprobe, world),
             ..HookOutcome::default()

@@ -46,7 +46,7 @@ impl Registry {
             disabled: probe.spec.disabled,
             turned_off: probe.counters.is_tripped(),
             budget: probe.spec.budget,
-            mechanism: site.map(|site| mechanism(site, &self.rules(), self.code.has_detours())),
+            mechanism: site.map(|site| mechanism(site, &self.rules())),
             unoptimized: site.and_then(|site| self.rules().unoptimized(site)),
             maxactive: probe.pool.as_ref().map(|pool| pool.limit()),
             counts: probe.counters.sum(),

@@ -17,6 +17,7 @@ pub(crate) mod expand;
 pub(crate) mod guest_kprobes;
 pub(crate) mod hook_state;
 pub(crate) mod hooks;
+pub(crate) mod kprobe_registration;
 pub(crate) mod list;
 pub(crate) mod live;
 pub(crate) mod looks;

@@ -119,6 +119,8 @@ pub(crate) struct Rules<'a> {
     pub(crate) live: Option<&'a Live>,
     /// Whether the guest has little enough memory for looks.
     pub(crate) can_scan: bool,
+    /// Whether there is memory for detours.
+    pub(crate) has_detours: bool,
 }
 
 impl Rules<'_> {

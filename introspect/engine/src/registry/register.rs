@@ -24,6 +24,7 @@ use crate::plan::arguments::{Resolved, resolve};
 use crate::plan::probepoint::Probepoint;
 use crate::refusal::{Obstacle, Refused};
 use crate::registered::{BATCH_MAX, Refusals, Registered, Skipped};
+use crate::registry::guest_kprobes::read_kprobes;
 use crate::registry::state::Registry;
 use crate::world::World;
 
@@ -174,7 +175,7 @@ impl Registry {
         {
             self.read_modules(world.memory());
         }
-        self.read_kprobes(world.memory());
+        read_kprobes(&mut self.kprobes, self.live.as_ref(), world.memory());
         let batch = self.expand(specs, refusals)?;
         let batch = self.plan_all(batch, specs, world.memory())?;
         let batch = self.place_all(batch)?;

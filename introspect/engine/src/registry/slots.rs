@@ -27,14 +27,14 @@ use crate::sites::probes::Probes;
 use crate::sites::site::SiteState;
 
 /// Returns how `site`'s instruction takes effect with the enabled probes, or would with all probes if none is
-/// enabled. `has_detours` says whether the guest has memory for detours.
-pub(crate) fn mechanism(site: &SiteState, rules: &Rules<'_>, has_detours: bool) -> Mechanism {
+/// enabled.
+pub(crate) fn mechanism(site: &SiteState, rules: &Rules<'_>) -> Mechanism {
     let enabled = |id: &ProbeId| rules.probes.is_enabled(*id);
     let any = site.members.iter().any(enabled);
     let counts = |id: &ProbeId| !any || enabled(id);
     let is_jump = match site.is_armed() {
         true => site.jump().is_some(),
-        false => has_detours && would_be_jump(site, rules, counts),
+        false => rules.has_detours && would_be_jump(site, rules, counts),
     };
     if is_jump {
         return Mechanism::Optimized;

@@ -126,6 +126,7 @@ impl Registry {
             kprobes: &self.kprobes,
             live: self.live.as_ref(),
             can_scan: self.can_scan,
+            has_detours: self.code.has_detours(),
         }
     }
 
@@ -140,6 +141,7 @@ impl Registry {
             kprobes: &self.kprobes,
             live: self.live.as_ref(),
             can_scan: self.can_scan,
+            has_detours: self.code.has_detours(),
         };
         (rules, &mut self.code)
     }
