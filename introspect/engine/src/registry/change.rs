@@ -13,6 +13,7 @@ use tracing::{info, warn};
 use super::commit::CommitError;
 use super::guest_kprobes::{leave_covered, read_kprobes};
 use super::live::Live;
+use super::module_loading::has_module_probes;
 use super::optimize::stack_fields;
 use super::plant::PlantError;
 use super::state::Registry;
@@ -220,7 +221,7 @@ impl Registry {
     /// # Errors
     /// When a probe cannot be armed or the virtual CPUs cannot be stopped; nothing has changed then.
     pub fn set_armed(&mut self, on: bool, world: &dyn World) -> Result<(), ChangeError> {
-        if on && self.has_module_probes() {
+        if on && has_module_probes(&self.probes, &self.kernel.image) {
             // While the switch was off, the engine did not watch modules come and go.
             self.modules_changed(None, world)?;
         }

@@ -39,8 +39,9 @@ use crate::guest::kprobes::PREPARES;
 use crate::refusal::{Obstacle, Refused};
 use crate::registry::guest_kprobes::has_to_know_kprobes;
 use crate::registry::hook_state::Patches;
+use crate::registry::module_loading::has_module_probes;
 use crate::registry::state::Registry;
-use crate::sites::site::{Placement, SiteState, patched};
+use crate::sites::site::{SiteState, patched};
 use crate::sites::text::Text;
 use crate::world::{StopError, World};
 
@@ -127,7 +128,7 @@ const HOOKS: [Hook; 8] = [
     },
     Hook {
         functions: &["do_init_module", "free_module"],
-        wanted: Registry::has_module_probes,
+        wanted: |registry| has_module_probes(&registry.probes, &registry.kernel.image),
         then: Then::Run(Registry::on_module),
         ..PLAIN
     },
@@ -467,62 +468,5 @@ impl Registry {
         if !taken.is_empty() {
             info!(sites = taken.len(), "left to the guest's ftrace");
         }
-    }
-
-    pub(crate) fn has_module_probes(&self) -> bool {
-        self.probes
-            .staying()
-            .any(|(_, probe)| match &probe.placement {
-                Placement::Pending => matches!(
-                    probe.spec.definition.target,
-                    Target::Symbol {
-                        module: Some(_),
-                        ..
-                    }
-                ),
-                Placement::At(at) => !self.kernel.image.is_text(*at),
-                Placement::Refused(_) | Placement::Gone => false,
-            })
-    }
-
-    /// Reads the guest's modules.
-    pub(crate) fn read_modules(&mut self, mem: &dyn PhysMemory) {
-        if let Some(live) = &self.live {
-            self.kernel.read_modules(&live.view.tables, mem);
-        }
-    }
-
-    /// Handles a change of the guest's modules, past or imminent: plants probes that waited for a module that
-    /// is there now, and removes those of modules that leave. `formed` is the address of the module that has
-    /// just got its final text. Returns the probes that cannot be planted.
-    ///
-    /// # Errors
-    /// When the virtual CPUs cannot be stopped.
-    pub fn modules_changed(
-        &mut self,
-        formed: Option<Gva>,
-        world: &dyn World,
-    ) -> Result<Vec<(ProbeId, Refused)>, StopError> {
-        self.kernel.note_formed(formed);
-        self.read_modules(world.memory());
-        let leaving: Vec<(ProbeId, Gva)> = self
-            .probes
-            .iter()
-            .filter_map(|(id, probe)| match probe.placement {
-                Placement::At(at) if !self.kernel.image.is_text(at) => Some((id, at)),
-                _ => None,
-            })
-            .filter(|(_, at)| self.kernel.is_unloaded(*at))
-            .collect();
-        for (id, at) in &leaving {
-            if let Some(site) = self.sites.get_mut(at) {
-                site.members.retain(|member| member != id);
-            }
-            if let Some(probe) = self.probes.get_mut(*id) {
-                info!(probe = %id, %at, "the module under a probe is unloaded");
-                probe.placement = Placement::Gone;
-            }
-        }
-        self.settle_pending(world)
     }
 }

@@ -21,6 +21,7 @@ pub(crate) mod kprobe_registration;
 pub(crate) mod list;
 pub(crate) mod live;
 pub(crate) mod looks;
+pub(crate) mod module_loading;
 pub(crate) mod modules;
 pub(crate) mod optimize;
 pub(crate) mod plant;
