@@ -17,6 +17,7 @@ use tracing::warn;
 use crate::code::jump::Jump;
 use crate::code::scan::{AT_HOOK_MAX, AT_ONCE_MAX, Look, Seen, Still};
 use crate::refusal::{Obstacle, Obstacles, Refused};
+use crate::registry::ftrace::{look_at_ftrace, watches_ftrace};
 use crate::registry::guest_kprobes::{keep_from_kprobes, leave_to_kprobes, retire_at_kprobes};
 use crate::registry::live::Live;
 use crate::registry::optimize::Rules;
@@ -156,7 +157,8 @@ impl Registry {
     ) -> Result<Arc<ProbeTable>, Obstacles> {
         self.looks.changes += 1;
         self.enter_detours(mem)?;
-        self.look_at_ftrace(mem);
+        let (ftrace, live) = (&mut self.hooks.ftrace, self.live.as_ref());
+        look_at_ftrace(ftrace, &self.sites, &self.probes, live, mem);
         if let Some(live) = &self.live {
             leave_to_kprobes(&self.kprobes.known, &mut self.sites, &live.view.tables, mem);
         }
@@ -210,7 +212,7 @@ impl Registry {
         for (at, patch) in arming {
             self.set_patch(at, patch);
         }
-        self.hooks.ftrace.watched = self.watches_ftrace();
+        self.hooks.ftrace.watched = watches_ftrace(&self.kernel.image, &self.sites);
         self.detach_leaving(mem);
         let sent_to = self.restore_frames(mem, still);
         if let Some(live) = &self.live {

@@ -23,8 +23,6 @@
 //! ftrace. Arguments and the return address are where they are at the entry, because the patched instruction
 //! does nothing, and a tracer preserves them.
 
-use std::collections::BTreeSet;
-
 use hvprobe_arch::Gva;
 use hvprobe_arch::insn::{Action, Displaced};
 use hvprobe_arch::mem::PhysMemory;
@@ -37,12 +35,13 @@ use tracing::{info, warn};
 use super::commit::CommitError;
 use crate::guest::kprobes::PREPARES;
 use crate::refusal::{Obstacle, Refused};
+use crate::registry::ftrace::{
+    ENDBR, FTRACE, FTRACE_BEGINS, has_ftrace_sites, is_ftrace_locked, leave_to_ftrace,
+};
 use crate::registry::guest_kprobes::has_to_know_kprobes;
 use crate::registry::hook_state::Patches;
 use crate::registry::module_loading::has_module_probes;
 use crate::registry::state::Registry;
-use crate::sites::site::{SiteState, patched};
-use crate::sites::text::Text;
 use crate::world::{StopError, World};
 
 /// A hook of the engine.
@@ -93,15 +92,6 @@ const PLAIN: Hook = Hook {
 /// Function that a task enters after `do_task_dead` and never returns from (kernel/sched/core.c). All other
 /// functions that it enters there return.
 const LAST_ENTERED: &str = "__schedule";
-
-/// Function that ftrace calls before it patches, with its lock held (kernel/trace/ftrace.c,
-/// `ftrace_run_update_code`).
-const FTRACE_BEGINS: &str = "ftrace_arch_code_modify_prepare";
-
-/// Length of an ENDBR64; length of the instruction that ftrace patches (`MCOUNT_INSN_SIZE` in
-/// arch/x86/include/asm/ftrace.h).
-const ENDBR: u64 = 4;
-const FTRACE: u64 = 5;
 
 /// All hooks. Those of ftrace come last, because hooks before them may be at ftrace's sites and so require
 /// them.
@@ -166,13 +156,13 @@ const HOOKS: [Hook; 8] = [
     },
     Hook {
         functions: &[FTRACE_BEGINS],
-        wanted: Registry::has_ftrace_sites,
+        wanted: |registry| has_ftrace_sites(&registry.sites, &registry.probes),
         then: Then::Run(|registry, _, world| registry.on_ftrace(true, world)),
         ..PLAIN
     },
     Hook {
         functions: &["ftrace_arch_code_modify_post_process"],
-        wanted: Registry::has_ftrace_sites,
+        wanted: |registry| has_ftrace_sites(&registry.sites, &registry.probes),
         then: Then::Run(|registry, _, world| registry.on_ftrace(false, world)),
         ..PLAIN
     },
@@ -256,16 +246,6 @@ impl Registry {
             warn!(%error, "probes at function entries stay as they are");
         }
         HookOutcome::default()
-    }
-
-    /// Returns whether a probe or hook is where the guest's ftrace patches.
-    fn has_ftrace_sites(&self) -> bool {
-        let is_used = |site: &SiteState| {
-            site.internal.is_some() || site.members.iter().any(|id| !self.probes.is_leaving(*id))
-        };
-        self.sites
-            .values()
-            .any(|site| site.point.ftrace && is_used(site))
     }
 
     /// Returns whether a return probe follows calls that tasks make after their end.
@@ -371,8 +351,8 @@ impl Registry {
             true => Patches::Yes,
             false => Patches::No,
         };
-        if !begins {
-            self.leave_to_ftrace(world.memory());
+        if !begins && let Some(live) = &self.live {
+            leave_to_ftrace(&mut self.sites, &live.view.tables, world.memory());
         }
         loop {
             match self.commit_at_hook(world) {
@@ -396,77 +376,15 @@ impl Registry {
         }
     }
 
-    /// Finds out whether the guest's ftrace may be patching, if it was not watched when it began. The virtual
-    /// CPUs must be stopped.
-    pub(crate) fn look_at_ftrace(&mut self, mem: &dyn PhysMemory) {
-        if self.hooks.ftrace.watched {
-            return;
-        }
-        let is_held = self.has_ftrace_sites() && self.is_ftrace_locked(mem);
-        if is_held {
-            info!("the guest's ftrace may be patching: probes at function entries wait for it");
-        }
-        self.hooks.ftrace.patches = match is_held {
-            true => Patches::Perhaps,
-            false => Patches::No,
-        };
-    }
-
-    fn is_ftrace_locked(&self, mem: &dyn PhysMemory) -> bool {
-        let (Some(live), Some(lock)) = (&self.live, self.hooks.ftrace.lock) else {
-            return self.hooks.ftrace.patches == Patches::Yes;
-        };
-        lock.is_held(&live.view.tables, mem)
-    }
-
-    /// Returns whether the hook where the guest's ftrace begins to patch is armed.
-    pub(crate) fn watches_ftrace(&self) -> bool {
-        let Some(entry) = self.kernel.image.symbols().address_of(FTRACE_BEGINS) else {
-            return false;
-        };
-        let is_watched =
-            |site: &SiteState| site.internal.is_some() && site.is_armed() && !site.gone;
-        // The hook is after the ENDBR, if there is one, and after the instruction that ftrace patches.
-        let mut sites = self.sites.range(entry..=entry.wrapping_add(ENDBR + FTRACE));
-        sites.any(|(_, site)| is_watched(site))
-    }
-
     /// Plants the probes that wait for the guest's ftrace once its lock is free: it held the lock before it was
     /// watched, or its end was missed. Meant to be called once a second.
     pub fn retry_ftrace(&mut self, world: &dyn World) {
         if self.hooks.ftrace.patches != Patches::No
-            && !self.is_ftrace_locked(world.memory())
+            && !is_ftrace_locked(&self.hooks.ftrace, self.live.as_ref(), world.memory())
             && let Err(error) = self.ftrace_patches(false, world)
         {
             warn!(%error, "probes at function entries wait on");
             self.hooks.ftrace.patches = Patches::Perhaps;
-        }
-    }
-
-    /// Leaves the sites that do not hold the nop to the guest, whose ftrace has just patched: they hold its
-    /// calls.
-    fn leave_to_ftrace(&mut self, mem: &dyn PhysMemory) {
-        let Some(live) = &self.live else { return };
-        let tables = live.view.tables;
-        let text = Text {
-            tables: &tables,
-            mem,
-        };
-        let taken = self.sites.iter().filter(|(at, site)| {
-            let own = site.point.displaced.bytes();
-            site.point.ftrace
-                && !site.is_armed()
-                && !text.holds(
-                    **at,
-                    &patched(&self.sites, **at, own, |_, site| &site.patch),
-                )
-        });
-        let taken: BTreeSet<Gva> = taken.map(|(at, _)| *at).collect();
-        for (at, site) in &mut self.sites {
-            site.occupied = taken.contains(at);
-        }
-        if !taken.is_empty() {
-            info!(sites = taken.len(), "left to the guest's ftrace");
         }
     }
 }

@@ -14,6 +14,7 @@
 pub(crate) mod change;
 pub(crate) mod commit;
 pub(crate) mod expand;
+pub(crate) mod ftrace;
 pub(crate) mod guest_kprobes;
 pub(crate) mod hook_state;
 pub(crate) mod hooks;

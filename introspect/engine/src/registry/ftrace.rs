@@ -1,0 +1,95 @@
+//! Sites where the guest's ftrace patches, and whether it may be patching.
+//!
+//! Invariant: while ftrace may be patching, its sites hold nothing of ours ([`super::hook_state`] has the
+//! states). It checks the text that it patches.
+
+use std::collections::BTreeSet;
+
+use hvprobe_arch::Gva;
+use hvprobe_arch::mem::PhysMemory;
+use hvprobe_arch::paging::PageTables;
+use hvprobe_linux::image::KernelImage;
+use tracing::info;
+
+use crate::registry::hook_state::{Ftrace, Patches};
+use crate::registry::live::Live;
+use crate::sites::probes::Probes;
+use crate::sites::site::{SiteState, Sites, patched};
+use crate::sites::text::Text;
+
+/// Function that ftrace calls before it patches, with its lock held (kernel/trace/ftrace.c,
+/// `ftrace_run_update_code`).
+pub(crate) const FTRACE_BEGINS: &str = "ftrace_arch_code_modify_prepare";
+
+/// Length of an ENDBR64; length of the instruction that ftrace patches (`MCOUNT_INSN_SIZE` in
+/// arch/x86/include/asm/ftrace.h).
+pub(crate) const ENDBR: u64 = 4;
+pub(crate) const FTRACE: u64 = 5;
+
+/// Returns whether a probe or hook is where the guest's ftrace patches.
+pub(crate) fn has_ftrace_sites(sites: &Sites, probes: &Probes) -> bool {
+    let is_used = |site: &SiteState| {
+        site.internal.is_some() || site.members.iter().any(|id| !probes.is_leaving(*id))
+    };
+    sites
+        .values()
+        .any(|site| site.point.ftrace && is_used(site))
+}
+
+/// Finds out whether the guest's ftrace may be patching, if it was not watched when it began. The virtual CPUs
+/// must be stopped.
+pub(crate) fn look_at_ftrace(
+    ftrace: &mut Ftrace,
+    sites: &Sites,
+    probes: &Probes,
+    live: Option<&Live>,
+    mem: &dyn PhysMemory,
+) {
+    if ftrace.watched {
+        return;
+    }
+    let is_held = has_ftrace_sites(sites, probes) && is_ftrace_locked(ftrace, live, mem);
+    if is_held {
+        info!("the guest's ftrace may be patching: probes at function entries wait for it");
+    }
+    ftrace.patches = match is_held {
+        true => Patches::Perhaps,
+        false => Patches::No,
+    };
+}
+
+/// Returns whether the lock is held that the guest's ftrace holds while it patches.
+pub(crate) fn is_ftrace_locked(ftrace: &Ftrace, live: Option<&Live>, mem: &dyn PhysMemory) -> bool {
+    let (Some(live), Some(lock)) = (live, ftrace.lock) else {
+        return ftrace.patches == Patches::Yes;
+    };
+    lock.is_held(&live.view.tables, mem)
+}
+
+/// Returns whether the hook where the guest's ftrace begins to patch is armed.
+pub(crate) fn watches_ftrace(image: &KernelImage, sites: &Sites) -> bool {
+    let Some(entry) = image.symbols().address_of(FTRACE_BEGINS) else {
+        return false;
+    };
+    let is_watched = |site: &SiteState| site.internal.is_some() && site.is_armed() && !site.gone;
+    // The hook is after the ENDBR, if there is one, and after the instruction that ftrace patches.
+    let mut sites = sites.range(entry..=entry.wrapping_add(ENDBR + FTRACE));
+    sites.any(|(_, site)| is_watched(site))
+}
+
+/// Leaves the `sites` that do not hold the nop to the guest, whose ftrace has just patched: they hold its calls.
+pub(crate) fn leave_to_ftrace(sites: &mut Sites, tables: &PageTables, mem: &dyn PhysMemory) {
+    let text = Text { tables, mem };
+    let taken = sites.iter().filter(|(at, site)| {
+        let own = site.point.displaced.bytes();
+        let ours = || patched(sites, **at, own, |_, site| &site.patch);
+        site.point.ftrace && !site.is_armed() && !text.holds(**at, &ours())
+    });
+    let taken: BTreeSet<Gva> = taken.map(|(at, _)| *at).collect();
+    for (at, site) in sites {
+        site.occupied = taken.contains(at);
+    }
+    if !taken.is_empty() {
+        info!(sites = taken.len(), "left to the guest's ftrace");
+    }
+}
