@@ -132,6 +132,17 @@ impl GuestKernel {
         }
     }
 
+    /// Returns the build id of `module` as the guest has it loaded, if the guest's kernel keeps it.
+    pub(crate) fn build_id(
+        &self,
+        module: &Module,
+        tables: &PageTables,
+        mem: &dyn PhysMemory,
+    ) -> Option<Vec<u8>> {
+        let reader = self.module_reader.as_ref().ok()?;
+        reader.build_id(module, tables, mem)
+    }
+
     /// Notes that the module whose `struct module` is at `formed` has just got its final text.
     pub(crate) fn note_formed(&mut self, formed: Option<Gva>) {
         self.formed.extend(formed);

@@ -13,14 +13,17 @@ use tracing::{info, warn};
 use super::commit::CommitError;
 use super::guest_kprobes::{leave_covered, read_kprobes};
 use super::live::Live;
+use super::live_plan::find_probepoint;
 use super::module_loading::has_module_probes;
 use super::optimize::stack_fields;
+use super::place::{detach, place, resolve_awaited};
 use super::plant::PlantError;
 use super::state::Registry;
 use crate::code::scan::is_feasible;
 use crate::error::ChangeError;
 use crate::guest::banner::Banner;
 use crate::guest::readers::KernelReaders;
+use crate::plan::probepoint::Probepoint;
 use crate::refusal::{Obstacle, Refused};
 use crate::registered::Refusals;
 use crate::sites::site::Placement;
@@ -57,7 +60,7 @@ impl Registry {
         let refused = self.settle_pending(world);
         if refused.is_err() {
             for id in self.probes.ids() {
-                self.detach(id);
+                detach(id, &mut self.probes, &mut self.sites);
             }
             // The remaining sites are the engine's hooks.
             self.sites.clear();
@@ -83,10 +86,11 @@ impl Registry {
             let Some(probe) = self.probes.get(id) else {
                 continue;
             };
-            match self.plan(&probe.spec, world.memory()) {
+            let mem = world.memory();
+            match find_probepoint(&probe.spec, &self.kernel, &self.rules(), mem) {
                 Ok(point) => match self.resolve_awaited(id, &point) {
                     Ok(()) => {
-                        self.place(id, point);
+                        place(id, point, &mut self.probes, &mut self.sites);
                         placed.insert(id);
                     }
                     Err(why) => refused.push((id, why)),
@@ -110,6 +114,12 @@ impl Registry {
             }
         }
         Ok(refused)
+    }
+
+    /// Resolves what probe `id` captures and shows, if that had to wait for its module.
+    fn resolve_awaited(&mut self, id: ProbeId, point: &Probepoint) -> Result<(), Refused> {
+        let (kernel, calls) = (self.kernel.probeable(), &self.shared.returns.calls);
+        resolve_awaited(id, point, &mut self.probes, &kernel, calls, self.vcpus)
     }
 
     /// Unregisters `ids`, all or none. When the call returns, the original bytes are restored, no virtual CPU

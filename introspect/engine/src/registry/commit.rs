@@ -25,7 +25,9 @@ use crate::registry::prepare::{Wanted, reserve_detours};
 use crate::registry::quiescence::{retire_unproven, unproven_points};
 use crate::registry::recorders::{settle_sources, stubs};
 use crate::registry::release::{is_crowded, release_unreached, restore_followed_frames};
-use crate::registry::slots::{NewSlot, lacks_slots, release_slots, take_slots};
+use crate::registry::slots::{
+    NewSlot, lacks_slots, map_trampoline, needed_slots, release_slots, take_slots,
+};
 use crate::registry::state::Registry;
 use crate::sites::site::{Patch, SiteState, Sites, patched};
 use crate::sites::text::{Edit, Text};
@@ -301,11 +303,13 @@ impl Registry {
             let patch = next.get(&site.point.displaced.at()).copied();
             matches!(patch.unwrap_or(&site.patch), Patch::Jump(_))
         };
-        let (rules, code) = self.rules_and_code();
-        let slots = take_slots(&jumping, &rules, code, mem, seen)?;
+        let needed = needed_slots(&jumping, &self.rules());
         let Some(live) = &mut self.live else {
-            return Ok(slots);
+            return Ok(Vec::new());
         };
+        let (probes, sites, code) = (&self.probes, &self.sites, &mut self.code);
+        map_trampoline(probes, sites, &mut code.region, live, mem)?;
+        let slots = take_slots(needed, code, live, mem, seen)?;
         let tables = live.view.tables;
         let text = Text {
             tables: &tables,

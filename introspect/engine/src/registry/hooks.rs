@@ -40,7 +40,9 @@ use crate::registry::ftrace::{
 };
 use crate::registry::guest_kprobes::has_to_know_kprobes;
 use crate::registry::hook_state::Patches;
+use crate::registry::live_plan::find_probepoint;
 use crate::registry::module_loading::has_module_probes;
+use crate::registry::place::site_of;
 use crate::registry::state::Registry;
 use crate::world::{StopError, World};
 
@@ -284,15 +286,16 @@ impl Registry {
                 marks: Marks::default(),
             })
         };
+        let plan = |offset| find_probepoint(&spec(offset), &self.kernel, &self.rules(), mem);
         let behind = self.behind_ftrace(name);
-        let planned = behind.map(|behind| self.plan(&spec(behind), mem));
+        let planned = behind.map(plan);
         let planned = match planned {
             Some(Ok(point)) => Ok(point),
-            Some(Err(_)) | None => self.plan(&spec(0), mem),
+            Some(Err(_)) | None => plan(0),
         };
         match planned {
             Ok(point) => {
-                let site = self.site_of(point);
+                let site = site_of(point, &mut self.sites);
                 site.internal = Some(site.internal.unwrap_or_default().and(internal));
                 self.hooks.unhooked.remove(name);
             }

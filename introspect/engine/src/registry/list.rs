@@ -9,8 +9,8 @@ use tracing::warn;
 use crate::info::{ProbeInfo, ProbeState};
 use crate::registry::slots::mechanism;
 use crate::registry::state::Registry;
-use crate::sites::site::{Placement, Probe, SiteState, patched};
-use crate::sites::text::Text;
+use crate::sites::site::{Placement, Probe, SiteState};
+use crate::sites::text::{Text, is_rewritten};
 use crate::world::World;
 
 impl Registry {
@@ -60,11 +60,7 @@ impl Registry {
     pub(crate) fn is_rewritten(&self, site: &SiteState, mem: &dyn PhysMemory) -> bool {
         let Some(live) = &self.live else { return false };
         let tables = &live.view.tables;
-        let text = Text { tables, mem };
-        let at = site.point.displaced.at();
-        let original = site.original(&site.patch);
-        let as_left = patched(&self.sites, at, original, |_, site| &site.patch);
-        site.gone || !text.holds(at, &as_left)
+        is_rewritten(site, &self.sites, &Text { tables, mem })
     }
 
     /// Checks whether the guest has rewritten text under probes, and marks and logs the sites where it has.

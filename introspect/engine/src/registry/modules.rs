@@ -58,8 +58,7 @@ impl Registry {
     #[must_use]
     pub fn build_id(&self, module: &Module, mem: &dyn PhysMemory) -> Option<Vec<u8>> {
         let live = self.live.as_ref()?;
-        let reader = self.kernel.module_reader.as_ref().ok()?;
-        reader.build_id(module, &live.view.tables, mem)
+        self.kernel.build_id(module, &live.view.tables, mem)
     }
 
     /// Returns the module whose memory contains `at` now; `None` also if the modules cannot be read.

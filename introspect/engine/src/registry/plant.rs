@@ -25,6 +25,7 @@ use crate::code::scan::{AT_ONCE_MAX, Still};
 use crate::refusal::{Obstacle, Obstacles, Refused};
 use crate::registered::Refusals;
 use crate::registry::optimize::Rules;
+use crate::registry::place::detach;
 use crate::registry::state::Registry;
 use crate::sites::site::{Patch, Placement, SiteState};
 use crate::unoptimized::Unoptimized;
@@ -95,7 +96,7 @@ impl Registry {
             Err(_) => new.clone(),
         };
         for id in &unplanted {
-            self.detach(*id);
+            detach(*id, &mut self.probes, &mut self.sites);
         }
         self.release_unplanted(&unplanted, jumps, world.memory());
         if !unplanted.is_empty() {
@@ -189,7 +190,7 @@ impl Registry {
         match new.refusals {
             Refusals::Fail => Err(PlantError::Refused(id, why)),
             Refusals::Skip => {
-                self.detach(id);
+                detach(id, &mut self.probes, &mut self.sites);
                 new.left.remove(&id);
                 new.refused.push((id, why));
                 Ok(())

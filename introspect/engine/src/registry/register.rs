@@ -18,6 +18,8 @@ use hvprobe_spec::definition::Target;
 use hvprobe_spec::{ProbeId, ProbeSpec};
 
 use super::expand::singles;
+use super::live_plan::find_probepoint;
+use super::place::{create, detach, place};
 use super::plant::{PlantError, Planted};
 use crate::error::RegisterError;
 use crate::plan::arguments::{Resolved, resolve};
@@ -199,6 +201,14 @@ impl Registry {
         }
     }
 
+    /// Removes probes that were not planted.
+    fn remove_unplanted(&mut self, ids: impl IntoIterator<Item = ProbeId>) {
+        for id in ids {
+            detach(id, &mut self.probes, &mut self.sites);
+            self.probes.remove(id);
+        }
+    }
+
     /// Checks that the machine has room for `more` probes.
     ///
     /// # Errors
@@ -257,9 +267,10 @@ impl Registry {
         specs: &[ProbeSpec],
         mem: &dyn PhysMemory,
     ) -> Result<Batch<'s, Planned>, RegisterError> {
+        let rules = self.rules();
         let (mut batch, mut refused) = batch.each(|spec, ()| {
             self.kernel.probeable().check_stacks(spec)?;
-            let point = match self.plan(spec, mem) {
+            let point = match find_probepoint(spec, &self.kernel, &rules, mem) {
                 Ok(point) => Some(point),
                 Err(Refused::ModuleNotLoaded { .. }) => None,
                 Err(why) => return Err(why),
@@ -299,7 +310,14 @@ impl Registry {
     ) -> Result<Batch<'s, Placed>, RegisterError> {
         let (mut batch, mut refused) = batch.each(|spec, Planned { point, resolved }| {
             let at = point.as_ref().map(|point| point.displaced.at());
-            let id = self.add(spec, point, resolved)?;
+            let calls = &self.shared.returns.calls;
+            let probe = create(self.probes.next_id(), spec, resolved, calls, self.vcpus)?;
+            let id = self.probes.add(probe);
+            if self.live.is_some()
+                && let Some(point) = point
+            {
+                place(id, point, &mut self.probes, &mut self.sites);
+            }
             Ok(Placed { id, at })
         });
         if batch.refusals == Refusals::Fail && !refused.is_empty() {

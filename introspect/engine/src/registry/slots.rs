@@ -19,12 +19,13 @@ use tracing::info;
 
 use crate::code::error::HiddenError;
 use crate::code::ours::OurCode;
+use crate::code::region::HiddenRegion;
 use crate::code::scan::Seen;
 use crate::refusal::{Obstacle, Obstacles, Refused};
 use crate::registry::live::Live;
 use crate::registry::optimize::Rules;
 use crate::sites::probes::Probes;
-use crate::sites::site::SiteState;
+use crate::sites::site::{SiteState, Sites};
 
 /// Returns how `site`'s instruction takes effect with the enabled probes, or would with all probes if none is
 /// enabled.
@@ -71,20 +72,18 @@ fn slot_kind_for(
     slot_kind(&site.point.displaced, site.point.fixup, ends, least)
 }
 
-/// The new slot of a site that changes; `None` if it needs none.
+/// A site and the kind of slot that it is to have, if that changes.
+pub(crate) type NeededSlot = (Gva, Displaced, Option<SlotKind>);
+
+/// The new slot of a site; `None` if it has none from now on.
 pub(crate) type NewSlot = (Gva, Option<SlotCode>);
 
-/// Takes and fills the slots that armed sites lack; `jumping` sites need none. Returns the new slot of each site
-/// that changes. A returned slot that was a ghost stays one until [`OurCode::reclaim_slot`]. If no slot is left,
-/// ghosts are released in which no task was `seen`.
-pub(crate) fn take_slots(
+/// Returns the slots that armed sites are to have instead of their present ones; `jumping` sites need none.
+pub(crate) fn needed_slots(
     jumping: &dyn Fn(&SiteState) -> bool,
     rules: &Rules<'_>,
-    code: &mut OurCode,
-    mem: &dyn PhysMemory,
-    seen: Option<&Seen>,
-) -> Result<Vec<NewSlot>, Obstacles> {
-    let needed: Vec<(Gva, Displaced, Option<SlotKind>)> = rules
+) -> Vec<NeededSlot> {
+    rules
         .sites
         .iter()
         .filter(|(_, site)| !site.gone && rules.is_wanted(site))
@@ -93,23 +92,58 @@ pub(crate) fn take_slots(
             (*at, site.point.displaced, kind.flatten())
         })
         .filter(|(at, _, kind)| *kind != rules.sites[at].slot.map(|code| code.kind()))
-        .collect();
-    let mut taken: Vec<NewSlot> = Vec::new();
-    if rules.probes.has_return_probes()
-        && let Some(live) = rules.live
-    {
-        // The trampoline must be mapped before a return address can point to it, and stays mapped.
-        let mapped = code.region.map(mem, &live.view.tables);
-        if let Err(source) = mapped
-            && let Some(obstacles) = Obstacles::of(unmapped_returns(rules, &source))
-        {
+        .collect()
+}
+
+/// Maps the trampoline if there are return probes: it must be mapped before a return address can point to it,
+/// and stays mapped.
+///
+/// # Errors
+/// The sites with return probes, none of which can be armed.
+pub(crate) fn map_trampoline(
+    probes: &Probes,
+    sites: &Sites,
+    region: &mut HiddenRegion,
+    live: &Live,
+    mem: &dyn PhysMemory,
+) -> Result<(), Obstacles> {
+    if !probes.has_return_probes() {
+        return Ok(());
+    }
+    if let Err(source) = region.map(mem, &live.view.tables) {
+        let returns = sites.iter();
+        let returns = returns.filter(|(_, site)| probes.any_follows_calls(&site.members));
+        let unmapped = returns.map(|(at, _)| Obstacle {
+            at: *at,
+            why: Refused::Slot {
+                at: *at,
+                source: source.clone(),
+            },
+        });
+        if let Some(obstacles) = Obstacles::of(unmapped) {
             return Err(obstacles);
         }
-        code.region.pin();
     }
+    region.pin();
+    Ok(())
+}
+
+/// Takes and fills the slots that are `needed`. A returned slot that was a ghost stays one until
+/// [`OurCode::reclaim_slot`]. If no slot is left, ghosts are released in which no task was `seen`.
+///
+/// # Errors
+/// The sites that get no slot; then none is taken.
+pub(crate) fn take_slots(
+    needed: Vec<NeededSlot>,
+    code: &mut OurCode,
+    live: &Live,
+    mem: &dyn PhysMemory,
+    seen: Option<&Seen>,
+) -> Result<Vec<NewSlot>, Obstacles> {
+    let mut taken: Vec<NewSlot> = Vec::new();
     let (mut refused, mut has_looked) = (Vec::new(), false);
     for (at, displaced, kind) in needed {
-        let mut slot = take_slot(&displaced, kind, rules.live, code, mem);
+        let mut slot = take_slot(&displaced, kind, live, code, mem);
         if let Err(Refused::Slot { source, .. }) = &slot
             && matches!(
                 source,
@@ -120,7 +154,7 @@ pub(crate) fn take_slots(
             if let Some(seen) = seen {
                 release_idle_ghosts(&taken, code, seen, mem);
             }
-            slot = take_slot(&displaced, kind, rules.live, code, mem);
+            slot = take_slot(&displaced, kind, live, code, mem);
         }
         match slot {
             Ok(slot) => taken.push((at, slot)),
@@ -134,19 +168,6 @@ pub(crate) fn take_slots(
             Err(obstacles)
         }
     }
-}
-
-/// Returns the sites with return probes, none of which can be armed because of `source`.
-fn unmapped_returns(rules: &Rules<'_>, source: &HiddenError) -> impl Iterator<Item = Obstacle> {
-    let sites = rules.sites.iter();
-    let sites = sites.filter(|(_, site)| rules.probes.any_follows_calls(&site.members));
-    sites.map(|(at, _)| Obstacle {
-        at: *at,
-        why: Refused::Slot {
-            at: *at,
-            source: source.clone(),
-        },
-    })
 }
 
 /// Returns whether sites may want more slots than are free, and there are ghosts to release.
@@ -167,15 +188,12 @@ pub(crate) fn lacks_slots(rules: &Rules<'_>, code: &OurCode) -> bool {
 fn take_slot(
     displaced: &Displaced,
     kind: Option<SlotKind>,
-    live: Option<&Live>,
+    live: &Live,
     code: &mut OurCode,
     mem: &dyn PhysMemory,
 ) -> Result<Option<SlotCode>, Refused> {
     let Some(kind) = kind else { return Ok(None) };
     let at = displaced.at();
-    let Some(live) = live else {
-        return Err(Refused::Unmapped { at });
-    };
     let tables = live.view.tables;
     let refused = |source| Refused::Slot { at, source };
     if kind == SlotKind::Boosted

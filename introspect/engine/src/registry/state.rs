@@ -3,27 +3,18 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use hvprobe_arch::Gva;
-use hvprobe_arch::mem::PhysMemory;
-use hvprobe_hit::calls::{CELLS, Calls, MaxActive};
+use hvprobe_hit::RestoredFrames;
+use hvprobe_hit::calls::{CELLS, Calls};
 use hvprobe_hit::record::Reader;
 use hvprobe_hit::table::Returns;
-use hvprobe_hit::{Counters, RestoredFrames, entry_data_size};
 use hvprobe_linux::image::KernelImage;
-use hvprobe_spec::definition::{Kind, Target};
-use hvprobe_spec::{ProbeId, ProbeSpec};
 use rustc_hash::FxHashSet;
 
 use crate::code::ours::OurCode;
 use crate::code::region::HiddenRegion;
 use crate::guest::kernel::GuestKernel;
-use crate::guest::kprobes::{GuestKprobes, one_over};
-use crate::info::{Awaited, Throttled};
-use crate::plan::arguments::{Resolved, resolve};
-use crate::plan::kernel::Probeable;
-use crate::plan::probepoint::{Probepoint, plan};
-use crate::plan::text::{ImageText, PristineText};
-use crate::refusal::Refused;
+use crate::guest::kprobes::GuestKprobes;
+use crate::info::Throttled;
 use crate::registered::PROBES_MAX;
 use crate::registry::hook_state::Hooks;
 use crate::registry::live::Live;
@@ -31,8 +22,7 @@ use crate::registry::looks::Looks;
 use crate::registry::optimize::Rules;
 use crate::registry::switches::Switches;
 use crate::sites::probes::Probes;
-use crate::sites::site::{Patch, Placement, Probe, SiteState, Sites};
-use crate::sites::text::{LiveText, Text};
+use crate::sites::site::Sites;
 
 /// The probes of one machine.
 #[derive(Debug)]
@@ -130,102 +120,6 @@ impl Registry {
         }
     }
 
-    /// Returns the facts that decide what the text of each site is to hold, and our code, which changes
-    /// accordingly.
-    pub(crate) fn rules_and_code(&mut self) -> (Rules<'_>, &mut OurCode) {
-        let rules = Rules {
-            switches: self.switches,
-            probes: &self.probes,
-            sites: &self.sites,
-            hooks: &self.hooks,
-            kprobes: &self.kprobes,
-            live: self.live.as_ref(),
-            can_scan: self.can_scan,
-            has_detours: self.code.has_detours(),
-        };
-        (rules, &mut self.code)
-    }
-
-    /// Adds the probe `spec` and, if the kernel is live, its site.
-    pub(crate) fn add(
-        &mut self,
-        spec: &ProbeSpec,
-        point: Option<Probepoint>,
-        resolved: Resolved,
-    ) -> Result<ProbeId, Refused> {
-        let probe = self.probe(self.probes.next_id(), spec, resolved)?;
-        let id = self.probes.add(probe);
-        if self.live.is_some()
-            && let Some(point) = point
-        {
-            self.place(id, point);
-        }
-        Ok(id)
-    }
-
-    /// Creates a probe, with its instances if it is a return probe.
-    fn probe(&self, id: ProbeId, spec: &ProbeSpec, resolved: Resolved) -> Result<Probe, Refused> {
-        let pool = match spec.definition.kind {
-            Kind::Probe => None,
-            Kind::Return { maxactive } => {
-                let maxactive = match maxactive {
-                    _ if spec.maxactive_auto => MaxActive::Auto,
-                    Some(number) => MaxActive::Fixed(number),
-                    None => MaxActive::Default,
-                };
-                let data = entry_data_size(&resolved.actions);
-                Some(Arc::new(
-                    self.shared.returns.calls.pool(id, maxactive, data)?,
-                ))
-            }
-        };
-        Ok(Probe {
-            spec: spec.clone(),
-            counters: Arc::new(Counters::with_budget(self.vcpus, spec.budget.as_ref())),
-            actions: Arc::new(resolved.actions),
-            shown: Arc::new(resolved.shown),
-            awaited: resolved.awaited.then(Awaited::default),
-            pool,
-            placement: Placement::Pending,
-        })
-    }
-
-    /// Resolves what probe `id` captures and shows, if that had to wait for its module, which is loaded now.
-    /// `point` is its probepoint. The probe has never recorded anything.
-    pub(crate) fn resolve_awaited(
-        &mut self,
-        id: ProbeId,
-        point: &Probepoint,
-    ) -> Result<(), Refused> {
-        let Some(probe) = self.probes.get_mut(id) else {
-            return Ok(());
-        };
-        let Some(awaited) = probe.awaited.clone() else {
-            return Ok(());
-        };
-        // Drop the pool: its room is needed for one of the size that is now known.
-        probe.pool = None;
-        let spec = probe.spec.clone();
-        let resolved = resolve(&spec, Some(point), &self.kernel.probeable())?;
-        let fresh = self.probe(id, &spec, resolved)?;
-        awaited.resolve(&fresh.actions, &fresh.shown);
-        if let Some(probe) = self.probes.get_mut(id) {
-            *probe = Probe {
-                counters: Arc::clone(&probe.counters),
-                ..fresh
-            };
-        }
-        Ok(())
-    }
-
-    /// Removes probes that were not planted.
-    pub(crate) fn remove_unplanted(&mut self, ids: impl IntoIterator<Item = ProbeId>) {
-        for id in ids {
-            self.detach(id);
-            self.probes.remove(id);
-        }
-    }
-
     /// Returns a reader of the ring that detours record into, with the sources of the records; `None` where no
     /// detour can be made.
     #[must_use]
@@ -237,128 +131,5 @@ impl Registry {
     #[must_use]
     pub fn is_armed(&self) -> bool {
         self.switches.armed
-    }
-
-    /// Finds and checks the probepoint of `spec`.
-    pub(crate) fn plan(
-        &self,
-        spec: &ProbeSpec,
-        mem: &dyn PhysMemory,
-    ) -> Result<Probepoint, Refused> {
-        let kernel = self.kernel.probeable();
-        let plan =
-            |text: &dyn PristineText| match (plan(spec, &kernel, text), &self.kernel.module_reader)
-            {
-                // The probe would stay pending for ever.
-                (Err(Refused::ModuleNotLoaded { module }), Err(why)) => {
-                    let why = why.clone();
-                    Err(Refused::ModulesHidden { module, why })
-                }
-                (planned, _) => planned,
-            };
-        match &self.live {
-            None => plan(&ImageText(&self.kernel.image)),
-            Some(live) => {
-                let tables = &live.view.tables;
-                let text = LiveText {
-                    text: Text { tables, mem },
-                    sites: &self.sites,
-                };
-                self.check_build(spec, &kernel, mem)?;
-                let point = plan(&text)?;
-                let at = point.displaced.at();
-                let wants_types = spec.default_arguments || !spec.definition.arguments.is_empty();
-                if let Some(module) = kernel.module_at(at).filter(|_| wants_types) {
-                    self.kernel.read_types(module, tables, mem);
-                }
-                if spec.is_return()
-                    && let Err(why) = live.view.task
-                {
-                    return Err(Refused::NoTasks(why));
-                }
-                match self.sites.get(&at) {
-                    Some(site) if self.is_rewritten(site, mem) => Err(Refused::Rewritten { at }),
-                    _ if self.kprobes.registered.contains(&at) => Err(Refused::Kprobe { at }),
-                    // The guest makes no jump over text in which it found an int3.
-                    Some(site) if site.is_armed() => Ok(point),
-                    _ => match one_over(at, &self.kprobes.registered) {
-                        Some(kprobe) => Err(Refused::UnderKprobe { at, kprobe }),
-                        None => Ok(point),
-                    },
-                }
-            }
-        }
-    }
-
-    /// Refuses `spec` if another build of its module is loaded than the one it is for.
-    fn check_build(
-        &self,
-        spec: &ProbeSpec,
-        kernel: &Probeable<'_>,
-        mem: &dyn PhysMemory,
-    ) -> Result<(), Refused> {
-        let Target::Symbol {
-            module: Some(name), ..
-        } = &spec.definition.target
-        else {
-            return Ok(());
-        };
-        let loaded = kernel.modules.and_then(|modules| modules.get(name));
-        let loaded = loaded.filter(|module| kernel.is_loaded(module));
-        let (Some(wanted), Some(module)) = (&spec.module_build_id, loaded) else {
-            return Ok(());
-        };
-        match self.build_id(module, mem) {
-            Some(id) if id == *wanted => Ok(()),
-            loaded => Err(Refused::OtherBuild {
-                module: module.name().to_owned(),
-                loaded,
-                wanted: wanted.clone(),
-            }),
-        }
-    }
-
-    pub(crate) fn place(&mut self, id: ProbeId, point: Probepoint) {
-        let at = point.displaced.at();
-        let members = &mut self.site_of(point).members;
-        // A probe that was pending may be older than those at the site.
-        let behind = members.partition_point(|member| *member < id);
-        members.insert(behind, id);
-        if let Some(probe) = self.probes.get_mut(id) {
-            probe.placement = Placement::At(at);
-        }
-    }
-
-    /// Returns the site at `point`, and creates it if there is none.
-    pub(crate) fn site_of(&mut self, point: Probepoint) -> &mut SiteState {
-        self.sites
-            .entry(point.displaced.at())
-            .or_insert_with(|| SiteState {
-                point,
-                occupied: false,
-                slot: None,
-                members: Vec::new(),
-                internal: None,
-                patch: Patch::None,
-                unprepared: None,
-                gone: false,
-            })
-    }
-
-    /// Detaches probe `id` from its site: reverts a [`Registry::place`] that was not committed.
-    pub(crate) fn detach(&mut self, id: ProbeId) {
-        let Some(Placement::At(at)) = self.probes.get(id).map(|p| p.placement.clone()) else {
-            return;
-        };
-        if let Some(site) = self.sites.get_mut(&at) {
-            site.members.retain(|member| *member != id);
-            // A site that was never committed has no slot.
-            if site.members.is_empty() && site.internal.is_none() && !site.is_armed() {
-                self.sites.remove(&at);
-            }
-        }
-        if let Some(probe) = self.probes.get_mut(id) {
-            probe.placement = Placement::Pending;
-        }
     }
 }

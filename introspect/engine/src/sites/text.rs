@@ -10,7 +10,7 @@ use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::{PageTables, WalkError};
 use hvprobe_arch::trap::GATE_PORT;
 
-use super::site::{Sites, byte_at, reaching};
+use super::site::{SiteState, Sites, byte_at, patched, reaching};
 use crate::plan::text::PristineText;
 use crate::refusal::{Obstacle, Obstacles, Refused};
 
@@ -91,6 +91,14 @@ impl Text<'_> {
         self.holds(gate.at(), &GateHead::patch(GATE_PORT))
             && self.write(gate.at(), &gate.original()).is_ok()
     }
+}
+
+/// Returns whether the guest has replaced the text at `site`, one of `sites`.
+pub(crate) fn is_rewritten(site: &SiteState, sites: &Sites, text: &Text<'_>) -> bool {
+    let at = site.point.displaced.at();
+    let original = site.original(&site.patch);
+    let as_left = patched(sites, at, original, |_, site| &site.patch);
+    site.gone || !text.holds(at, &as_left)
 }
 
 /// Live text with our own patches removed.
