@@ -7,11 +7,10 @@ use std::time::Duration;
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::JUMP;
 use hvprobe_arch::mem::PhysMemory;
-use hvprobe_hit::calls::{Fate, Pool};
+use hvprobe_hit::calls::Fate;
 use hvprobe_hit::region::KERNEL_WINDOW;
-use hvprobe_hit::table::{Following, Internal, Member, Parts, ProbeTable, Returning, Role, Site};
-use hvprobe_hit::{Counters, Stacks, restore_frame};
-use hvprobe_spec::ProbeId;
+use hvprobe_hit::table::ProbeTable;
+use hvprobe_hit::{Stacks, restore_frame};
 use tracing::warn;
 
 use crate::code::jump::Jump;
@@ -23,12 +22,13 @@ use crate::registry::live::Live;
 use crate::registry::optimize::Rules;
 use crate::registry::prepare::{Wanted, reserve_detours};
 use crate::registry::quiescence::{retire_unproven, unproven_points};
-use crate::registry::recorders::{settle_sources, stubs};
+use crate::registry::recorders::settle_sources;
 use crate::registry::release::{is_crowded, release_unreached, restore_followed_frames};
 use crate::registry::slots::{
     NewSlot, lacks_slots, map_trampoline, needed_slots, release_slots, take_slots,
 };
 use crate::registry::state::Registry;
+use crate::registry::table::table;
 use crate::sites::site::{Patch, SiteState, Sites, patched};
 use crate::sites::text::{Edit, Text};
 use crate::unoptimized::Unoptimized;
@@ -229,7 +229,7 @@ impl Registry {
             release_unreached(&mut self.code, seen, sent_to.copied(), calls, mem);
         }
         self.release_unused(&BTreeMap::new(), mem);
-        let table = Arc::new(self.table());
+        let table = Arc::new(table(&self.rules(), &self.code, &self.kernel, &self.shared));
         if let Some(live) = &self.live {
             self.code.sources.follow_stacks(Stacks {
                 table: Arc::clone(&table),
@@ -420,93 +420,6 @@ impl Registry {
         {
             warn!(%error, "the slots stay mapped");
         }
-    }
-
-    pub(crate) fn table(&self) -> ProbeTable {
-        let sites = self
-            .sites
-            .values()
-            .filter(|site| site.is_armed())
-            .map(|site| {
-                let members = self.members(site);
-                let has_post = |member: &Member| match &member.role {
-                    Role::Probe(actions) => actions.post,
-                    Role::Return { .. } | Role::Internal(_) => false,
-                };
-                Site {
-                    displaced: site.point.displaced,
-                    slot: site.slot,
-                    detour: site.jump().map(|jump| Arc::clone(&jump.detour)),
-                    after_sti: site.point.after_sti,
-                    posts: members.iter().any(has_post),
-                    members,
-                }
-            })
-            .collect();
-        let returning = self
-            .probes
-            .staying()
-            .filter(|(_, probe)| probe.pool.is_some())
-            .map(|(id, probe)| {
-                let returning = Returning {
-                    counters: Arc::clone(&probe.counters),
-                    actions: Arc::clone(&probe.actions),
-                    disabled: probe.spec.disabled || !self.switches.armed,
-                };
-                (id, returning)
-            })
-            .collect();
-        ProbeTable::new(Parts {
-            sites,
-            retired: Arc::clone(&self.shared.retired),
-            fixtures: self.code.region.fixtures(),
-            returning,
-            returns: Arc::clone(&self.shared.returns),
-            restored_frames: Arc::clone(&self.shared.restored_frames),
-            followed: self
-                .code
-                .sources
-                .iter()
-                .filter(|source| source.followed().is_some())
-                .collect(),
-            ask_all: self.kernel.ask_all(),
-            unwinder: self.kernel.unwinder(),
-            ghosts: self
-                .code
-                .ghost_jumps
-                .values()
-                .flatten()
-                .filter_map(|jump| Some((jump.detour.escape()?, jump.detour.tail())))
-                .collect(),
-        })
-    }
-
-    fn members(&self, site: &SiteState) -> Box<[Member]> {
-        let stubs = stubs(site, &self.probes, self.switches, &self.code.sources);
-        let following = |id: ProbeId, pool: &Arc<Pool>| match stubs.get(&id) {
-            Some(source) => Following::Stubs(Arc::clone(source)),
-            None => Following::Trampoline(Arc::clone(pool)),
-        };
-        let own = self.probes.enabled(&site.members).map(|(id, probe)| {
-            let actions = Arc::clone(&probe.actions);
-            Member {
-                id,
-                counters: Arc::clone(&probe.counters),
-                role: match &probe.pool {
-                    None => Role::Probe(actions),
-                    Some(pool) => Role::Return {
-                        actions,
-                        calls: following(id, pool),
-                    },
-                },
-            }
-        });
-        let internal = site.internal.map(|internal| Member {
-            id: Internal::ID,
-            counters: Arc::new(Counters::new(0)),
-            role: Role::Internal(internal),
-        });
-        internal.into_iter().chain(own).collect()
     }
 }
 

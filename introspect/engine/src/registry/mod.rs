@@ -38,6 +38,7 @@ pub(crate) mod retry;
 pub(crate) mod slots;
 pub(crate) mod state;
 pub(crate) mod switches;
+pub(crate) mod table;
 #[cfg(test)]
 mod tests;
 pub(crate) mod throttle;
