@@ -7,13 +7,17 @@ use std::time::Duration;
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::JUMP;
 use hvprobe_arch::mem::PhysMemory;
+use hvprobe_arch::paging::PageTables;
 use hvprobe_hit::calls::Fate;
-use hvprobe_hit::region::KERNEL_WINDOW;
+use hvprobe_hit::region::{Fixtures, KERNEL_WINDOW};
 use hvprobe_hit::table::ProbeTable;
 use hvprobe_hit::{Stacks, restore_frame};
+use rustc_hash::FxHashSet;
 use tracing::warn;
 
 use crate::code::jump::Jump;
+use crate::code::ours::OurCode;
+use crate::code::region::HiddenRegion;
 use crate::code::scan::{AT_HOOK_MAX, AT_ONCE_MAX, Look, Seen, Still};
 use crate::refusal::{Obstacle, Obstacles, Refused};
 use crate::registry::ftrace::{look_at_ftrace, watches_ftrace};
@@ -27,12 +31,13 @@ use crate::registry::release::{is_crowded, release_unreached, restore_followed_f
 use crate::registry::slots::{
     NewSlot, lacks_slots, map_trampoline, needed_slots, release_slots, take_slots,
 };
-use crate::registry::state::Registry;
+use crate::registry::state::{Registry, Shared};
 use crate::registry::table::table;
+use crate::sites::probes::Probes;
 use crate::sites::site::{Patch, SiteState, Sites, patched};
-use crate::sites::text::{Edit, Text};
+use crate::sites::text::{Edit, Text, is_rewritten};
 use crate::unoptimized::Unoptimized;
-use crate::world::{StopError, World};
+use crate::world::{Standing, StopError, World};
 
 /// Why a change did not happen.
 #[derive(Debug)]
@@ -158,14 +163,17 @@ impl Registry {
         still: Still<'_>,
     ) -> Result<Arc<ProbeTable>, Obstacles> {
         self.looks.changes += 1;
-        self.enter_detours(mem)?;
+        let tables = self.live.as_ref().map(|live| live.view.tables);
+        if let Some(tables) = &tables {
+            enter_detours(&mut self.code.region, tables, mem)?;
+        }
         let (ftrace, live) = (&mut self.hooks.ftrace, self.live.as_ref());
         look_at_ftrace(ftrace, &self.sites, &self.probes, live, mem);
-        if let Some(live) = &self.live {
-            leave_to_kprobes(&self.kprobes.known, &mut self.sites, &live.view.tables, mem);
+        if let Some(tables) = &tables {
+            leave_to_kprobes(&self.kprobes.known, &mut self.sites, tables, mem);
+            leave_rewritten(jumps, &mut self.sites, &Text { tables, mem });
         }
         let (mut arming, mut disarming) = (Vec::new(), Vec::new());
-        self.leave_rewritten(jumps, mem);
         let rules = self.rules();
         for (at, site) in rules.sites {
             if !rules.is_wanted(site) {
@@ -178,9 +186,8 @@ impl Registry {
                 arming.push((*at, patch));
             }
         }
-        let free = self.live.as_ref().map_or(Ok(()), |live| {
-            let (known, tables) = (&self.kprobes.known, &live.view.tables);
-            keep_from_kprobes(&arming, known, &self.sites, tables, mem)
+        let free = tables.as_ref().map_or(Ok(()), |tables| {
+            keep_from_kprobes(&arming, &self.kprobes.known, &self.sites, tables, mem)
         });
         let written = free.and_then(|()| self.write(&arming, &disarming, mem, still.seen));
         let slots = match written {
@@ -191,34 +198,33 @@ impl Registry {
                     Patch::None | Patch::Breakpoint => None,
                 });
                 jumps.extend(unused);
-                self.release_unused(jumps, mem);
+                let live = self.live.as_mut();
+                release_unused(jumps, &self.sites, &mut self.code, live, mem);
                 return Err(obstacles);
             }
         };
         // Nothing below can fail. An unused jump may be a ghost with a task in its detour, so it is retired.
         let unused = std::mem::take(jumps);
         self.code.retire_jumps(unused);
+        let (sites, code) = (&mut self.sites, &mut self.code);
+        let retired = &mut self.shared.retired;
         for at in disarming {
-            self.set_patch(at, Patch::None);
+            set_patch(at, Patch::None, sites, code, retired);
         }
-        for (at, code) in slots {
-            if let Some(site) = self.sites.get_mut(&at) {
-                let displaced = site.point.displaced;
-                let old = std::mem::replace(&mut site.slot, code);
-                if let Some(code) = &code {
-                    self.code.reclaim_slot(code);
-                }
-                self.code.retire_slot(displaced, old, mem);
-            }
-        }
+        set_slots(slots, sites, code, mem);
         for (at, patch) in arming {
-            self.set_patch(at, patch);
+            set_patch(at, patch, sites, code, retired);
         }
         self.hooks.ftrace.watched = watches_ftrace(&self.kernel.image, &self.sites);
-        self.detach_leaving(mem);
-        let sent_to = self.restore_frames(mem, still);
-        if let Some(live) = &self.live {
-            restore_followed_frames(&self.probes, &self.code, &live.view.tables, mem);
+        detach_leaving(&self.probes, &mut self.sites, &mut self.code, mem);
+        let mut sent_to = Vec::new();
+        if let Some(tables) = &tables {
+            let (probes, shared, standing) = (&self.probes, &mut self.shared, still.standing);
+            if let Some(fixtures) = self.code.region.fixtures() {
+                sent_to = restore_frames(probes, shared, &fixtures, tables, mem, standing);
+            }
+            self.looks.note_sent(&sent_to);
+            restore_followed_frames(probes, &self.code, tables, mem);
         }
         settle_sources(&self.code.sources, &self.probes, self.switches);
         if let Some(seen) = still.seen
@@ -228,61 +234,14 @@ impl Registry {
             let calls = &self.shared.returns.calls;
             release_unreached(&mut self.code, seen, sent_to.copied(), calls, mem);
         }
-        self.release_unused(&BTreeMap::new(), mem);
+        let live = self.live.as_mut();
+        release_unused(&BTreeMap::new(), &self.sites, &mut self.code, live, mem);
         let table = Arc::new(table(&self.rules(), &self.code, &self.kernel, &self.shared));
-        if let Some(live) = &self.live {
-            self.code.sources.follow_stacks(Stacks {
-                table: Arc::clone(&table),
-                kernel: live.view.tables,
-            });
+        if let Some(kernel) = tables {
+            let table = Arc::clone(&table);
+            self.code.sources.follow_stacks(Stacks { table, kernel });
         }
         Ok(table)
-    }
-
-    /// Marks the armed sites among those of the prepared `jumps` whose text the guest has rewritten, so that
-    /// they do not prevent other changes.
-    fn leave_rewritten(&mut self, jumps: &BTreeMap<Gva, Jump>, mem: &dyn PhysMemory) {
-        let rewritten = jumps.keys().copied().filter(|at| {
-            let site = self.sites.get(at).filter(|site| site.is_armed());
-            site.is_some_and(|site| !site.gone && self.is_rewritten(site, mem))
-        });
-        for at in rewritten.collect::<Vec<_>>() {
-            if let Some(site) = self.sites.get_mut(&at) {
-                site.gone = true;
-            }
-        }
-    }
-
-    /// Maps the memory of detours into the guest, if there is to be any.
-    fn enter_detours(&mut self, mem: &dyn PhysMemory) -> Result<(), Obstacle> {
-        let (Some(live), Some(detours)) = (&self.live, &mut self.code.region.detours) else {
-            return Ok(());
-        };
-        let entered = detours.enter(mem, &live.view.tables);
-        entered.map_err(|source| {
-            let at = KERNEL_WINDOW.start;
-            let why = Refused::Slot { at, source };
-            Obstacle { at, why }
-        })
-    }
-
-    /// Records that the text at `at` holds `patch` now.
-    fn set_patch(&mut self, at: Gva, patch: Patch) {
-        let Some(site) = self.sites.get_mut(&at) else {
-            return;
-        };
-        let retired = Arc::make_mut(&mut self.shared.retired);
-        if let Patch::Breakpoint = patch {
-            retired.insert(at.0);
-        } else if let Patch::Jump(jump) = &patch {
-            // The bytes of the jump at which a task may resume are int3s.
-            let inside = (1..JUMP as u64).map(|n| at.wrapping_add(n));
-            let landings = inside.filter(|at| jump.detour.resume(*at).is_some());
-            retired.extend(landings.map(|at| at.0));
-        }
-        if let Patch::Jump(jump) = std::mem::replace(&mut site.patch, patch) {
-            self.code.retire_jump(at, jump);
-        }
     }
 
     /// Takes the slots that armed sites lack, plants the gate, and writes the patches of the sites `arming` and
@@ -341,85 +300,151 @@ impl Registry {
         }
         Ok(slots)
     }
+}
 
-    /// Detaches the leaving probes from their sites, and removes sites without probes and hooks.
-    fn detach_leaving(&mut self, mem: &dyn PhysMemory) {
-        let probes = &self.probes;
-        for site in self.sites.values_mut() {
-            site.members.retain(|id| !probes.is_leaving(*id));
-        }
-        let empty: Vec<_> = self
-            .sites
-            .extract_if(.., |_, site| {
-                site.members.is_empty() && site.internal.is_none()
-            })
-            .collect();
-        for (_, site) in empty {
-            self.code.retire_slot(site.point.displaced, site.slot, mem);
+/// Marks the armed `sites` among those of the prepared `jumps` whose text the guest has rewritten, so that they do
+/// not prevent other changes.
+fn leave_rewritten(jumps: &BTreeMap<Gva, Jump>, sites: &mut Sites, text: &Text<'_>) {
+    let rewritten = jumps.keys().copied().filter(|at| {
+        let site = sites.get(at).filter(|site| site.is_armed());
+        site.is_some_and(|site| !site.gone && is_rewritten(site, sites, text))
+    });
+    for at in rewritten.collect::<Vec<_>>() {
+        if let Some(site) = sites.get_mut(&at) {
+            site.gone = true;
         }
     }
+}
 
-    /// Writes real return addresses into the frames of calls in flight of leaving probes. Returns those
-    /// addresses: the callers, or the stubs of other probes on the same functions.
-    fn restore_frames(&mut self, mem: &dyn PhysMemory, still: Still<'_>) -> Vec<Gva> {
-        let mut sent_to = Vec::new();
-        let (Some(live), Some(fixtures)) = (&self.live, self.code.region.fixtures()) else {
-            return sent_to;
-        };
-        let probes = &self.probes;
-        if !probes.leaving().any(|(_, probe)| probe.pool.is_some()) {
-            return sent_to;
-        }
-        let trampoline = fixtures.trampoline();
-        let tables = &live.view.tables;
-        // A virtual CPU that has just returned to the trampoline still needs its call.
-        let returning = |slot: Gva| {
-            still
-                .standing
-                .iter()
-                .any(|cpu| cpu.rip() == trampoline && cpu.rsp().wrapping_sub(8) == slot)
-        };
-        let restored = Arc::make_mut(&mut self.shared.restored_frames);
-        self.shared.returns.calls.remove(
-            |id| probes.is_leaving(id),
-            |frame| {
-                if returning(frame.slot) {
-                    return Fate::Keep;
-                }
-                let fate = restore_frame(frame, trampoline, tables, mem);
-                if fate == Fate::Forget {
-                    restored.add(frame);
-                    sent_to.push(frame.ret);
-                }
-                fate
-            },
-        );
-        self.looks.note_sent(&sent_to);
-        sent_to
+/// Maps the memory of detours into the guest, if there is to be any.
+fn enter_detours(
+    region: &mut HiddenRegion,
+    tables: &PageTables,
+    mem: &dyn PhysMemory,
+) -> Result<(), Obstacle> {
+    let Some(detours) = &mut region.detours else {
+        return Ok(());
+    };
+    detours.enter(mem, tables).map_err(|source| {
+        let at = KERNEL_WINDOW.start;
+        let why = Refused::Slot { at, source };
+        Obstacle { at, why }
+    })
+}
+
+/// Records that the text at `at` holds `patch` now. Retires the jump that it held. `retired` has the addresses
+/// that held one of our int3s at some time.
+fn set_patch(
+    at: Gva,
+    patch: Patch,
+    sites: &mut Sites,
+    code: &mut OurCode,
+    retired: &mut Arc<FxHashSet<u64>>,
+) {
+    let Some(site) = sites.get_mut(&at) else {
+        return;
+    };
+    let retired = Arc::make_mut(retired);
+    if let Patch::Breakpoint = patch {
+        retired.insert(at.0);
+    } else if let Patch::Jump(jump) = &patch {
+        // The bytes of the jump at which a task may resume are int3s.
+        let inside = (1..JUMP as u64).map(|n| at.wrapping_add(n));
+        let landings = inside.filter(|at| jump.detour.resume(*at).is_some());
+        retired.extend(landings.map(|at| at.0));
     }
+    if let Patch::Jump(jump) = std::mem::replace(&mut site.patch, patch) {
+        code.retire_jump(at, jump);
+    }
+}
 
-    /// Releases the gate while no int3 of ours can be hit: no site is armed, and no retired jump and none of the
-    /// prepared `jumps` has an int3 in its detour, where a task may have been interrupted. Unmaps the hidden
-    /// region while nothing of it is in use.
-    fn release_unused(&mut self, jumps: &BTreeMap<Gva, Jump>, mem: &dyn PhysMemory) {
-        let mut left = self
-            .code
-            .ghost_jumps
-            .values()
-            .flatten()
-            .chain(jumps.values());
-        let escapes = left.any(|jump| jump.detour.escape().is_some());
-        if let Some(live) = &mut self.live
-            && !escapes
-            && !self.sites.values().any(SiteState::is_armed)
-        {
-            remove_gate(live, mem);
+/// Gives the `sites` their new `slots`, and retires those that they had.
+fn set_slots(slots: Vec<NewSlot>, sites: &mut Sites, code: &mut OurCode, mem: &dyn PhysMemory) {
+    for (at, slot) in slots {
+        if let Some(site) = sites.get_mut(&at) {
+            let old = std::mem::replace(&mut site.slot, slot);
+            if let Some(slot) = &slot {
+                code.reclaim_slot(slot);
+            }
+            code.retire_slot(site.point.displaced, old, mem);
         }
-        if self.code.region.is_idle()
-            && let Err(error) = self.code.region.unmap(mem)
-        {
-            warn!(%error, "the slots stay mapped");
-        }
+    }
+}
+
+/// Detaches the leaving probes from their sites, and removes sites without probes and hooks.
+fn detach_leaving(probes: &Probes, sites: &mut Sites, code: &mut OurCode, mem: &dyn PhysMemory) {
+    for site in sites.values_mut() {
+        site.members.retain(|id| !probes.is_leaving(*id));
+    }
+    let is_empty = |site: &SiteState| site.members.is_empty() && site.internal.is_none();
+    let empty: Vec<_> = sites.extract_if(.., |_, site| is_empty(site)).collect();
+    for (_, site) in empty {
+        code.retire_slot(site.point.displaced, site.slot, mem);
+    }
+}
+
+/// Writes real return addresses into the frames of calls in flight of leaving probes, which return through the
+/// trampoline of `fixtures`. Returns those addresses: the callers, or the stubs of other probes on the same
+/// functions.
+fn restore_frames(
+    probes: &Probes,
+    shared: &mut Shared,
+    fixtures: &Fixtures,
+    tables: &PageTables,
+    mem: &dyn PhysMemory,
+    standing: &[Standing],
+) -> Vec<Gva> {
+    let mut sent_to = Vec::new();
+    if !probes.leaving().any(|(_, probe)| probe.pool.is_some()) {
+        return sent_to;
+    }
+    let trampoline = fixtures.trampoline();
+    // A virtual CPU that has just returned to the trampoline still needs its call.
+    let returning = |slot: Gva| {
+        standing
+            .iter()
+            .any(|cpu| cpu.rip() == trampoline && cpu.rsp().wrapping_sub(8) == slot)
+    };
+    let restored = Arc::make_mut(&mut shared.restored_frames);
+    shared.returns.calls.remove(
+        |id| probes.is_leaving(id),
+        |frame| {
+            if returning(frame.slot) {
+                return Fate::Keep;
+            }
+            let fate = restore_frame(frame, trampoline, tables, mem);
+            if fate == Fate::Forget {
+                restored.add(frame);
+                sent_to.push(frame.ret);
+            }
+            fate
+        },
+    );
+    sent_to
+}
+
+/// Releases the gate while no int3 of ours can be hit: no site is armed, and no retired jump and none of the
+/// prepared `jumps` has an int3 in its detour, where a task may have been interrupted. Unmaps the hidden region
+/// while nothing of it is in use.
+fn release_unused(
+    jumps: &BTreeMap<Gva, Jump>,
+    sites: &Sites,
+    code: &mut OurCode,
+    live: Option<&mut Live>,
+    mem: &dyn PhysMemory,
+) {
+    let mut left = code.ghost_jumps.values().flatten().chain(jumps.values());
+    let escapes = left.any(|jump| jump.detour.escape().is_some());
+    if let Some(live) = live
+        && !escapes
+        && !sites.values().any(SiteState::is_armed)
+    {
+        remove_gate(live, mem);
+    }
+    if code.region.is_idle()
+        && let Err(error) = code.region.unmap(mem)
+    {
+        warn!(%error, "the slots stay mapped");
     }
 }
 
