@@ -19,6 +19,7 @@ use super::optimize::stack_fields;
 use super::place::{detach, place, resolve_awaited};
 use super::plant::PlantError;
 use super::state::Registry;
+use super::throttle::{refill, remove_probe};
 use crate::code::scan::is_feasible;
 use crate::error::ChangeError;
 use crate::guest::banner::Banner;
@@ -145,7 +146,7 @@ impl Registry {
         world.collect();
         self.code.retire_sources(leaving.iter().copied());
         for id in leaving {
-            self.remove_probe(id);
+            remove_probe(id, &mut self.probes, &mut self.last_throttled);
         }
         Ok(())
     }
@@ -190,7 +191,7 @@ impl Registry {
             }
         }
         if enabled {
-            self.refill(ids);
+            refill(ids, &self.probes);
         }
         let mut before = BTreeMap::new();
         for id in ids {

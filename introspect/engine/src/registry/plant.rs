@@ -21,13 +21,15 @@ use hvprobe_hit::table::ProbeTable;
 use hvprobe_spec::{Mechanism, ProbeId};
 
 use crate::code::jump::Jump;
+use crate::code::ours::OurCode;
 use crate::code::scan::{AT_ONCE_MAX, Still};
 use crate::refusal::{Obstacle, Obstacles, Refused};
 use crate::registered::Refusals;
 use crate::registry::optimize::Rules;
 use crate::registry::place::detach;
 use crate::registry::state::Registry;
-use crate::sites::site::{Patch, Placement, SiteState};
+use crate::sites::probes::Probes;
+use crate::sites::site::{Patch, Placement, SiteState, Sites};
 use crate::unoptimized::Unoptimized;
 use crate::world::{StopError, World};
 
@@ -60,6 +62,41 @@ struct Newcomers {
     refused: Vec<(ProbeId, Refused)>,
     /// Jumps that were prepared, by their sites.
     jumps: BTreeMap<Gva, Jump>,
+}
+
+impl Newcomers {
+    /// Detaches `id` from its site, or ends the whole operation.
+    fn refuse(
+        &mut self,
+        id: ProbeId,
+        why: Refused,
+        probes: &mut Probes,
+        sites: &mut Sites,
+    ) -> Result<(), PlantError> {
+        match self.refusals {
+            Refusals::Fail => Err(PlantError::Refused(id, why)),
+            Refusals::Skip => {
+                detach(id, probes, sites);
+                self.left.remove(&id);
+                self.refused.push((id, why));
+                Ok(())
+            }
+        }
+    }
+
+    /// Returns the new probes that require a jump, with their sites.
+    fn asking_for_jumps(&self, probes: &Probes) -> Vec<(ProbeId, Gva)> {
+        let asks = |id: &ProbeId| {
+            let probe = probes.get(*id)?;
+            match probe.placement {
+                Placement::At(at) if probe.spec.mechanism == Some(Mechanism::Optimized) => {
+                    Some((*id, at))
+                }
+                _ => None,
+            }
+        };
+        self.left.iter().filter_map(asks).collect()
+    }
 }
 
 impl Registry {
@@ -98,7 +135,7 @@ impl Registry {
         for id in &unplanted {
             detach(*id, &mut self.probes, &mut self.sites);
         }
-        self.release_unplanted(&unplanted, jumps, world.memory());
+        release_unplanted(&unplanted, jumps, &mut self.code, world.memory());
         if !unplanted.is_empty() {
             self.provide_hooks(world.memory());
         }
@@ -185,40 +222,14 @@ impl Registry {
         }
     }
 
-    /// Removes `id` from its site, or ends the whole operation.
-    fn refuse(&mut self, new: &mut Newcomers, id: ProbeId, why: Refused) -> Result<(), PlantError> {
-        match new.refusals {
-            Refusals::Fail => Err(PlantError::Refused(id, why)),
-            Refusals::Skip => {
-                detach(id, &mut self.probes, &mut self.sites);
-                new.left.remove(&id);
-                new.refused.push((id, why));
-                Ok(())
-            }
-        }
-    }
-
-    /// Returns the new probes that require a jump, with their sites.
-    fn asking_for_jumps(&self, new: &Newcomers) -> Vec<(ProbeId, Gva)> {
-        let asks = |id: &ProbeId| {
-            let probe = self.probes.get(*id)?;
-            match probe.placement {
-                Placement::At(at) if probe.spec.mechanism == Some(Mechanism::Optimized) => {
-                    Some((*id, at))
-                }
-                _ => None,
-            }
-        };
-        new.left.iter().filter_map(asks).collect()
-    }
-
     /// Refuses the probes that require a jump where none is possible.
     fn refuse_unfit(&mut self, new: &mut Newcomers) -> Result<(), PlantError> {
-        for (id, at) in self.asking_for_jumps(new) {
+        for (id, at) in new.asking_for_jumps(&self.probes) {
             let site = self.sites.get(&at);
             let unfit = site.and_then(|site| self.rules().fit(site).err());
             if let Some(source) = unfit {
-                self.refuse(new, id, Refused::Unoptimized { at, source })?;
+                let why = Refused::Unoptimized { at, source };
+                new.refuse(id, why, &mut self.probes, &mut self.sites)?;
             }
         }
         Ok(())
@@ -226,11 +237,12 @@ impl Registry {
 
     /// Refuses the probes that require a jump and would get an int3.
     fn refuse_denied(&mut self, new: &mut Newcomers) -> Result<(), PlantError> {
-        for (id, at) in self.asking_for_jumps(new) {
+        for (id, at) in new.asking_for_jumps(&self.probes) {
             let has_none = !new.jumps.contains_key(&at);
             let site = self.sites.get(&at).filter(|_| has_none);
             if let Some(source) = site.and_then(|site| denial(&self.rules(), site)) {
-                self.refuse(new, id, Refused::Unoptimized { at, source })?;
+                let why = Refused::Unoptimized { at, source };
+                new.refuse(id, why, &mut self.probes, &mut self.sites)?;
             }
         }
         Ok(())
@@ -261,7 +273,7 @@ impl Registry {
                 continue;
             }
             for id in here {
-                self.refuse(new, id, why.clone())?;
+                new.refuse(id, why.clone(), &mut self.probes, &mut self.sites)?;
             }
         }
         if new.refused.len() > before {
@@ -276,32 +288,32 @@ impl Registry {
         }
         Ok(())
     }
+}
 
-    /// Releases what was made for probes that were not planted, and retires the other `jumps`, which were not
-    /// used. No task has ever reached a detour that records for a probe that was not planted.
-    fn release_unplanted(
-        &mut self,
-        unplanted: &BTreeSet<ProbeId>,
-        jumps: BTreeMap<Gva, Jump>,
-        mem: &dyn PhysMemory,
-    ) {
-        self.code.retire_jumps(jumps);
-        if unplanted.is_empty() {
-            return;
-        }
-        let mut never_used = Vec::new();
-        let is_of_them = |jump: &mut Jump| jump.members.iter().any(|id| unplanted.contains(id));
-        self.code.ghost_jumps.retain(|_, jumps| {
-            never_used.extend(jumps.extract_if(.., is_of_them));
-            !jumps.is_empty()
-        });
-        for id in unplanted {
-            self.code.release_source(*id, mem);
-        }
-        if let Some(detours) = self.code.region.detours.as_mut() {
-            for Jump { detour, .. } in never_used {
-                detours.release(mem, detour.at(), detour.code().len() as u64);
-            }
+/// Releases what was made for probes that were not planted, and retires the other `jumps`, which were not used. No
+/// task has ever reached a detour that records for a probe that was not planted.
+fn release_unplanted(
+    unplanted: &BTreeSet<ProbeId>,
+    jumps: BTreeMap<Gva, Jump>,
+    code: &mut OurCode,
+    mem: &dyn PhysMemory,
+) {
+    code.retire_jumps(jumps);
+    if unplanted.is_empty() {
+        return;
+    }
+    let mut never_used = Vec::new();
+    let is_of_them = |jump: &mut Jump| jump.members.iter().any(|id| unplanted.contains(id));
+    code.ghost_jumps.retain(|_, jumps| {
+        never_used.extend(jumps.extract_if(.., is_of_them));
+        !jumps.is_empty()
+    });
+    for id in unplanted {
+        code.release_source(*id, mem);
+    }
+    if let Some(detours) = code.region.detours.as_mut() {
+        for Jump { detour, .. } in never_used {
+            detours.release(mem, detour.at(), detour.code().len() as u64);
         }
     }
 }

@@ -8,6 +8,7 @@ use hvprobe_spec::{ProbeId, ProbeSpec};
 use crate::error::ChangeError;
 use crate::info::Throttled;
 use crate::registry::state::Registry;
+use crate::sites::probes::Probes;
 use crate::world::World;
 
 /// Takes the notice of the throttled hits in `counters`, the counters of `probe`, that were not reported yet:
@@ -45,21 +46,21 @@ impl Registry {
             .extend(left.filter_map(|(id, probe)| take_notice(id, &probe.spec, &probe.counters)));
         (notices, turned_off)
     }
+}
 
-    /// Refills the budgets of those of `ids` that were disabled for exceeding them.
-    pub(crate) fn refill(&self, ids: &[ProbeId]) {
-        for probe in ids.iter().filter_map(|id| self.probes.get(*id)) {
-            if let Some(meter) = probe.counters.meter() {
-                meter.reset();
-            }
+/// Refills the budgets of those of `ids` that were disabled for exceeding them.
+pub(crate) fn refill(ids: &[ProbeId], probes: &Probes) {
+    for probe in ids.iter().filter_map(|id| probes.get(*id)) {
+        if let Some(meter) = probe.counters.meter() {
+            meter.reset();
         }
     }
+}
 
-    /// Removes probe `id`, and keeps its last notice.
-    pub(crate) fn remove_probe(&mut self, id: ProbeId) {
-        if let Some(probe) = self.probes.remove(id) {
-            let last = take_notice(id, &probe.spec, &probe.counters);
-            self.last_throttled.extend(last);
-        }
+/// Removes probe `id` from `probes`, and adds its last notice to `notices`.
+pub(crate) fn remove_probe(id: ProbeId, probes: &mut Probes, notices: &mut Vec<Throttled>) {
+    if let Some(probe) = probes.remove(id) {
+        let last = take_notice(id, &probe.spec, &probe.counters);
+        notices.extend(last);
     }
 }
