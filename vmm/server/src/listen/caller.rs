@@ -13,15 +13,16 @@ use tonic::{Code, Request, Status};
 pub(crate) struct Caller {
     /// Number of its connection, which no other connection of this process has.
     pub(crate) connection: u64,
-    pub(crate) identity: Identity,
+    /// How the client is known.
+    pub(crate) credential: Credential,
 }
 
-/// How the server knows a client.
+/// What a client is known by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Identity {
-    /// By its connection, which only the server's user can make.
+pub(crate) enum Credential {
+    /// Its connection, which only authenticated clients can make.
     Connection,
-    /// By the server's token.
+    /// The token of the server.
     Token,
 }
 
@@ -38,9 +39,9 @@ impl Caller {
 
 impl fmt::Display for Caller {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let by = match self.identity {
-            Identity::Connection => "",
-            Identity::Token => ", by token",
+        let by = match self.credential {
+            Credential::Connection => "",
+            Credential::Token => ", by token",
         };
         write!(f, "connection {}{by}", self.connection)
     }
@@ -63,7 +64,7 @@ mod tests {
         assert_eq!(refused.code(), Code::Unauthenticated);
         let caller = Caller {
             connection: 7,
-            identity: Identity::Token,
+            credential: Credential::Token,
         };
         call.extensions_mut().insert(caller);
         assert_eq!(Caller::of(&call).unwrap(), caller);

@@ -18,7 +18,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tonic::transport::server::Connected;
 use tonic::{Code, Request, Status};
 
-use super::caller::{self, Caller, Identity};
+use super::caller::{self, Caller, Credential};
 use super::silent::Beginning;
 use crate::bounds::permits::Own;
 
@@ -132,11 +132,11 @@ pub(crate) fn admit(mut call: Request<()>) -> Result<Request<()>, Status> {
         .extensions()
         .get::<Link>()
         .ok_or_else(caller::unknown)?;
-    let identity = match &link.admission {
-        Admission::Known => Identity::Connection,
+    let credential = match &link.admission {
+        Admission::Known => Credential::Connection,
         Admission::Refused(why) => return Err(Status::clone(why)),
         Admission::Token(token) => match call.metadata().get("authorization") {
-            Some(shown) if token.admits(shown.as_bytes()) => Identity::Token,
+            Some(shown) if token.admits(shown.as_bytes()) => Credential::Token,
             Some(_) => return Err(refused("this is not the token of this server").into()),
             None => {
                 let why = "this server's token is needed here: send `authorization: Bearer TOKEN`";
@@ -146,7 +146,7 @@ pub(crate) fn admit(mut call: Request<()>) -> Result<Request<()>, Status> {
     };
     let caller = Caller {
         connection: link.number,
-        identity,
+        credential,
     };
     call.extensions_mut().insert(caller);
     Ok(call)
@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     /// Returns how the client of a call with these is known, if the call is admitted.
-    fn admitted(admission: Option<Admission>, authorization: &[&str]) -> Result<Identity, Code> {
+    fn admitted(admission: Option<Admission>, authorization: &[&str]) -> Result<Credential, Code> {
         let mut call = Request::new(());
         if let Some(admission) = admission {
             call.extensions_mut().insert(Link {
@@ -232,15 +232,15 @@ mod tests {
         let caller = admit(call).and_then(|call| Caller::of(&call));
         let caller = caller.map_err(|status| status.code())?;
         assert_eq!(caller.connection, 7);
-        Ok(caller.identity)
+        Ok(caller.credential)
     }
 
     #[test]
     fn known_client_needs_no_token() {
         let known = |authorization| admitted(Some(Admission::Known), authorization);
-        assert_eq!(known(&[]), Ok(Identity::Connection));
+        assert_eq!(known(&[]), Ok(Credential::Connection));
         let other = ["Bearer of something else"];
-        assert_eq!(known(&other), Ok(Identity::Connection));
+        assert_eq!(known(&other), Ok(Credential::Connection));
     }
 
     #[test]
@@ -248,7 +248,7 @@ mod tests {
         let token = || "0123456789abcdef".parse().unwrap();
         let guarded = || Some(Admission::Token(Arc::new(token())));
         let right = ["Bearer 0123456789abcdef"];
-        assert_eq!(admitted(guarded(), &right), Ok(Identity::Token));
+        assert_eq!(admitted(guarded(), &right), Ok(Credential::Token));
         for wrong in [
             &[][..],
             &["Bearer fedcba9876543210"],
