@@ -302,8 +302,8 @@ impl Registry {
     }
 }
 
-/// Marks the armed `sites` among those of the prepared `jumps` whose text the guest has rewritten, so that they do
-/// not prevent other changes.
+/// Marks the armed `sites` among those of the prepared `jumps` whose text the guest has rewritten, so that they
+/// do not prevent other changes.
 fn leave_rewritten(jumps: &BTreeMap<Gva, Jump>, sites: &mut Sites, text: &Text<'_>) {
     let rewritten = jumps.keys().copied().filter(|at| {
         let site = sites.get(at).filter(|site| site.is_armed());

@@ -14,12 +14,12 @@ use crate::sites::site::SiteState;
 use crate::unoptimized::Unoptimized;
 use crate::world::World;
 
-/// Error that [`PREPARES`](crate::guest::kprobes::PREPARES) returns when it must not copy (include/uapi/asm-generic/errno-base.h).
+/// Error that `arch_prepare_kprobe` returns when it must not copy (include/uapi/asm-generic/errno-base.h).
 const EBUSY: u64 = 16;
 
 impl Registry {
-    /// Handles the guest's registration of `kprobe`: removes our jumps from there. Returns how [`PREPARES`](crate::guest::kprobes::PREPARES)
-    /// continues: it fails if a jump may still be there.
+    /// Handles the guest's registration of `kprobe`: removes our jumps from there. Returns how
+    /// `arch_prepare_kprobe` continues: it fails if a jump may still be there.
     pub fn guest_registers(&mut self, kprobe: Gva, world: &dyn World) -> Decision {
         let then = match self.remove_jumps_near(kprobe, world) {
             Ok(()) => Then::Proceed,

@@ -10,6 +10,13 @@
 //! jump, exactly while one of them is enabled. Invariants: a batch is registered whole or not at all and costs
 //! one stop of the virtual CPUs; text is written only in that stop; the virtual CPUs leave the stop with a
 //! table that matches the text.
+//!
+//! [`Registry`] is a set of values: probes, sites, code of ours in the guest, facts about the guest. What needs
+//! only some of them is a function over these, so that its signature says what it can change: [`optimize`]
+//! decides and changes nothing; [`prepare`], [`recorders`] and [`slots`] make code; [`quiescence`],
+//! [`guest_kprobes`] and [`ftrace`] keep jumps and int3s away from where they must not be; [`release`] releases
+//! what no task can reach; [`table`] builds the table. The registry's own methods are the requests of clients and
+//! of the guest, and the change in [`commit`], which calls all of them.
 
 pub(crate) mod change;
 pub(crate) mod commit;

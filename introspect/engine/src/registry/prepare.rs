@@ -34,6 +34,7 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
+    /// Compares the sites in `rules` with the jumps and the `sources` that there are.
     pub(crate) fn of(rules: &Rules<'_>, sources: &RecordSources) -> Self {
         let mut jumps = Vec::new();
         for (at, site) in rules.sites {

@@ -2,9 +2,9 @@
 //!
 //! A task that was interrupted just before an instruction under the jump resumes there. So does a task that was
 //! interrupted in a copy, in a slot or a detour, that ends in a jump to that instruction. Where the jump's byte
-//! is an int3 the hit is translated ([`Span::fits`]). For the others a [look](crate::code::scan) proves that no word of the
-//! guest's memory and no virtual CPU leads there. As long as one does, or may, the site keeps its int3, and
-//! there is another look later that nothing waits for, because a look through much memory takes long.
+//! is an int3 the hit is translated ([`Span::fits`]). For the others a [look](crate::code::scan) proves that no
+//! word of the guest's memory and no virtual CPU leads there. As long as one does, or may, the site keeps its
+//! int3, and there is another look later that nothing waits for, because a look through much memory takes long.
 //!
 //! [`Span::fits`]: hvprobe_arch::detour::Span::fits
 
