@@ -75,18 +75,15 @@ async fn trace_probes(
     mut printer: Printer,
     interrupt: &mut Interrupt,
 ) -> anyhow::Result<ExitCode> {
-    let mut chosen = if args.probes.is_empty() {
-        Vec::new()
-    } else {
-        client::choose(&client.list_probes(machine).await?, &args.probes)?
-    };
-    chosen.extend(&own.ids);
     let format = printer.format;
     let (counted, in_files) = (&args.histograms, &own.in_files);
-    let mut probes = match counted.is_given() || !in_files.is_empty() {
+    let is_counted = counted.is_given() || !in_files.is_empty();
+    let mut probes = match is_counted || !args.probes.is_empty() {
         true => client.list_probes(machine).await?,
         false => Vec::new(),
     };
+    let mut chosen = client::choose(&probes, &args.probes)?;
+    chosen.extend(&own.ids);
     let is_chosen = |probe: &Probe| chosen.is_empty() || chosen.contains(&probe.id);
     let is_up = waiting::is_up(&probes);
     probes.retain(is_chosen);
