@@ -16,7 +16,7 @@ use tokio::time::sleep;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::Client;
-use crate::failure::Refused;
+use crate::failure::{Refused, answered};
 
 /// Timeout of the session at the server in milliseconds, and the interval of its renewal.
 const TTL_MS: u32 = 15_000;
@@ -43,8 +43,7 @@ impl Session {
         to_server
             .send(request(hold_request::What::Open(open)))
             .await?;
-        let answers = client.sessions.hold(ReceiverStream::new(messages)).await;
-        let mut answers = answers.map_err(Refused::from)?.into_inner();
+        let mut answers = answered(client.sessions.hold(ReceiverStream::new(messages)).await)?;
         let first = answers.message().await.map_err(Refused::from)?;
         let Some(hold_response::What::Opened(session)) = first.and_then(|first| first.what) else {
             bail!("the server opened no session");

@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::Client;
-use crate::failure::Refused;
+use crate::failure::answered;
 
 /// Number of bytes in a message, and number of messages that are read ahead.
 const PART: u64 = 1 << 20;
@@ -35,7 +35,7 @@ pub(crate) async fn debug_info(
     let uploaded = uploaded.await;
     // If reading fails, that is also why the server fails, so it is reported first.
     reading.await?.with_context(unreadable)?;
-    uploaded.map_err(Refused::from)?;
+    answered(uploaded)?;
     Ok(())
 }
 

@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
 use crate::client::{self, Client, clock};
-use crate::failure::{DONE, INTERRUPTED, Refused, WrongUsage, typed};
+use crate::failure::{DONE, INTERRUPTED, Refused, WrongUsage, answered, typed};
 use crate::follow::optional_future::or_never;
 use crate::options::command_line::Decide;
 use crate::output;
@@ -66,8 +66,7 @@ pub(crate) async fn decide(args: Decide) -> anyhow::Result<ExitCode> {
     };
     // The queue is empty, so this cannot fail for want of room.
     let _room = to_server.try_send(first);
-    let answer = client.decisions.decide(ReceiverStream::new(answers)).await;
-    let mut questions = answer.map_err(Refused::from)?.into_inner();
+    let mut questions = answered(client.decisions.decide(ReceiverStream::new(answers)).await)?;
 
     let mut lines = always.is_none().then(keyboard);
     let mut desk = Desk {

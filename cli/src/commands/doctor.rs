@@ -15,7 +15,7 @@ use anyhow::Context as _;
 use hvprobe_proto::v1::{CatchMode, Machine, ReportRequest, ReportResponse, Verdict};
 
 use crate::client::{Client, InProcess};
-use crate::failure::{DONE, FAILED, Refused};
+use crate::failure::{DONE, FAILED, Refused, answered};
 use crate::options::command_line::Doctor;
 use crate::options::server::{ServerAt, SocketAt};
 use crate::output::{self, json, table};
@@ -44,8 +44,7 @@ pub(crate) async fn doctor(args: Doctor) -> anyhow::Result<ExitCode> {
 }
 
 async fn ask(client: &mut Client) -> Result<ReportResponse, Refused> {
-    let answer = client.host.report(ReportRequest {}).await;
-    Ok(answer.map_err(Refused::from)?.into_inner())
+    answered(client.host.report(ReportRequest {}).await)
 }
 
 /// Writes all information for a bug report into `file`. The smoke run uses `kernel`, or the newest kernel of

@@ -22,7 +22,7 @@ use crate::client::clock::now;
 use crate::client::{Client, InProcess};
 use crate::definitions::events_file::FileHistogram;
 use crate::definitions::guest;
-use crate::failure::{DONE, FAILED, INTERRUPTED, Origins, Refused, as_sent};
+use crate::failure::{DONE, FAILED, INTERRUPTED, Origins, Refused, answered, as_sent};
 use crate::follow::console::{Console, Step, Tail};
 use crate::follow::histograms::{self, Histograms};
 use crate::follow::optional_future::or_never;
@@ -238,8 +238,7 @@ impl Session {
         let events = match printed {
             Some(ids) => {
                 let request = WantedArgs::default().request(machine, ids);
-                let events = client.events.subscribe(request).await;
-                Some(events.map_err(Refused::from)?.into_inner())
+                Some(answered(client.events.subscribe(request).await)?)
             }
             None => None,
         };
@@ -249,8 +248,7 @@ impl Session {
         if events.is_some() {
             printer.prepare(&mut client, machine, &probes).await;
         }
-        let states = client.machines.watch(request).await;
-        let states = states.map_err(Refused::from)?.into_inner();
+        let states = answered(client.machines.watch(request).await)?;
         let (console, tail) = if with_console {
             (Some(Console::connect(client.clone(), machine).await?), None)
         } else {

@@ -13,7 +13,7 @@ use crate::client::{Client, upload};
 use crate::definitions::cache;
 use crate::definitions::debug_info::{self, open_kernel};
 use crate::failure::typed::bad;
-use crate::failure::{DONE, Refused, WrongUsage};
+use crate::failure::{DONE, WrongUsage, answered};
 use crate::options::server::OnMachine;
 use crate::options::sources::{Files, Lines, Vars};
 use crate::output::{self, json};
@@ -68,8 +68,7 @@ pub(crate) async fn lines(args: Lines) -> anyhow::Result<ExitCode> {
         Asked::Server(mut client, machine) => {
             let function = args.function;
             let request = ListLinesRequest { machine, function };
-            let answer = client.sources.list_lines(request).await;
-            answer.map_err(Refused::from)?.into_inner()
+            answered(client.sources.list_lines(request).await)?
         }
     };
     for function in answer.functions {
@@ -115,8 +114,7 @@ pub(crate) async fn vars(args: Vars) -> anyhow::Result<ExitCode> {
         Asked::Server(mut client, machine) => {
             let point = args.point;
             let request = ListVariablesRequest { machine, point };
-            let answer = client.sources.list_variables(request).await;
-            answer.map_err(Refused::from)?.into_inner()
+            answered(client.sources.list_variables(request).await)?
         }
     };
     for found in answer.places {

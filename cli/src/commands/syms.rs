@@ -7,7 +7,7 @@ use hvprobe_proto::v1::ListSymbolsRequest;
 use hvprobe_spec::bounded;
 
 use crate::client::Client;
-use crate::failure::{DONE, Refused};
+use crate::failure::{DONE, Refused, answered};
 use crate::options::command_line::Syms;
 use crate::output::{self, json, table};
 
@@ -19,8 +19,7 @@ pub(crate) async fn syms(args: Syms) -> anyhow::Result<ExitCode> {
         limit: args.limit.unwrap_or(0),
         ..Default::default()
     };
-    let answer = client.symbols.list_symbols(request).await;
-    let mut stream = answer.map_err(Refused::from)?.into_inner();
+    let mut stream = answered(client.symbols.list_symbols(request).await)?;
     let mut found = false;
     while let Some(piece) = stream.message().await.map_err(Refused::from)? {
         for symbol in &piece.symbols {

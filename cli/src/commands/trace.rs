@@ -10,7 +10,7 @@ use tonic::Streaming;
 
 use crate::client::{self, Client};
 use crate::definitions::events_file::FileHistogram;
-use crate::failure::{DONE, INTERRUPTED, Refused, Sent};
+use crate::failure::{DONE, INTERRUPTED, Refused, Sent, answered};
 use crate::follow::histograms::{self, Histograms};
 use crate::follow::optional_future::or_never;
 use crate::follow::printer::{Batch, Format, Printer};
@@ -190,8 +190,7 @@ async fn follow_script(
         true => None,
         false => {
             let request = WantedArgs::default().request(machine, wanted);
-            let subscribed = client.events.subscribe(request).await;
-            Some(subscribed.map_err(Refused::from)?.into_inner())
+            Some(answered(client.events.subscribe(request).await)?)
         }
     };
     let mut waiting = client.machines.clone();
@@ -216,7 +215,7 @@ async fn follow_script(
             }
             // With events, the stream of events reports the ending.
             answer = &mut end, if stream.is_none() => {
-                break ended(machine, answer.map_err(Refused::from)?.into_inner().ending);
+                break ended(machine, answered(answer)?.ending);
             }
         }
     };
@@ -247,7 +246,7 @@ async fn count(
     let status = loop {
         tokio::select! {
             answer = &mut end => {
-                break ended(machine, answer.map_err(Refused::from)?.into_inner().ending);
+                break ended(machine, answered(answer)?.ending);
             }
             () = interrupt.asked() => break ExitCode::from(INTERRUPTED),
             () = histograms.tick() => histograms.print(&mut client).await?,

@@ -8,7 +8,7 @@ use hvprobe_proto::wire;
 use hvprobe_spec::language::text;
 
 use crate::client::Client;
-use crate::failure::{DONE, Refused};
+use crate::failure::{DONE, answered};
 use crate::options::command_line::Types;
 use crate::output;
 
@@ -19,8 +19,7 @@ pub(crate) async fn types(args: Types) -> anyhow::Result<ExitCode> {
             machine: machine.clone(),
             names: names.to_vec(),
         };
-        let answer = client.symbols.describe_types(request).await;
-        for described in answer.map_err(Refused::from)?.into_inner().types {
+        for described in answered(client.symbols.describe_types(request).await)?.types {
             output::print(&shown(&described))?;
         }
     }

@@ -14,7 +14,7 @@ use super::doctor;
 use crate::client::Client;
 use crate::definitions::events_file;
 use crate::definitions::guest::{self, Requested};
-use crate::failure::{DONE, FAILED, INTERRUPTED, Refused, as_sent, done};
+use crate::failure::{DONE, FAILED, INTERRUPTED, Refused, answered, as_sent, done};
 use crate::follow::console::{Console, Step};
 use crate::options::server::NamedMachine;
 use crate::options::vm::{Boot, Vm};
@@ -99,7 +99,7 @@ pub(crate) async fn vm(command: Vm) -> anyhow::Result<ExitCode> {
                 ended = client.machines.wait(WaitRequest { machine }) => ended,
                 () = interrupt.asked() => return Ok(ExitCode::from(INTERRUPTED)),
             };
-            let machine = ended.map_err(Refused::from)?.into_inner();
+            let machine = answered(ended)?;
             report_state(&machine)?;
             Ok(ExitCode::from(status(&machine.ending.unwrap_or_default())))
         }
@@ -114,20 +114,19 @@ pub(crate) async fn vm(command: Vm) -> anyhow::Result<ExitCode> {
                 machine,
                 ..Default::default()
             };
-            let answer = client.machines.pause(request).await;
-            report_state(&answer.map_err(Refused::from)?.into_inner())
+            let machine = answered(client.machines.pause(request).await)?;
+            report_state(&machine)
         }
         Vm::Resume(on) => {
             let (mut client, machine) = find(&on).await?;
-            let answer = client.machines.resume(ResumeRequest { machine }).await;
-            report_state(&answer.map_err(Refused::from)?.into_inner())
+            let machine = answered(client.machines.resume(ResumeRequest { machine }).await)?;
+            report_state(&machine)
         }
         Vm::Nmi { on, cpu } => {
             let (mut client, machine) = find(&on).await?;
             let name = machine.clone();
             let request = InjectNmiRequest { machine, cpu };
-            let answer = client.machines.inject_nmi(request).await;
-            answer.map_err(Refused::from)?;
+            answered(client.machines.inject_nmi(request).await)?;
             match cpu {
                 Some(cpu) => output::notice(format_args!("{name}: NMI sent to CPU {cpu}")),
                 None => output::notice(format_args!("{name}: NMI sent to all CPUs")),
@@ -136,8 +135,8 @@ pub(crate) async fn vm(command: Vm) -> anyhow::Result<ExitCode> {
         }
         Vm::Stop(on) => {
             let (mut client, machine) = find(&on).await?;
-            let answer = client.machines.stop(StopRequest { machine }).await;
-            report_state(&answer.map_err(Refused::from)?.into_inner())
+            let machine = answered(client.machines.stop(StopRequest { machine }).await)?;
+            report_state(&machine)
         }
         Vm::Logs { on, follow } => {
             let (client, machine) = find(&on).await?;

@@ -7,6 +7,6 @@ pub(crate) mod status;
 pub(crate) mod typed;
 
 pub(crate) use origins::Origins;
-pub(crate) use refused::{Refused, Sent, as_sent, done, mistake};
+pub(crate) use refused::{Refused, Sent, answered, as_sent, done, mistake};
 pub(crate) use status::{DONE, FAILED, INTERRUPTED, report};
 pub(crate) use typed::WrongUsage;

@@ -68,11 +68,16 @@ pub(crate) fn as_sent(probes: &[ProbeSpec], origins: &Origins) -> Sent {
     }
 }
 
+/// Returns the contents of an answer.
+pub(crate) fn answered<T>(answer: Result<tonic::Response<T>, tonic::Status>) -> Result<T, Refused> {
+    Ok(answer?.into_inner())
+}
+
 /// Returns the exit status for an answer without contents.
 pub(crate) fn done<T>(
     answer: Result<tonic::Response<T>, tonic::Status>,
 ) -> anyhow::Result<ExitCode> {
-    answer.map_err(Refused::from)?;
+    answered(answer)?;
     Ok(DONE)
 }
 

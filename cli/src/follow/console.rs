@@ -10,7 +10,7 @@ use hvprobe_proto::v1::{ConsoleOutput, ConsoleWriteRequest};
 use tokio::sync::mpsc;
 
 use crate::client::Client;
-use crate::failure::Refused;
+use crate::failure::{Refused, answered};
 use crate::output::harmless;
 use crate::terminal::raw::Raw;
 
@@ -107,8 +107,7 @@ impl Console {
             machine: self.machine.clone(),
             data: self.pending.clone(),
         };
-        let answer = self.client.machines.console_write(request).await;
-        let accepted = answer.map_err(Refused::from)?.into_inner().accepted;
+        let accepted = answered(self.client.machines.console_write(request).await)?.accepted;
         let accepted = usize::try_from(accepted).unwrap_or(usize::MAX);
         self.pending.drain(..accepted.min(self.pending.len()));
         Ok(Step::More)

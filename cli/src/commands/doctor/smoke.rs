@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use super::init::{self, CALLS};
 use crate::client::Client;
-use crate::failure::Refused;
+use crate::failure::{Refused, answered};
 use crate::output::words::Word as _;
 use crate::output::{harmless, table};
 
@@ -190,8 +190,7 @@ impl<'a> Guest<'a> {
             memory: MEMORY,
             ..BootRequest::default()
         };
-        let booted = client.machines.boot(request).await.map_err(Refused::from)?;
-        let machine = booted.into_inner().name;
+        let machine = answered(client.machines.boot(request).await)?.name;
         Ok(Self {
             console: client.console(machine.clone(), false).await?,
             client,
@@ -239,8 +238,7 @@ impl<'a> Guest<'a> {
                 data: b"\n".to_vec(),
             };
             // The serial port always has room for one byte.
-            let answer = self.client.machines.console_write(request).await;
-            answer.map_err(Refused::from)?;
+            answered(self.client.machines.console_write(request).await)?;
             fastest = fastest.min(self.read_batch(number, BATCH).await?);
         }
         Ok(Measured {
@@ -255,11 +253,9 @@ impl<'a> Guest<'a> {
             machine: self.machine.clone(),
             ..Default::default()
         };
-        let answer = self.client.machines.pause(request).await;
-        let runs = answer.map_err(Refused::from)?.into_inner().runs;
+        let runs = answered(self.client.machines.pause(request).await)?.runs;
         let machine = self.machine.clone();
-        let answer = self.client.machines.resume(ResumeRequest { machine }).await;
-        answer.map_err(Refused::from)?;
+        answered(self.client.machines.resume(ResumeRequest { machine }).await)?;
         Ok(runs)
     }
 
@@ -284,8 +280,7 @@ impl<'a> Guest<'a> {
             address,
             length: TEXT,
         };
-        let answer = self.client.machines.read_kernel(request).await;
-        Ok(answer.map_err(Refused::from)?.into_inner().data)
+        Ok(answered(self.client.machines.read_kernel(request).await)?.data)
     }
 
     /// Registers a probe; on failure returns the reason.
@@ -313,8 +308,7 @@ impl<'a> Guest<'a> {
             machine: self.machine.clone(),
             ids: vec![id],
         };
-        let answer = self.client.probes.unregister(request).await;
-        answer.map_err(Refused::from)?;
+        answered(self.client.probes.unregister(request).await)?;
         Ok(())
     }
 
@@ -385,8 +379,7 @@ impl<'a> Guest<'a> {
 
     async fn stop(mut self) -> anyhow::Result<()> {
         let machine = self.machine.clone();
-        let answer = self.client.machines.stop(StopRequest { machine }).await;
-        answer.map_err(Refused::from)?;
+        answered(self.client.machines.stop(StopRequest { machine }).await)?;
         Ok(())
     }
 }

@@ -7,7 +7,7 @@ use hvprobe_proto::v1::WatchMachinesRequest;
 use hvprobe_proto::v1::watch_machines_response::What;
 
 use crate::client::Client;
-use crate::failure::{DONE, INTERRUPTED, Refused};
+use crate::failure::{DONE, INTERRUPTED, Refused, answered};
 use crate::output::{self, json, table};
 use crate::terminal::signals::Interrupt;
 
@@ -22,8 +22,7 @@ pub(crate) async fn watch(
         labels,
         read_mask: None,
     };
-    let watched = client.machines.watch_machines(request).await;
-    let mut watched = watched.map_err(Refused::from)?.into_inner();
+    let mut watched = answered(client.machines.watch_machines(request).await)?;
     loop {
         let message = tokio::select! {
             message = watched.message() => message.map_err(Refused::from)?,
