@@ -2,8 +2,8 @@
 //!
 //! A registration is one pass: a batch is expanded (`registry/expand.rs`), planned (`plan/`), placed
 //! (`registry/place.rs`), planted (`registry/plant.rs`) and its text changed (`registry/commit.rs`). The pass
-//! ends with a new probe table for the data plane (`registry/table.rs`). The engine reaches guest memory and stops virtual CPUs only through [`World`], so
-//! it runs, and is tested, without KVM.
+//! ends with a new probe table for the data plane (`registry/table.rs`). The engine reaches guest memory and stops
+//! virtual CPUs only through [`World`], so it runs, and is tested, without KVM.
 
 mod aggregate;
 pub(crate) mod code;

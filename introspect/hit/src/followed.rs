@@ -114,9 +114,9 @@ impl Followed {
         (index < self.instances.count).then_some(index)
     }
 
-    /// Writes real return addresses into the frames of the calls in flight whose stubs are there: those to which
-    /// `beyond` says that the calls' return addresses lead. The vCPUs must be stopped. A task that has already
-    /// returned to a stub finishes there.
+    /// Replaces our stubs in the frames of calls in flight. `beyond` returns where a call's return address leads:
+    /// the caller, or a stub of another probe. The vCPUs must be stopped. A task that has already returned to a
+    /// stub finishes there.
     pub fn restore_frames(
         &self,
         tables: &PageTables,

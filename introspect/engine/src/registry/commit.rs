@@ -199,7 +199,7 @@ impl Registry {
                 });
                 jumps.extend(unused);
                 let live = self.live.as_mut();
-                release_unused(jumps, &self.sites, &mut self.code, live, mem);
+                remove_idle_gate(jumps, &self.sites, &mut self.code, live, mem);
                 return Err(obstacles);
             }
         };
@@ -235,7 +235,7 @@ impl Registry {
             release_unreached(&mut self.code, seen, sent_to.copied(), calls, mem);
         }
         let live = self.live.as_mut();
-        release_unused(&BTreeMap::new(), &self.sites, &mut self.code, live, mem);
+        remove_idle_gate(&BTreeMap::new(), &self.sites, &mut self.code, live, mem);
         let table = Arc::new(table(&self.rules(), &self.code, &self.kernel, &self.shared));
         if let Some(kernel) = tables {
             let table = Arc::clone(&table);
@@ -264,7 +264,12 @@ impl Registry {
         };
         let needed = needed_slots(&jumping, &self.rules());
         let Some(live) = &mut self.live else {
-            return Ok(Vec::new());
+            let at = arming.iter().map(|(at, _)| *at);
+            let unmapped = at.map(|at| Obstacle {
+                at,
+                why: Refused::Unmapped { at },
+            });
+            return Obstacles::of(unmapped).map_or(Ok(Vec::new()), Err);
         };
         let (probes, sites, code) = (&self.probes, &self.sites, &mut self.code);
         map_trampoline(probes, sites, &mut code.region, live, mem)?;
@@ -423,10 +428,10 @@ fn restore_frames(
     sent_to
 }
 
-/// Releases the gate while no int3 of ours can be hit: no site is armed, and no retired jump and none of the
-/// prepared `jumps` has an int3 in its detour, where a task may have been interrupted. Unmaps the hidden region
-/// while nothing of it is in use.
-fn release_unused(
+/// Removes the gate from the text while no int3 of ours can be hit: no site is armed, and no retired jump and none
+/// of the prepared `jumps`, which stay, has an int3 in its detour, where a task may have been interrupted. Unmaps
+/// the hidden region while nothing of it is in use.
+fn remove_idle_gate(
     jumps: &BTreeMap<Gva, Jump>,
     sites: &Sites,
     code: &mut OurCode,

@@ -11,8 +11,8 @@
 //! registers none where a jump is. So the engine reads the guest's table of kprobes in the stop in which a jump
 //! is to be written, and does not write the jump while the table's mutex is held: then a kprobe may be about to
 //! be added to the table. And the engine holds the guest where it is about to copy an instruction, until no
-//! jump is there any more. If a jump cannot be removed, the copying function fails at once, and with it the
-//! guest's registration.
+//! jump is there any more ([`kprobe_registration`](super::kprobe_registration)). If a jump cannot be removed, the
+//! copying function fails at once, and with it the guest's registration.
 //!
 //! Invariant: no int3 of ours is planted where a registered kprobe of the guest may write its jump. The guest
 //! decides on that jump when the kprobe is registered. When it writes the jump it saves the text there, and it

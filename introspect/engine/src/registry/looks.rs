@@ -4,7 +4,9 @@
 //!   at rest ──something waits──► waiting 1, 2, 4 … INTERVAL_MAX calls ──► look due ──► waiting, twice as long
 //!      └───────────────────────────── nothing waits any more ─────────────────────────────┘
 //! ```
-//! Invariant: while a look is under way, every address that the host directs a call to is in `sent_since`.
+//! Invariant: while a look of a [`Retry`](super::Retry) is under way, `sent_since` has the addresses that the engine
+//! wrote into frames that return through the trampoline. Those that stubs follow are read from their instances at
+//! the end of the look. A look that begins and ends with a change needs neither: the change passes on what it wrote.
 
 use hvprobe_arch::Gva;
 
@@ -16,8 +18,8 @@ const INTERVAL_MAX: u32 = 64;
 pub(crate) struct Looks {
     /// Number of changes of the guest's text or of our code.
     pub(crate) changes: u64,
-    /// Addresses that were written into frames of calls since a look began, as a look does not see writes of
-    /// the host; `None` while there is no look.
+    /// Addresses that were written into frames of calls since the look of a retry began, as a look does not see
+    /// writes of the host; `None` while there is none.
     pub(crate) sent_since: Option<Vec<Gva>>,
     /// Calls of [`Self::is_due`] until the next look.
     left: u32,

@@ -108,7 +108,7 @@ pub(crate) fn stack_fields(image: &KernelImage, task: Option<TaskLayout>) -> Opt
     })
 }
 
-/// The facts that decide what the text of each site is to hold.
+/// The facts that decide what the text of each site is to hold, and by which mechanism its probes are listed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules<'a> {
     pub(crate) switches: Switches,

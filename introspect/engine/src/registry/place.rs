@@ -1,6 +1,7 @@
 //! Enters probes and their sites before they are planted, and takes them out again if they are not.
 //!
-//! Invariant: a probe whose placement names a site is among that site's members, and no other probe is.
+//! Invariant: a site's members are the probes whose placement names it, less those that are leaving, which a change
+//! detaches before they are removed.
 
 use std::sync::Arc;
 

@@ -81,8 +81,8 @@ pub(crate) fn is_crowded(code: &OurCode, sites: &Sites) -> bool {
 
 /// Releases the detours of retired jumps, and the stubs, instances and counters of former probes, that no task
 /// can reach any more, while the virtual CPUs are stopped. `seen` is the result of a look; `sent_to` has the
-/// addresses that the host has directed calls to since it began, which a look does not see. `calls` are those
-/// that return through the trampoline.
+/// addresses that the engine has written into frames of `calls` since it began, which a look does not see.
+/// `calls` are those that return through the trampoline.
 pub(crate) fn release_unreached(
     code: &mut OurCode,
     seen: &Seen,
