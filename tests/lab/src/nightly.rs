@@ -61,9 +61,10 @@ const ROUNDS: &str = "2";
 const PAUSE: &str = "60";
 
 /// Packages whose properties get many cases in one run with `--long`, which takes hours.
-const LONG: [&str; 13] = [
+const LONG: [&str; 14] = [
     "hvprobe-arch",
     "hvprobe-cli",
+    "hvprobe-devices",
     "hvprobe-engine",
     "hvprobe-hit",
     "hvprobe-lab",
