@@ -1,9 +1,10 @@
 //! The port to a live machine: everything that the server asks of it.
 //!
-//! Invariants: nothing else of the server calls a machine, except for its boot. Calls take and return values, never
-//! references into the machine, so another process could answer them. Calls that may block run on the machine's own
-//! threads for calls, and continue when nobody waits for them any more. A port keeps the memory of its machine, so
-//! nothing that lives longer than a call holds one, except for the machine's handle.
+//! Invariants: outside this file only the boot, and the conversion of a listing, name a [`Machine`]. Calls of clients
+//! that may block run on the machine's own threads for calls, and continue when nobody waits for them any more. A
+//! port keeps the memory of its machine, so nothing that lives longer than a call holds one, except for the
+//! machine's handle. Most calls return values; [`Port::image`], [`Port::listen`], [`Port::attach`],
+//! [`Port::console`] and [`Port::aggregate`] lead to objects in this process.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +12,6 @@ use std::sync::Arc;
 use hvprobe_arch::Gva;
 use hvprobe_engine::{ChangeError, Refusals, Refused, Registered, StopError};
 use hvprobe_linux::image::KernelImage;
-use hvprobe_linux::modules::Module;
 use hvprobe_linux::types::Types;
 use hvprobe_machine::{Aggregation, Asker, Console, LetGo, Listen, Machine, Owner, State};
 use hvprobe_proto::v1;
@@ -127,40 +127,44 @@ impl Port {
     }
 }
 
-/// Calls on the machine's threads for calls.
+/// Calls on the machine's threads for calls. They take the port, so the machine's memory is freed there if this was
+/// the last one, and not by the task that waits.
 impl Port {
     async fn call<T: Send + 'static>(
-        &self,
+        self,
         call: impl FnOnce(&Machine) -> T + Send + 'static,
     ) -> Result<T, Status> {
-        let machine = Arc::clone(&self.machine);
-        self.calls.run(move || call(&machine)).await
+        let Self { machine, calls, .. } = self;
+        calls.run(move || call(&machine)).await
     }
 
     /// Pauses the machine, in the name of the session of `ticket`.
-    pub(crate) async fn pause<P: Place>(&self, ticket: Option<Ticket<P>>) -> Result<(), Status> {
+    pub(crate) async fn pause<P: Place>(self, ticket: Option<Ticket<P>>) -> Result<(), Status> {
+        let name = Arc::clone(&self.name);
         let paused = self.call(move |machine| {
             let owner = ticket.as_ref().map(|ticket| ticket.owner);
             machine.pause_for(owner)
         });
         let paused = paused.await?;
-        paused.map_err(|error| status::pause_error(&self.name, &error))
+        paused.map_err(|error| status::pause_error(&name, &error))
     }
 
     /// Lets the machine continue.
-    pub(crate) async fn resume(&self) -> Result<(), Status> {
+    pub(crate) async fn resume(self) -> Result<(), Status> {
+        let name = Arc::clone(&self.name);
         let resumed = self.call(Machine::resume).await?;
-        resumed.map_err(|error| status::pause_error(&self.name, &error))
+        resumed.map_err(|error| status::pause_error(&name, &error))
     }
 
     /// Sends an NMI to one vCPU, or to all.
-    pub(crate) async fn inject_nmi(&self, cpu: Option<u32>) -> Result<(), Status> {
+    pub(crate) async fn inject_nmi(self, cpu: Option<u32>) -> Result<(), Status> {
+        let name = Arc::clone(&self.name);
         let sent = self.call(move |machine| machine.inject_nmi(cpu)).await?;
-        sent.map_err(|error| status::nmi_error(&self.name, &error))
+        sent.map_err(|error| status::nmi_error(&name, &error))
     }
 
     /// Reads `length` bytes of kernel memory.
-    pub(crate) async fn read_kernel(&self, at: Gva, length: usize) -> Result<Vec<u8>, Status> {
+    pub(crate) async fn read_kernel(self, at: Gva, length: usize) -> Result<Vec<u8>, Status> {
         let read = self.call(move |machine| {
             let mut data = vec![0; length];
             let read = machine.read_kernel(at, &mut data);
@@ -170,18 +174,19 @@ impl Port {
     }
 
     /// Types `bytes` on the console; returns how many of them fitted.
-    pub(crate) async fn console_input(&self, bytes: Vec<u8>) -> Result<usize, Status> {
+    pub(crate) async fn console_input(self, bytes: Vec<u8>) -> Result<usize, Status> {
         self.call(move |machine| machine.console_input(&bytes))
             .await
     }
 
     /// Registers probes, in the name of the session of `ticket`.
     pub(crate) async fn register<P: Place>(
-        &self,
+        self,
         probes: Vec<v1::ProbeSpec>,
         refusals: Refusals,
         ticket: Option<Ticket<P>>,
     ) -> Result<Registered, Status> {
+        let name = Arc::clone(&self.name);
         let registered = self.call(move |machine| {
             // Parsing the maximum number of definitions takes a while, too.
             let specs = probe_spec::specs(probes)?;
@@ -190,55 +195,57 @@ impl Port {
             Ok::<_, Status>(machine.register_for(owner, &specs, refusals))
         });
         let registered = registered.await??;
-        registered.map_err(|error| status::register_error(&self.name, &error))
+        registered.map_err(|error| status::register_error(&name, &error))
     }
 
     /// Unregisters probes, all or none.
-    pub(crate) async fn unregister(&self, ids: Vec<ProbeId>) -> Result<(), Status> {
+    pub(crate) async fn unregister(self, ids: Vec<ProbeId>) -> Result<(), Status> {
         self.change(move |machine| machine.unregister(&ids)).await
     }
 
     /// Enables probes, all or none.
-    pub(crate) async fn enable(&self, ids: Vec<ProbeId>) -> Result<(), Status> {
+    pub(crate) async fn enable(self, ids: Vec<ProbeId>) -> Result<(), Status> {
         self.change(move |machine| machine.enable(&ids)).await
     }
 
     /// Disables probes, all or none.
-    pub(crate) async fn disable(&self, ids: Vec<ProbeId>) -> Result<(), Status> {
+    pub(crate) async fn disable(self, ids: Vec<ProbeId>) -> Result<(), Status> {
         self.change(move |machine| machine.disable(&ids)).await
     }
 
     /// Sets the global switch.
-    pub(crate) async fn set_armed(&self, armed: bool) -> Result<(), Status> {
+    pub(crate) async fn set_armed(self, armed: bool) -> Result<(), Status> {
         self.change(move |machine| machine.set_armed(armed)).await
     }
 
     /// Turns optimization on or off.
-    pub(crate) async fn set_optimization(&self, on: bool) -> Result<(), Status> {
+    pub(crate) async fn set_optimization(self, on: bool) -> Result<(), Status> {
         self.change(move |machine| machine.set_optimization(on))
             .await
     }
 
     async fn change(
-        &self,
+        self,
         change: impl FnOnce(&Machine) -> Result<(), ChangeError> + Send + 'static,
     ) -> Result<(), Status> {
+        let name = Arc::clone(&self.name);
         let changed = self.call(change).await?;
-        changed.map_err(|error| status::change_error(&self.name, &error))
+        changed.map_err(|error| status::change_error(&name, &error))
     }
 
     /// Unregisters the probes and ends the pauses of `owners`. Returns `None` if the machine has ended.
-    pub(crate) async fn let_go(&self, owners: Vec<Owner>) -> Result<Option<LetGo>, Status> {
+    pub(crate) async fn let_go(self, owners: Vec<Owner>) -> Result<Option<LetGo>, Status> {
+        let name = Arc::clone(&self.name);
         match self.call(move |machine| machine.let_go(&owners)).await? {
             Ok(let_go) => Ok(Some(let_go)),
             Err(ChangeError::Stop(StopError::Ended)) => Ok(None),
-            Err(error) => Err(status::change_error(&self.name, &error)),
+            Err(error) => Err(status::change_error(&name, &error)),
         }
     }
 
     /// Counts the events of `probes` from now on, by `histogram`.
     pub(crate) async fn aggregate(
-        &self,
+        self,
         probes: Vec<ProbeId>,
         histogram: Histogram,
     ) -> Result<Aggregation, Status> {
@@ -249,19 +256,17 @@ impl Port {
     }
 
     /// Waits until all events that have happened are handed on; returns whether they are.
-    pub(crate) async fn flush_events(&self) -> Result<bool, Status> {
+    pub(crate) async fn flush_events(self) -> Result<bool, Status> {
         self.call(Machine::flush_events).await
     }
 
-    /// Returns the module in whose memory `at` is now, with its build id if that is known.
-    pub(crate) async fn module_at(
-        &self,
-        at: Gva,
-    ) -> Result<Option<(Module, Option<Vec<u8>>)>, Status> {
+    /// Returns the symbol of a loaded module that contains `at` now.
+    pub(crate) async fn module_symbol(self, at: Gva) -> Result<Option<v1::Symbol>, Status> {
         let found = self.call(move |machine| {
             let module = machine.module_at(at)?;
-            let build_id = machine.build_id(&module);
-            Some((module, build_id))
+            let mut symbol = convert::module_symbol(&module, at)?;
+            symbol.module_build_id = machine.build_id(&module);
+            Some(symbol)
         });
         found.await
     }
@@ -269,7 +274,7 @@ impl Port {
     /// Returns the types of modules as they are loaded now, by module name. `wanted` has the names, each with its
     /// position in the request; an error is that of the first module whose types are unknown.
     pub(crate) async fn module_types(
-        &self,
+        self,
         wanted: Vec<(usize, String)>,
     ) -> Result<Result<BTreeMap<String, Arc<Types>>, (usize, Refused)>, Status> {
         self.call(move |machine| machine.module_types(&wanted))

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use hvprobe_arch::Gva;
 use hvprobe_linux::image::KernelImage;
-use hvprobe_linux::modules::Module;
 use hvprobe_linux::symbols::{PatternError, Symbol, SymbolKind, Symbols};
 use hvprobe_proto::Failure;
 use hvprobe_proto::v1::{
@@ -71,10 +70,7 @@ impl symbols_server::Symbols for Service {
             let found = containing(image.symbols(), address, &pattern)?;
             let found = match found.map(|found| symbol(&image, &found)) {
                 Some(found) => Some(found),
-                None => {
-                    let found = handle.port()?.module_at(address).await?;
-                    found.and_then(|(module, build_id)| symbol_of(&module, build_id, address))
-                }
+                None => handle.port()?.module_symbol(address).await?,
             };
             return Ok(Response::new(one(found)));
         }
@@ -126,15 +122,6 @@ impl symbols_server::Symbols for Service {
 /// Converts `found`, with the reason why no probe can be planted in it.
 fn symbol(image: &KernelImage, found: &Symbol<'_>) -> v1::Symbol {
     convert::symbol(found, |at| image.forbidden(at))
-}
-
-/// Returns the symbol of `module` that contains `address`, as `MODULE:SYMBOL`.
-fn symbol_of(module: &Module, build_id: Option<Vec<u8>>, address: Gva) -> Option<v1::Symbol> {
-    let (found, _) = module.symbols().containing(address)?;
-    let mut symbol = convert::symbol(&found, |at| module.forbidden(at));
-    symbol.module_build_id = build_id;
-    symbol.name = format!("{}:{}", module.name(), symbol.name);
-    Some(symbol)
 }
 
 /// Returns the symbol that contains `address`. `pattern` has to be empty, because it would contradict the

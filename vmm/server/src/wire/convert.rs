@@ -2,6 +2,7 @@
 
 use hvprobe_arch::Gva;
 use hvprobe_engine::{ProbeInfo, ProbeState};
+use hvprobe_linux::modules::Module;
 use hvprobe_linux::symbols::{Symbol, SymbolKind};
 use hvprobe_machine::host::{Fact, Finding, Verdict};
 use hvprobe_machine::{CatchMode, EndReason, Ending, Machine, State, ThrottleNotice};
@@ -125,6 +126,14 @@ fn probe(info: ProbeInfo, armed: bool) -> v1::Probe {
         // The machine's handle sets the owner.
         ..v1::Probe::default()
     }
+}
+
+/// Returns the symbol of `module` that contains `address`, as `MODULE:SYMBOL`, without the module's build id.
+pub(crate) fn module_symbol(module: &Module, address: Gva) -> Option<v1::Symbol> {
+    let (found, _) = module.symbols().containing(address)?;
+    let mut converted = symbol(&found, |at| module.forbidden(at));
+    converted.name = format!("{}:{}", module.name(), converted.name);
+    Some(converted)
 }
 
 /// Converts a symbol. `forbidden` returns why no probe can be planted at an address of the kernel's text.
