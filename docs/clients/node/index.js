@@ -19,7 +19,8 @@ const definition = loader.loadSync(FILES, {
   longs: String,
 });
 
-// Pages of the longest list.
+// A list with more pages does not end: a page has an item, and a machine has at most
+// this many probes.
 const PAGES = 65536;
 
 /** The server would not, or could not, do what it was asked for. */

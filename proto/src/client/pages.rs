@@ -1,7 +1,7 @@
 //! Lists that arrive page by page.
 //!
 //! Invariant: a list ends, whatever the server answers: no token leads to itself, and a list has at most as many
-//! pages and bytes as the longest list of a server.
+//! pages as the longest list of a server, and at most [`LIST`] bytes.
 
 use tonic::Status;
 
@@ -24,26 +24,28 @@ impl Pages {
     /// page.
     ///
     /// # Errors
-    /// When the list is longer than any list of a server.
+    /// When the list is longer than any list of a server, or larger than this client takes.
     pub(super) fn after(&mut self, bytes: usize, next: String) -> Result<Option<String>, Status> {
         self.count += 1;
         self.bytes = self.bytes.saturating_add(bytes);
         if next.is_empty() {
             return Ok(None);
         }
-        let why = if next == self.token {
-            "a page of it leads to itself".to_owned()
-        } else if self.count >= limits::PAGES {
-            format!("it has more than {} pages", limits::PAGES)
-        } else if self.bytes > LIST {
-            format!("it has more than {} MiB", LIST >> 20)
-        } else {
-            self.token.clone_from(&next);
-            return Ok(Some(next));
-        };
-        Err(Status::internal(format!(
-            "the server's list does not end: {why}"
-        )))
+        if next == self.token {
+            let why = "the server's list does not end: a page of it leads to itself";
+            return Err(Status::internal(why));
+        }
+        if self.count >= limits::PAGES {
+            let most = limits::PAGES;
+            let why = format!("the server's list does not end: it has more than {most} pages");
+            return Err(Status::internal(why));
+        }
+        if self.bytes > LIST {
+            let why = format!("the server's list is larger than {} MiB", LIST >> 20);
+            return Err(Status::resource_exhausted(why));
+        }
+        self.token.clone_from(&next);
+        Ok(Some(next))
     }
 }
 
@@ -90,7 +92,7 @@ mod tests {
         );
         assert_eq!(
             read(LIST / 2, tokens(usize::MAX)).unwrap_err(),
-            "the server's list does not end: it has more than 256 MiB"
+            "the server's list is larger than 256 MiB"
         );
     }
 }

@@ -21,7 +21,8 @@ from hvprobe.v1.probes_pb2 import Probe
 
 __all__ = ["Client", "Ending", "Event", "Events", "Machine", "Probe", "Refused"]
 
-# Pages of the longest list.
+# A list with more pages does not end: a page has an item, and a machine has at most
+# this many probes.
 PAGES = 65536
 
 
