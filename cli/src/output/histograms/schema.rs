@@ -5,7 +5,7 @@
 
 use hvprobe_proto::v1::{self, HistogramField, HistogramForm};
 use hvprobe_proto::wire::Wire as _;
-use hvprobe_spec::shape::Shape;
+use hvprobe_spec::shape::{Shape, ShapeKind};
 
 use crate::output::harmless;
 
@@ -47,13 +47,22 @@ impl From<v1::HistogramSchema> for Schema {
     }
 }
 
+/// Shape of a type that means nothing: its values are shown as unknown.
+const UNKNOWN: Shape = Shape {
+    name: String::new(),
+    size: 0,
+    kind: ShapeKind::Unknown,
+};
+
 impl From<v1::HistogramKey> for Key {
     fn from(wire: v1::HistogramKey) -> Self {
         Self {
             name: harmless(wire.name.as_bytes()),
             form: wire.form(),
             width: wire.width,
-            shape: wire.r#type.and_then(|ty| Shape::from_wire(ty).ok()),
+            shape: wire
+                .r#type
+                .map(|ty| Shape::from_wire(ty).unwrap_or(UNKNOWN)),
         }
     }
 }
