@@ -9,10 +9,11 @@
 //! | 0x3f8-0x3ff | serial port COM1, the console |
 //! | 0x600, 0x601 | ACPI sleep control and status |
 //!
+//! Ports of probes (`hvprobe_arch::trap`) never reach the bus: a write of one byte to one of them is the hit of a probe.
 //! All other ports read as all ones, as on a bus without a device there, and ignore writes. So there is no PCI.
 //! Memory-mapped I/O outside KVM's own interrupt controllers is empty likewise.
 //!
-//! Any vCPU may call at any time. The console has one lock, held only while a byte moves.
+//! Any vCPU may call at any time. The console has one lock, held while a byte moves or the output is closed.
 
 use std::io;
 use std::ops::Range;

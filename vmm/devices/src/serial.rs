@@ -54,10 +54,9 @@ const OUT2: u8 = 1 << 3;
 /// Line control: the first two registers are the baud rate divisor.
 const DIVISOR_LATCH: u8 = 1 << 7;
 
-/// Receiver of the guest's output.
+/// Receiver of the guest's output. Called with the console locked, so it must not block nor call back.
 pub trait Output: fmt::Debug + Send + Sync {
-    /// Takes bytes that the guest has printed. Called on a vCPU's thread with the console locked, so it must not
-    /// block nor call back.
+    /// Takes bytes that the guest has printed. Called on a vCPU's thread.
     fn print(&self, bytes: &[u8]);
 
     /// Ends the output, as the guest has ended.

@@ -1,7 +1,7 @@
 //! Boots a machine from its configuration.
 //!
 //! ```text
-//!   files ──► hardware ([`board`]) ──► engine ([`engine`]) ──► threads ([`threads`])
+//!   memory, files ([`files`]) ──► hardware ([`board`]) ──► engine ([`engine`]) ──► threads ([`threads`])
 //! ```
 //! Invariant: everything that can be refused is checked before a thread runs the guest. A failed boot leaves
 //! nothing.

@@ -225,7 +225,7 @@ fn memory_without_a_device_reads_as_ones() {
 }
 
 #[test]
-fn stopped_devices_print_no_more() {
+fn stopping_the_devices_ends_the_output() {
     let machine = machine();
     machine.out(DATA, b'x');
     assert!(!machine.output.is_closed.load(Ordering::Relaxed));
