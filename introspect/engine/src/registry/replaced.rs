@@ -41,7 +41,7 @@ impl Registry {
     /// Removes everything from the guest's kernel, which is about to start another one.
     ///
     /// # Errors
-    /// When the virtual CPUs cannot be stopped; then nothing has changed.
+    /// When the virtual CPUs cannot be stopped; then all of it is still there, or all is removed already.
     pub fn kernel_leaves(&mut self, world: &dyn World) -> Result<(), StopError> {
         self.probes.leave(self.probes.ids());
         for site in self.sites.values_mut() {
