@@ -106,7 +106,8 @@ impl What {
     }
 }
 
-/// Debian's QEMU: the program, and the files that it needs: the TCG module and firmware.
+/// Debian's QEMU: the program, and the files that it needs: the TCG module, which is part of the program in QEMU
+/// 10, and firmware.
 const QEMU: &str = "qemu-system-x86_64";
 const QEMU_FILES: [&str; 7] = [
     "/usr/lib/x86_64-linux-gnu/qemu/accel-tcg-x86_64.so",
@@ -373,9 +374,12 @@ fn bench(
         if with_qemu {
             job.programs
                 .push((QEMU.to_owned(), Path::new("/usr/bin").join(QEMU)));
-            job.files = QEMU_FILES
-                .iter()
-                .map(|path| (path.trim_start_matches('/').to_owned(), PathBuf::from(path)))
+            let there = QEMU_FILES.iter().map(Path::new).filter(|it| it.exists());
+            job.files = there
+                .filter_map(|path| {
+                    let within = path.strip_prefix("/").ok()?;
+                    Some((within.to_str()?.to_owned(), path.to_owned()))
+                })
                 .collect();
         }
         PathBuf::from("/guest")

@@ -144,7 +144,7 @@ struct SetupOptions {
     /// The rig to prepare for
     #[arg(long, value_enum, default_value = "tcg")]
     rig: Kind,
-    /// Look for a newer kernel even if there is one in the cache
+    /// Look for a newer kernel, and QEMU, even if there is one in the cache
     #[arg(long)]
     update: bool,
     /// Fetch another kernel for guests, too, and build its guest image

@@ -98,6 +98,8 @@ impl Archives {
             "Dir::Etc::preferences=/dev/null",
             "Dir::Etc::preferencesparts=/dev/null",
             "Dir::State::status=/dev/null",
+            // The machine's own choice, which need not be in these lists.
+            "APT::Default-Release=",
             // Descriptions are not read, and apt's caches of the lists are larger than the lists.
             "Acquire::Languages=none",
             "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false",

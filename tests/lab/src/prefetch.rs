@@ -48,7 +48,7 @@ fn fetch(wanted: &Wanted) -> Result<()> {
     let lock = cache.lock()?;
     packages::ensure(likely().packages())?;
     if likely() == Kind::Tcg {
-        Qemu::obtain(&cache)?;
+        Qemu::obtain(&cache, false)?;
     }
     Kernel::obtain(&cache, false)?;
     for kernel in NAMED.iter().filter(|it| wanted.kernels.contains(&it.name)) {

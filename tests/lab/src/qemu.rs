@@ -4,7 +4,7 @@
 //! ```text
 //!   own QEMU is 10.0 or newer ──────────────────────────► own, KVM with nested paging
 //!   Debian 12 ──► bookworm-backports, 10.0 ─────────────► unpacked, KVM with nested paging
-//!                     └── cannot be fetched ──┐
+//!                     └── cannot be fetched ──┐  (tried again after a day)
 //!   else ─────────────────────────────────────┴─────────► own, KVM without nested paging
 //! ```
 //! Guests boot in three quarters of the time with nested paging, and KVM without it hangs on QEMU 10.0.
@@ -12,8 +12,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use crate::packages::Archives;
 use crate::place::{Cache, replace_if_different};
@@ -30,6 +31,9 @@ const PACKAGES: [&str; 3] = ["qemu-system-x86", "qemu-system-data", "seabios"];
 const PROGRAM: &str = "usr/bin/qemu-system-x86_64";
 const FIRMWARE: [&str; 2] = ["usr/share/qemu", "usr/share/seabios"];
 
+/// Time after a failed fetch until the next one.
+const RETRY: Duration = Duration::from_secs(24 * 3600);
+
 /// A QEMU that emulates x86-64.
 #[derive(Clone, Debug)]
 pub(crate) struct Qemu {
@@ -39,41 +43,39 @@ pub(crate) struct Qemu {
 }
 
 impl Qemu {
-    /// Returns the best QEMU for this machine. Its own must be installed. Fetches another one at most once, and
-    /// falls back to the machine's own if that fails.
-    pub(crate) fn obtain(cache: &Cache) -> Result<Self> {
-        let own = Self::own()?;
-        if own.has_nested_paging() || !is_debian_12() {
+    /// Returns the best QEMU for this machine, whose own must be installed. Fetches another one if it is needed and
+    /// not there, or if `update` asks for the current one; falls back to the machine's own if that fails.
+    pub(crate) fn obtain(cache: &Cache, update: bool) -> Result<Self> {
+        let own = Self::of(None)?;
+        if own.has_nested_paging() || !is_debian_12(&release()) {
             return Ok(own);
         }
-        let current = cache.qemu().join("current");
-        if let Some(unpacked) = present(&current) {
-            return Self::in_folder(unpacked);
-        }
-        match fetch(cache, &current) {
-            Ok(unpacked) => Self::in_folder(unpacked),
-            Err(error) => {
-                let version = own.major;
-                progress::note(&format!(
-                    "emulated machines take half as long again with QEMU {version}: {error:#}"
-                ));
-                Ok(own)
+        let folder = cache.qemu();
+        let (current, failed) = (folder.join("current"), folder.join("unavailable"));
+        if !update {
+            if let Some(unpacked) = present(&current) {
+                return Ok(unpacked);
+            }
+            if is_recent(&failed) {
+                return Ok(own);
             }
         }
-    }
-
-    fn own() -> Result<Self> {
-        Self::of(None)
-    }
-
-    fn in_folder(unpacked: PathBuf) -> Result<Self> {
-        Self::of(Some(unpacked))
+        let fetched = fetch(cache, &current);
+        fetched.or_else(|error| {
+            let version = own.major;
+            progress::note(&format!(
+                "emulated machines take a third longer, with QEMU {version}: {error:#}"
+            ));
+            fs::create_dir_all(&folder)?;
+            fs::write(&failed, format!("{error:#}\n"))?;
+            Ok(own)
+        })
     }
 
     fn of(unpacked: Option<PathBuf>) -> Result<Self> {
         let mut qemu = Self { unpacked, major: 0 };
         let output = tool::run(qemu.command().arg("--version"))?;
-        qemu.major = major(&String::from_utf8_lossy(&output.stdout))?;
+        qemu.major = major(&String::from_utf8_lossy(&output.stdout));
         Ok(qemu)
     }
 
@@ -95,54 +97,86 @@ impl Qemu {
     }
 }
 
-/// Returns the folder that the file `current` names, if the program is there.
-fn present(current: &Path) -> Option<PathBuf> {
+/// Returns the QEMU in the folder that the file `current` names, if it starts.
+fn present(current: &Path) -> Option<Qemu> {
     let folder = current.parent()?.join(fs::read_to_string(current).ok()?);
-    folder.join(PROGRAM).is_file().then_some(folder)
+    Qemu::of(Some(folder)).ok()
 }
 
-fn fetch(cache: &Cache, current: &Path) -> Result<PathBuf> {
+/// Returns whether `file` was written less than [`RETRY`] ago.
+fn is_recent(file: &Path) -> bool {
+    let written = fs::metadata(file).and_then(|it| it.modified());
+    let age = written.ok().and_then(|written| written.elapsed().ok());
+    age.is_some_and(|age| age < RETRY)
+}
+
+fn fetch(cache: &Cache, current: &Path) -> Result<Qemu> {
     let archives = Archives::of_suite(SUITE, &cache.suite(SUITE))?;
     let folder = archives.unpacked(&PACKAGES.map(str::to_owned), &cache.qemu())?;
     // The libraries of Debian 12 may be too old for a later version.
-    Qemu::in_folder(folder.clone())?;
+    let qemu = match Qemu::of(Some(folder.clone())) {
+        Ok(qemu) => qemu,
+        Err(error) => {
+            let _ = fs::remove_dir_all(&folder);
+            return Err(error);
+        }
+    };
     let name = folder.file_name().context("the folder has no name")?;
     replace_if_different(current, name.as_encoded_bytes())?;
-    Ok(folder)
+    Ok(qemu)
 }
 
-fn is_debian_12() -> bool {
-    let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
-    release
-        .lines()
-        .any(|line| line == "VERSION_CODENAME=bookworm")
+/// Returns what this machine's system says of itself (os-release(5)).
+fn release() -> String {
+    fs::read_to_string("/etc/os-release").unwrap_or_default()
 }
 
-/// Returns the major version in the output of `--version`.
-fn major(output: &str) -> Result<u32> {
-    let version = output.strip_prefix("QEMU emulator version ");
+/// Returns whether `release` is that of Debian 12 or a system that is built from it.
+fn is_debian_12(release: &str) -> bool {
+    release.lines().any(|line| {
+        let name = line
+            .strip_prefix("VERSION_CODENAME=")
+            .or_else(|| line.strip_prefix("DEBIAN_CODENAME="));
+        name.is_some_and(|name| name.trim_matches(['"', '\'']) == "bookworm")
+    })
+}
+
+/// Returns the major version in the output of `--version`; 0 if there is none.
+fn major(output: &str) -> u32 {
+    let mut lines = output.lines();
+    let version = lines.find_map(|line| line.strip_prefix("QEMU emulator version "));
     let major = version.and_then(|version| version.split('.').next()?.parse().ok());
-    match major {
-        Some(major) => Ok(major),
-        None => bail!(
-            "QEMU does not print its version but {:?}",
-            output.lines().next().unwrap_or_default()
-        ),
-    }
+    major.unwrap_or(0)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::time::SystemTime;
+
     #[test]
     fn major_version_is_read_from_what_qemu_prints() {
         let debian = "QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18)\nCopyright (c)\n";
-        assert_eq!(major(debian).unwrap(), 7);
-        assert_eq!(major("QEMU emulator version 10.0.2\n").unwrap(), 10);
+        assert_eq!(major(debian), 7);
+        assert_eq!(major("a wrapper\nQEMU emulator version 10.0.2\n"), 10);
         for other in ["", "\n", "QEMU emulator version next\n", "bash: no\n"] {
-            let error = major(other).unwrap_err().to_string();
-            assert!(error.starts_with("QEMU does not print"), "{error}");
+            assert_eq!(major(other), 0, "{other:?}");
+        }
+    }
+
+    #[test]
+    fn debian_12_is_known_by_its_codename() {
+        for yes in [
+            "ID=debian\nVERSION_CODENAME=bookworm\n",
+            "VERSION_CODENAME='bookworm'\n",
+            "VERSION_CODENAME=faye\nDEBIAN_CODENAME=\"bookworm\"\n",
+        ] {
+            assert!(is_debian_12(yes), "{yes}");
+        }
+        for no in ["", "VERSION_CODENAME=trixie\n", "NAME=bookworm\n"] {
+            assert!(!is_debian_12(no), "{no}");
         }
     }
 
@@ -169,13 +203,30 @@ mod tests {
     }
 
     #[test]
-    fn folder_is_present_only_with_its_program() {
+    fn folder_is_present_only_with_a_program_that_starts() {
         let folder = tempfile::tempdir().unwrap();
         let current = folder.path().join("current");
-        assert_eq!(present(&current), None);
+        assert!(present(&current).is_none());
         replace_if_different(&current, b"ten").unwrap();
-        assert_eq!(present(&current), None);
-        replace_if_different(&folder.path().join("ten").join(PROGRAM), b"").unwrap();
-        assert_eq!(present(&current), Some(folder.path().join("ten")));
+        assert!(present(&current).is_none());
+        let program = folder.path().join("ten").join(PROGRAM);
+        replace_if_different(&program, b"#!/bin/sh\necho QEMU emulator version 10.0.2\n").unwrap();
+        assert!(present(&current).is_none());
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let qemu = present(&current).unwrap();
+        assert_eq!(qemu.unpacked, Some(folder.path().join("ten")));
+        assert!(qemu.has_nested_paging());
+    }
+
+    #[test]
+    fn failed_fetch_is_not_repeated_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let failed = folder.path().join("unavailable");
+        assert!(!is_recent(&failed));
+        fs::write(&failed, "no network\n").unwrap();
+        assert!(is_recent(&failed));
+        let file = fs::File::options().write(true).open(&failed).unwrap();
+        file.set_modified(SystemTime::now() - RETRY).unwrap();
+        assert!(!is_recent(&failed));
     }
 }

@@ -22,6 +22,7 @@ use crate::kind::Kind;
 use crate::libtest;
 use crate::place::replace_if_different;
 use crate::progress;
+use crate::qemu::Qemu;
 use crate::setup::Ready;
 use crate::tool;
 
@@ -87,6 +88,10 @@ impl Recorder {
 
     /// Makes what follows a run with the kernel of `choice` in guests, or else the stock one.
     pub(crate) fn with_guests(&mut self, ready: &Ready, choice: Option<&Choice>) -> Result<()> {
+        ensure!(
+            ready.qemu.as_ref().is_none_or(Qemu::has_nested_paging),
+            "--record: this machine's QEMU emulates another kind of machine than QEMU 10, which others record with"
+        );
         let name = ready.kernel.name_of_guests(choice);
         self.kernel = name.context("--record: a result needs a kernel's name beside it")?;
         if let Some(Choice::Named(named)) = choice {

@@ -47,7 +47,7 @@ impl Ready {
         let _lock = cache.lock()?;
         packages::ensure(kind.packages())?;
         let qemu = match kind {
-            Kind::Tcg => Some(Qemu::obtain(&cache)?),
+            Kind::Tcg => Some(Qemu::obtain(&cache, update)?),
             Kind::Bochs | Kind::Direct => None,
         };
         let kernel = Kernel::obtain(&cache, update)?;
