@@ -361,7 +361,7 @@ fn measure(
         }
         let (done, unregister) = Took::of(&guest, || registry.unregister(&ids, &guest));
         done.expect("registered");
-        // What the jumps had is given back when nothing of the guest's is in it any more, as the supervisor sees to.
+        // What the jumps had is released when no task can be in it any more, as the supervisor sees to.
         if let Some(retry) = registry.retry() {
             let looked = retry.look(&guest);
             registry.end_retry(looked, &guest);

@@ -83,7 +83,7 @@ impl HitState {
         let found = Gva(scene.read_u64(slot)?);
         let trampoline = fixtures.trampoline();
         let mut calls = returns.calls.open(scene.task()?)?;
-        let ret = calls.enter(slot, table.found(scene.around.mem, found), |call| {
+        let ret = calls.enter(slot, table.classify(scene.around.mem, found), |call| {
             if let Some(orphaned) = table.returning(call.probe()) {
                 orphaned.counters.orphan(self.vcpu);
             }

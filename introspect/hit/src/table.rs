@@ -410,7 +410,7 @@ impl ProbeTable {
     }
 
     /// Classifies what a function has found at its entry in place of its return address.
-    pub(crate) fn found(&self, mem: &(impl PhysMemory + ?Sized), at: Gva) -> ReturnAddress {
+    pub(crate) fn classify(&self, mem: &(impl PhysMemory + ?Sized), at: Gva) -> ReturnAddress {
         if self.is_trampoline(at) {
             return ReturnAddress::Trampoline;
         }

@@ -435,7 +435,7 @@ mod tests {
         table.hear(&[event(1), event(2)], 0);
         let snapshot = table.copy().snapshot();
         assert_eq!((snapshot.hits, snapshot.dropped), (4, 0));
-        assert!(room.left() > 0, "what it waited with is given back");
+        assert!(room.left() > 0, "what it waited with is released");
     }
 
     #[test]

@@ -320,10 +320,10 @@ impl GuestTask {
         }
     }
 
-    /// The task dies inside a call that it makes after its calls were discarded, and another task takes its
+    /// The task dies inside a call that it makes after its calls were released, and another task takes its
     /// stack.
     pub(super) fn die(&mut self, calls: &Calls, probes: &Probes, last: &[ProbeId]) {
-        self.discard(calls, probes, self.task);
+        self.release(calls, probes, self.task);
         self.call(calls, probes, last, 1, false);
         self.abandon(usize::MAX);
         self.former.push(self.task);
@@ -336,18 +336,18 @@ impl GuestTask {
     /// The guest frees its dead tasks. None of their calls is left.
     pub(super) fn free(&mut self, calls: &Calls, probes: &Probes) {
         for task in std::mem::take(&mut self.former) {
-            self.discard_calls(calls, probes, task);
+            self.release_calls(calls, probes, task);
             self.freed.push(task);
         }
         calls.live(|call| assert!(!self.freed.contains(&call.task), "{call:?}"));
     }
 
-    fn discard(&mut self, calls: &Calls, probes: &Probes, task: Gva) {
+    fn release(&mut self, calls: &Calls, probes: &Probes, task: Gva) {
         self.abandon(usize::MAX);
-        self.discard_calls(calls, probes, task);
+        self.release_calls(calls, probes, task);
     }
 
-    fn discard_calls(&mut self, calls: &Calls, probes: &Probes, task: Gva) {
+    fn release_calls(&mut self, calls: &Calls, probes: &Probes, task: Gva) {
         if let Some(mut open) = calls.open(task) {
             let pushed = &mut self.pushed;
             open.remove_all(|call| {
@@ -359,7 +359,7 @@ impl GuestTask {
     pub(super) fn end(&mut self, calls: &Calls, probes: &Probes) {
         self.former.push(self.task);
         for task in std::mem::take(&mut self.former) {
-            self.discard(calls, probes, task);
+            self.release(calls, probes, task);
         }
         assert!(self.pushed.is_empty(), "not reported: {:?}", self.pushed);
     }

@@ -92,18 +92,18 @@ impl Owed {
         }
     }
 
-    /// Called after a pass, with what it `found` and what is still `held`. Notifies the waiters if everything
+    /// Called after a pass, with its `result` and what is still `held`. Notifies the waiters if everything
     /// they wait for was handed on. Returns whether another pass is needed for a waiter.
     pub(super) fn passed(
         &mut self,
-        found: PassResult,
+        result: PassResult,
         held: impl FnOnce() -> Option<Held>,
     ) -> bool {
         let Some(Open { number, until }) = &mut self.open else {
             return false;
         };
         let number = *number;
-        let is_over = match found {
+        let is_over = match result {
             PassResult::Part => false,
             PassResult::Held => {
                 held().is_none_or(|Held { oldest, newest }| oldest > *until.get_or_insert(newest))

@@ -184,7 +184,7 @@ impl Reader {
         }
         let sources = self.sources.now();
         let return_address = |call: &_| sources.return_address(call, mem);
-        let guest = PassContext {
+        let context = PassContext {
             mem,
             sources: &sources,
             around: Around {
@@ -196,7 +196,7 @@ impl Reader {
         };
         let mut left = look.most;
         // Where there is no such memory, there are no records.
-        let _ = self.pass(&guest, look.now, into, &mut left);
+        let _ = self.pass(&context, look.now, into, &mut left);
         self.rests = look.now.filter(|_| self.idle > IDLE).map(|now| {
             // No ring has more cells than that.
             let cells = u32::try_from(self.idle).unwrap_or(u32::MAX);
@@ -211,49 +211,49 @@ impl Reader {
 
     fn pass(
         &mut self,
-        guest: &PassContext<'_>,
+        context: &PassContext<'_>,
         now: Option<Instant>,
         into: &mut Vec<Event>,
         left: &mut usize,
     ) -> Result<(), OutOfRange> {
         let held = self.held.take();
         for (piece, rest) in held.iter().zip(1..) {
-            if let Err(error) = self.late(piece.clone(), guest, into, left) {
+            if let Err(error) = self.late(piece.clone(), context, into, left) {
                 held.get(rest..).into_iter().flatten().for_each(|piece| {
                     self.held.hold(piece.clone());
                 });
                 return Err(error);
             }
         }
-        let head = self.head(guest.mem)?;
+        let head = self.head(context.mem)?;
         self.is_broken |= head.is_none();
         if let Some(head) = head {
-            let is_all = self.in_turn(head, guest, now, into, left)?;
+            let is_all = self.in_turn(head, context, now, into, left)?;
             // Detours never have this many cells at once: the guest has moved the head itself.
             let unfinished = self.held.cells() + head.wrapping_sub(self.next);
             self.is_broken |= is_all && unfinished > u64::from(self.place.capacity / 4) * 3;
             self.is_behind = self.next != head;
         }
         if self.is_broken && *left > 0 {
-            self.give_up(guest.mem);
+            self.give_up(context.mem);
         }
-        self.make_room(guest.mem)
+        self.make_room(context.mem)
     }
 
     /// Takes the finished records of a piece that was stepped over, and holds the rest.
     fn late(
         &mut self,
         piece: Range<u64>,
-        guest: &PassContext<'_>,
+        context: &PassContext<'_>,
         into: &mut Vec<Event>,
         left: &mut usize,
     ) -> Result<(), OutOfRange> {
         let (mut from, mut at) = (piece.start, piece.start);
         while at < piece.end && *left > 0 {
-            match self.finished(guest.mem, at, piece.end) {
+            match self.finished(context.mem, at, piece.end) {
                 Ok(Some(header)) => {
                     self.held.hold(from..at);
-                    self.take(at, header, guest, into);
+                    self.take(at, header, context, into);
                     *left -= 1;
                     at += u64::from(header.cells);
                     from = at;
@@ -273,16 +273,16 @@ impl Reader {
     fn in_turn(
         &mut self,
         head: u64,
-        guest: &PassContext<'_>,
+        context: &PassContext<'_>,
         now: Option<Instant>,
         into: &mut Vec<Event>,
         left: &mut usize,
     ) -> Result<bool, OutOfRange> {
         while *left > 0 && self.next != head {
-            if let Some(header) = self.finished(guest.mem, self.next, head)? {
+            if let Some(header) = self.finished(context.mem, self.next, head)? {
                 let at = self.next;
                 self.next += u64::from(header.cells);
-                self.take(at, header, guest, into);
+                self.take(at, header, context, into);
                 *left -= 1;
                 continue;
             }
@@ -291,7 +291,7 @@ impl Reader {
                 return Ok(false);
             }
             let mut behind = self.next + 1;
-            while behind < head && self.finished(guest.mem, behind, head)?.is_none() {
+            while behind < head && self.finished(context.mem, behind, head)?.is_none() {
                 behind += 1;
             }
             if behind >= head {
@@ -361,16 +361,16 @@ impl Reader {
         &mut self,
         position: u64,
         header: Header,
-        guest: &PassContext<'_>,
+        context: &PassContext<'_>,
         into: &mut Vec<Event>,
     ) {
         let at = self.cell(position);
         // `finished` has checked the number of cells.
         let record = &mut self.buffer[..usize::from(header.cells) * CELL];
-        let read = guest.mem.read(at, record);
-        let cleared = guest.mem.write_u64(at, 0);
-        let source = guest.sources.by_number.get(&header.source);
-        match source.map(|source| source.event(record, position, &guest.around)) {
+        let read = context.mem.read(at, record);
+        let cleared = context.mem.write_u64(at, 0);
+        let source = context.sources.by_number.get(&header.source);
+        match source.map(|source| source.event(record, position, &context.around)) {
             Some(Ok(event)) if read.is_ok() && cleared.is_ok() => {
                 into.extend(event.map(|event| self.in_order(event)));
             }

@@ -189,7 +189,7 @@ fn events_of_one_ring_are_put_in_order_where_they_are_and_however_they_lie_there
         assert!(events.iter().all(|e| e.guest_tsc == e.host_ns + 10));
         events.sort_by_key(|e| e.host_ns);
         assert!(events.iter().map(|e| e.host_ns).eq(1..=3), "round {round}");
-        assert_eq!(producer.ring.slots(), 5, "the places are given back");
+        assert_eq!(producer.ring.slots(), 5, "the places are released");
     }
     // From each fifth place on: at 3 and 4.
     assert_eq!(wrapped, 80);
