@@ -1,5 +1,7 @@
 //! The general registers of a vCPU.
 
+use std::iter;
+
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Bits of RFLAGS (SDM vol. 1, 3.4.3).
@@ -128,6 +130,13 @@ impl Gpr {
         Self::R14,
         Self::R15,
     ];
+
+    /// Returns the index of the register among [`Regs::words`]: of the first eight, RBX, RSP, RBP, RSI and RDI have
+    /// another order there than by their numbers.
+    const fn place(self) -> usize {
+        const PLACES: [usize; 16] = [0, 2, 3, 1, 6, 7, 4, 5, 8, 9, 10, 11, 12, 13, 14, 15];
+        PLACES[self as usize]
+    }
 }
 
 /// A set of general registers. RIP and RFLAGS are not part of it: they are always shown.
@@ -158,11 +167,20 @@ impl RegisterSet {
         self.0 >> (register as u8) & 1 == 1
     }
 
+    /// Returns the number of registers in the set.
+    #[must_use]
+    pub fn count(self) -> usize {
+        self.0.count_ones() as usize
+    }
+
     /// Iterates over the registers of the set, in the order of their numbers.
     pub fn iter(self) -> impl Iterator<Item = Gpr> {
-        Gpr::ALL
-            .into_iter()
-            .filter(move |register| self.contains(*register))
+        let mut left = self.0;
+        iter::from_fn(move || {
+            let number = left.trailing_zeros();
+            left &= left.wrapping_sub(1);
+            Gpr::ALL.get(number as usize).copied()
+        })
     }
 }
 
@@ -170,33 +188,61 @@ impl Regs {
     /// Returns the value of `which`.
     #[must_use]
     pub fn get(&self, which: Gpr) -> u64 {
-        let mut copy = *self;
-        *copy.slot(which)
+        self.words()[which.place()]
     }
 
     /// Sets `which` to `value`.
     pub fn set(&mut self, which: Gpr, value: u64) {
-        *self.slot(which) = value;
+        let words: &mut [u64; Self::COUNT] = zerocopy::transmute_mut!(self);
+        words[which.place()] = value;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_register_is_the_field_of_its_name() {
+        let mut regs = Regs::default();
+        for (number, register) in (1..).zip(Gpr::ALL) {
+            regs.set(register, number);
+            assert_eq!(regs.get(register), number);
+        }
+        let expected = Regs {
+            rax: 1,
+            rcx: 2,
+            rdx: 3,
+            rbx: 4,
+            rsp: 5,
+            rbp: 6,
+            rsi: 7,
+            rdi: 8,
+            r8: 9,
+            r9: 10,
+            r10: 11,
+            r11: 12,
+            r12: 13,
+            r13: 14,
+            r14: 15,
+            r15: 16,
+            ..Regs::default()
+        };
+        assert_eq!(regs, expected);
     }
 
-    fn slot(&mut self, which: Gpr) -> &mut u64 {
-        match which {
-            Gpr::Rax => &mut self.rax,
-            Gpr::Rcx => &mut self.rcx,
-            Gpr::Rdx => &mut self.rdx,
-            Gpr::Rbx => &mut self.rbx,
-            Gpr::Rsp => &mut self.rsp,
-            Gpr::Rbp => &mut self.rbp,
-            Gpr::Rsi => &mut self.rsi,
-            Gpr::Rdi => &mut self.rdi,
-            Gpr::R8 => &mut self.r8,
-            Gpr::R9 => &mut self.r9,
-            Gpr::R10 => &mut self.r10,
-            Gpr::R11 => &mut self.r11,
-            Gpr::R12 => &mut self.r12,
-            Gpr::R13 => &mut self.r13,
-            Gpr::R14 => &mut self.r14,
-            Gpr::R15 => &mut self.r15,
+    #[test]
+    fn a_set_has_its_registers_in_the_order_of_their_numbers() {
+        let all: Vec<_> = RegisterSet::default().iter().collect();
+        assert_eq!(all, Gpr::ALL);
+        for (set, expected) in [
+            (&[][..], &[][..]),
+            (&[Gpr::R15], &[Gpr::R15]),
+            (&[Gpr::Rsi, Gpr::Rax, Gpr::Rsi], &[Gpr::Rax, Gpr::Rsi]),
+        ] {
+            let set = RegisterSet::from_iter(set.iter().copied());
+            assert_eq!(set.iter().collect::<Vec<_>>(), expected);
+            assert_eq!(set.count(), expected.len());
         }
     }
 }

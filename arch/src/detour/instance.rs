@@ -39,6 +39,8 @@ pub(super) const TASK: usize = 32;
 pub(super) const ENTRY_TSC: u8 = 40;
 /// Number of the word of the flags, whose upper half is the CPU.
 const VALUES: usize = 6;
+/// Offset of the first register.
+const REGISTERS: usize = 8 * (VALUES + 1);
 /// End of the flags and of all registers, in bytes.
 const VALUES_END: usize = 8 * (VALUES + 1 + 16);
 /// Maximum number of bytes of an instance without stack words.
@@ -164,10 +166,13 @@ impl InstanceLayout {
         put(GENERATION, generation);
         put(TASK, instance.task.0);
         put(usize::from(ENTRY_TSC), instance.tsc);
-        self.values.write(&instance.regs, &mut put);
         let flags = instance.regs.rflags & u64::from(u32::MAX);
         let cpu = u64::from(instance.cpu.unwrap_or(0));
         put(self.values.flags(), cpu << 32 | flags);
+        let words = bytes[REGISTERS..].chunks_exact_mut(8);
+        for (register, into) in self.values.set().iter().zip(words) {
+            into.copy_from_slice(&instance.regs.get(register).to_le_bytes());
+        }
         (bytes, self.size().min(VALUES_END))
     }
 

@@ -178,6 +178,11 @@ impl Values {
         self.registers.iter().zip(offsets)
     }
 
+    /// Returns the registers, whose words are in the order of their numbers.
+    pub(super) fn set(&self) -> RegisterSet {
+        self.registers
+    }
+
     /// Iterates over the offsets of the stack words.
     pub(super) fn words(&self) -> impl Iterator<Item = usize> {
         let end = self.end();
@@ -186,15 +191,7 @@ impl Values {
 
     /// Returns the number of the word after the values.
     pub(super) fn end(&self) -> usize {
-        self.first + self.registers.iter().count() + self.words
-    }
-
-    /// Calls `put` with the offset and the value of the flags and of each register.
-    pub(super) fn write(&self, regs: &Regs, mut put: impl FnMut(usize, u64)) {
-        put(self.flags(), regs.rflags);
-        for (register, at) in self.registers() {
-            put(at, regs.get(register));
-        }
+        self.first + self.registers.count() + self.words
     }
 
     pub(super) fn read(&self, bytes: &[u8]) -> Result<(Regs, StackWords), Malformed> {
