@@ -314,7 +314,6 @@ fn reads_nest_wherever_they_are_interrupted() {
     let mut records = Vec::new();
     let (calls, counts) = std::thread::scope(|scope| {
         let caller = scope.spawn(|| {
-            let _room = SignalStack::new().unwrap();
             arena.enter();
             let began = Instant::now();
             let code = probed.detour.start..probed.detour.end;

@@ -1,6 +1,6 @@
 //! Interrupts a thread repeatedly at any point, to call a function: as an NMI whose handler hits a probe.
 
-use hvprobe_tests::detour::traps;
+use hvprobe_tests::detour::traps::{self, SignalStack};
 use std::cell::Cell;
 use std::io;
 use std::ops::Range;
@@ -44,7 +44,12 @@ pub(crate) struct Counts {
 }
 
 /// Interruptions of the thread that started them.
-pub(crate) struct Interrupts(Timer);
+pub(crate) struct Interrupts {
+    /// Dropped before the stack on which its signals are handled.
+    timer: Timer,
+    /// The called function may fault, which takes a second frame: two fill the stack that threads have of their own.
+    stack: SignalStack,
+}
 
 impl Interrupts {
     /// Makes the thread call `function` at any time, with `first` and then the numbers that follow.
@@ -53,8 +58,10 @@ impl Interrupts {
         CODE.set((code.start, code.end));
         INSIDE.set(0);
         NESTED.set(0);
+        let stack = SignalStack::new()?;
         traps::handle(libc::SIGALRM, nest)?;
-        Timer::start(INTERVAL).map(Self)
+        let timer = Timer::start(INTERVAL)?;
+        Ok(Self { timer, stack })
     }
 
     /// Returns the number of interruptions inside the given code.
@@ -64,7 +71,8 @@ impl Interrupts {
 
     /// Ends the interruptions.
     pub(crate) fn stop(self) -> Counts {
-        drop(self.0);
+        drop(self.timer);
+        drop(self.stack);
         CALL.set(None);
         Counts {
             nested: NESTED.get(),
