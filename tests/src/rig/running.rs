@@ -119,6 +119,18 @@ impl Running {
         self.events = None;
     }
 
+    /// Forgets the events that have arrived, so that they never fill the memory of a long test.
+    ///
+    /// # Panics
+    /// When an event was lost, or after [`Running::hear_no_more`].
+    pub fn forget_events(&mut self) {
+        self.seen.clear();
+        let events = self.events.as_mut().expect("somebody who hears");
+        while let Some(delivery) = events.try_next() {
+            assert_eq!(delivery.dropped, 0, "events were lost");
+        }
+    }
+
     fn next_events(&mut self) -> Option<Delivery> {
         let events = self.events.as_mut();
         events.expect("somebody who hears").blocking_next()
