@@ -6,7 +6,7 @@ use hvprobe_arch::Gva;
 use hvprobe_arch::regs::{Gpr, rflags};
 use hvprobe_hit::event::EventKind;
 use hvprobe_machine::{Event, Mechanism, ProbeId};
-use hvprobe_spec::{Change, Item, Then};
+use hvprobe_spec::{Base, Change, Fetched, Item, Memory, Pointer, Read, Then};
 use hvprobe_tests::rig::{Running, assert_clean, guest, info, probe, rig, values};
 
 /// Offsets in `struct pt_regs` (arch/x86/include/asm/ptrace.h), which the function of a system call gets in
@@ -276,6 +276,28 @@ fn probeable(running: &Running, function: &str) -> Vec<u64> {
         .collect()
 }
 
+/// Returns items by which events tell how many interrupts the only CPU has handled: the vectors that the kernel counts
+/// by name (`irq_stat`, arch/x86/include/asm/hardirq.h), and those of devices (`kstat.irqs_sum`,
+/// include/linux/kernel_stat.h).
+fn interrupts(running: &Running) -> Vec<Item> {
+    let mut offset = [0; 8];
+    let offsets = running.address("__per_cpu_offset");
+    let read = running.machine.read_kernel(offsets, &mut offset);
+    read.expect("mapped");
+    let item = |symbol, len| {
+        let at = running.address(symbol).0;
+        Item::Fetched(Box::new(Fetched {
+            base: Base::Constant(at.wrapping_add(u64::from_le_bytes(offset))),
+            pointers: vec![Pointer {
+                offset: 0,
+                memory: Memory::Kernel,
+            }],
+            read: Read::Bytes(len),
+        }))
+    };
+    vec![item("irq_stat", 64), item("kstat", 8)]
+}
+
 #[test]
 fn a_post_handler_sees_what_the_next_pre_handler_sees() {
     const CALLS: usize = 20;
@@ -293,11 +315,13 @@ fn a_post_handler_sees_what_the_next_pre_handler_sees() {
     let offsets = probeable(&running, INNER);
     assert_eq!(running.text(INNER), original);
     assert!(offsets.len() > 20, "{offsets:x?}");
+    let interrupts = interrupts(&running);
     let specs: Vec<_> = offsets
         .iter()
         .map(|offset| {
             let mut spec = probe(&format!("p {INNER}+{offset}"));
             spec.actions.post = true;
+            spec.actions.capture.clone_from(&interrupts);
             spec
         })
         .collect();
@@ -330,10 +354,10 @@ fn a_post_handler_sees_what_the_next_pre_handler_sees() {
         // A call executes another function before our next probepoint.
         if inside(post.regs.rip).is_some() {
             let next = events.peek().expect("a hit where the guest goes on");
-            // QEMU 10.0 sets RF in the frames of interrupts, and one may come in between.
+            // The frames of interrupts have RF set in QEMU 10.0, so that it is set where the guest goes on.
             let mut expected = post.regs;
-            if rig == "tcg" && next.regs.rflags & rflags::RF != 0 {
-                expected.rflags |= rflags::RF;
+            if rig == "tcg" && words(pre) != words(next) {
+                expected.rflags |= next.regs.rflags & rflags::RF;
                 interrupted += 1;
             }
             assert_eq!(expected, next.regs);
@@ -342,8 +366,9 @@ fn a_post_handler_sees_what_the_next_pre_handler_sees() {
     }
     assert_eq!(calls, CALLS + 2);
     assert!(pairs >= 8 * calls, "{pairs}");
-    assert!(interrupted * 2 <= pairs, "{interrupted} of {pairs}");
-    eprintln!("{pairs} pairs, {emulated} emulated and {stepped} stepped sites");
+    eprintln!(
+        "{pairs} pairs, {interrupted} of them interrupted, {emulated} emulated and {stepped} stepped sites"
+    );
 }
 
 /// A place where an instruction of the kernel accesses user memory, and a system call that gets there with the
