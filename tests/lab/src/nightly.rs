@@ -117,7 +117,7 @@ fn parts(long: bool) -> Vec<Part> {
     parts.extend(BENCHES.map(|bench| Part::new(["bench", bench, "--smoke"])));
     let alone = ["--rig-only", "--filter", "churn::", "--filter", "stress::"];
     parts.push(Part::new(["test"].into_iter().chain(alone)));
-    parts.push(Part::new(["soak", "--minutes", "5"]));
+    parts.push(Part::new(["soak", "--minutes", "10"]));
     parts.push(Part::new(["test", "--repeat", ROUNDS]));
     let bochs = "bench hits --rig bochs --calls 4000 --rounds 3 --gdb-hits 0";
     parts.push(Part::new(bochs.split(' ')));
