@@ -60,6 +60,9 @@ const ROUNDS: &str = "2";
 /// Seconds for which a large guest is paused.
 const PAUSE: &str = "60";
 
+/// Memory of the machines in which all tests run: the largest guest has 4 GiB.
+const MEMORY: &str = "6G";
+
 /// Packages whose properties get many cases in one run with `--long`, which takes hours.
 const LONG: [&str; 14] = [
     "hvprobe-arch",
@@ -111,9 +114,10 @@ fn parts(long: bool) -> Vec<Part> {
         .iter()
         .map(|kernel| Part::new(["matrix", "--kernel", kernel.name]))
         .collect();
-    parts.extend(KERNELS.map(|kernel| Part::new(["test", "--kernel", kernel])));
+    let whole = ["test", "--memory", MEMORY];
+    parts.extend(KERNELS.map(|kernel| Part::new(whole.into_iter().chain(["--kernel", kernel]))));
     parts.push(Part::new(["conformance"]));
-    parts.push(Part::new(["test"]));
+    parts.push(Part::new(whole));
     parts.extend(BENCHES.map(|bench| Part::new(["bench", bench, "--smoke"])));
     let alone = ["--rig-only", "--filter", "churn::", "--filter", "stress::"];
     parts.push(Part::new(["test"].into_iter().chain(alone)));
