@@ -16,6 +16,9 @@ pub const DOORBELL_PORT: u8 = 0x91;
 /// AL: nonzero if the detour should try again. No device of a PC answers there either, unlike at port 0x92.
 pub const ROOM_PORT: u8 = 0x93;
 
+/// All ports that only hvprobe answers.
+pub const PORTS: [u8; 3] = [GATE_PORT, DOORBELL_PORT, ROOM_PORT];
+
 /// Number of vectors of an interrupt descriptor table (SDM vol. 3, 6.10).
 pub const VECTORS: u64 = 256;
 

@@ -1,10 +1,12 @@
 //! The bus: finds the device that answers at an address.
 //!
 //! Invariants: no claim is empty or leaves its address space, and no two overlap, so at most one device answers
-//! an access. Claims are made before the guest runs and do not change, so a look-up takes no lock and allocates
-//! nothing.
+//! an access. None has the ports at which probes answer. Claims are made before the guest runs and do not change, so
+//! a look-up takes no lock and allocates nothing.
 
 use std::sync::Arc;
+
+use hvprobe_arch::trap;
 
 use super::address::{AddressRange, Space};
 use super::device::Device;
@@ -34,7 +36,7 @@ impl Bus {
     /// Adds the ranges of `device`.
     ///
     /// # Errors
-    /// When a range is empty, leaves its space, or overlaps a range claimed before.
+    /// When a range is empty, leaves its space, overlaps a range claimed before, or has a port of probes.
     pub(crate) fn claim(&mut self, device: &Arc<dyn Device>) -> Result<(), ClaimError> {
         for range in device.ranges() {
             let AddressRange { space, first, .. } = range;
@@ -42,6 +44,10 @@ impl Bus {
             let Some(last) = range.last() else {
                 return Err(refused("it is empty or leaves its address space"));
             };
+            let mut of_probes = trap::PORTS.map(u64::from).into_iter();
+            if space == Space::Port && of_probes.any(|port| (first..=last).contains(&port)) {
+                return Err(refused("probes answer at a part of it"));
+            }
             let next = self.after(space, last);
             if let Some(before) = next.checked_sub(1).and_then(|at| self.0.get(at))
                 && before.space == space

@@ -114,8 +114,24 @@ fn a_range_that_is_empty_or_leaves_its_space_is_refused() {
     }
     let mut bus = Bus::default();
     claim(&mut bus, 1, &[memory(0, u64::MAX)]).unwrap();
-    claim(&mut bus, 2, &[AddressRange::ports(0, 0x1_0000)]).unwrap();
-    assert_eq!(find(&bus, Space::Port, 0xffff, 1), Some((2, 0xffff)));
+    claim(&mut bus, 2, &[AddressRange::ports(0x100, 0xff00)]).unwrap();
+    assert_eq!(find(&bus, Space::Port, 0xffff, 1), Some((2, 0xfeff)));
+}
+
+#[test]
+fn a_range_with_a_port_of_probes_is_refused() {
+    for port in trap::PORTS.map(u64::from) {
+        for (first, size) in [(port, 1), (port - 1, 2), (port, 2), (0, 0x1_0000)] {
+            let range = AddressRange {
+                space: Space::Port,
+                first,
+                size,
+            };
+            let refused = claim(&mut Bus::default(), 1, &[range]).unwrap_err();
+            assert!(refused.contains("probes answer"), "{refused}");
+        }
+        claim(&mut Bus::default(), 1, &[memory(port, 1)]).unwrap();
+    }
 }
 
 #[test]
