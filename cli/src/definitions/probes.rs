@@ -11,7 +11,7 @@ use hvprobe_spec::perf_probe::{PerfProbe, is_perf_probe};
 use super::events_file::{self, FileHistogram};
 use crate::failure::typed::bad;
 use crate::failure::{Origins, WrongUsage};
-use crate::options::probes::hits::{HitArgs, HoldArgs};
+use crate::options::probes::hits::{HitArgs, HoldArgs, Unnamed};
 
 /// Definitions in the form that is sent.
 #[derive(Clone, Debug, Default)]
@@ -62,7 +62,7 @@ pub(crate) fn specs(
             Ok(ProbeSpec {
                 disabled,
                 module_build_id: definitions.builds.get(&text).cloned(),
-                ..hit.spec(hold, &text, definition)?
+                ..hit.spec(hold, &text, definition, Unnamed::Defaults)?
             })
         })
         .collect();

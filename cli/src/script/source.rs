@@ -14,7 +14,7 @@ use hvprobe_spec::script::{Planted, Program, SCRIPT_MAX, Written, compile, in_li
 
 use crate::failure::typed::bad;
 use crate::failure::{Refused, WrongUsage};
-use crate::options::probes::hits::{HitArgs, HoldArgs};
+use crate::options::probes::hits::{HitArgs, HoldArgs, Unnamed};
 use crate::options::probes::script::ScriptArgs;
 
 /// Script of the user.
@@ -90,8 +90,8 @@ impl Script {
             let mut hit = hit.clone();
             hit.acts
                 .count(!self.program.maps.is_empty(), planted.stacks);
-            hit.acts.show_no_defaults();
-            hit.spec(hold, &planted.written.text, planted.definition.clone())
+            let definition = planted.definition.clone();
+            hit.spec(hold, &planted.written.text, definition, Unnamed::Nothing)
         });
         specs.collect()
     }

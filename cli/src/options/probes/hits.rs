@@ -91,10 +91,14 @@ pub(crate) struct ActArgs {
 
     #[command(flatten)]
     budget: BudgetArgs,
+}
 
-    /// Whether a definition without arguments shows nothing by default.
-    #[arg(skip)]
-    no_defaults: bool,
+/// What the hits of a definition without arguments show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unnamed {
+    /// The function's parameters, or else its registers.
+    Defaults,
+    Nothing,
 }
 
 /// For whom the guest waits at a hit.
@@ -142,9 +146,10 @@ impl HitArgs {
         hold: &HoldArgs,
         text: &str,
         definition: Definition,
+        unnamed: Unnamed,
     ) -> Result<v1::ProbeSpec, WrongUsage> {
         let (text, definition) = self.filtered(text, definition)?;
-        self.acts.spec(hold, &text, definition)
+        self.acts.spec(hold, &text, definition, unnamed)
     }
 
     /// Returns the probe that `text` defines, with `--filter` and its own filter combined.
@@ -174,16 +179,12 @@ impl ActArgs {
         self.stack |= by_stack;
     }
 
-    /// Makes hits show only the arguments of their definition, and nothing if it has none.
-    pub(crate) fn show_no_defaults(&mut self) {
-        self.no_defaults = true;
-    }
-
     fn spec(
         &self,
         hold: &HoldArgs,
         text: &str,
         definition: Definition,
+        unnamed: Unnamed,
     ) -> Result<v1::ProbeSpec, WrongUsage> {
         let mut actions = self.actions(hold)?;
         if self.stack {
@@ -193,9 +194,9 @@ impl ActArgs {
             };
             captures.push(Item::StackTrace(FRAMES));
         }
-        let has_arguments = self.no_defaults || !definition.arguments.is_empty();
         let by_name = !self.raw && actions.registers == RegisterSet::default();
-        if by_name && has_arguments {
+        let defaults = unnamed == Unnamed::Defaults && definition.arguments.is_empty();
+        if by_name && !defaults {
             actions.registers = RegisterSet::from_iter([]);
         }
         let is_asked = actions != Actions::default();
@@ -203,7 +204,7 @@ impl ActArgs {
             definition: text.to_owned(),
             mechanism: self.mechanism.map_or(0, Mechanism::number),
             actions: is_asked.then(|| actions.to_wire()),
-            default_arguments: by_name && !has_arguments,
+            default_arguments: by_name && defaults,
             budget: self.budget.budget()?,
             ..Default::default()
         };
@@ -326,7 +327,7 @@ mod tests {
             .map_err(|error| error.to_string())?;
         let definition = definition::parse(&line.definition).map_err(|error| error.to_string())?;
         line.hit
-            .spec(&line.hold, &line.definition, definition)
+            .spec(&line.hold, &line.definition, definition, Unnamed::Defaults)
             .map_err(|error| error.0)
     }
 
