@@ -160,7 +160,7 @@ pub struct ProbeTable {
     sites: Vec<Site>,
     /// Addresses that once had one of our int3s: a vCPU may still be on its way to the #BP entry with one of
     /// them in its exception frame.
-    retired: Arc<FxHashSet<u64>>,
+    past_int3s: Arc<FxHashSet<u64>>,
     fixtures: Option<Fixtures>,
     returning: FxHashMap<ProbeId, Returning>,
     returns: Option<Arc<Returns>>,
@@ -183,7 +183,7 @@ pub struct Parts {
     /// Armed sites.
     pub sites: Vec<Site>,
     /// Addresses that once had one of our int3s.
-    pub retired: Arc<FxHashSet<u64>>,
+    pub past_int3s: Arc<FxHashSet<u64>>,
     /// The fixed places of the hidden region, while it is mapped.
     pub fixtures: Option<Fixtures>,
     /// The return probes.
@@ -255,7 +255,7 @@ impl ProbeTable {
             by_escape,
             inside_jumps,
             sites,
-            retired: parts.retired,
+            past_int3s: parts.past_int3s,
             fixtures: parts.fixtures,
             returning: parts.returning,
             returns: Some(parts.returns),
@@ -349,7 +349,7 @@ impl ProbeTable {
     }
 
     pub(crate) fn was_ours(&self, at: Gva) -> bool {
-        self.retired.contains(&at.0)
+        self.past_int3s.contains(&at.0)
     }
 
     /// Returns the fixed places of the hidden region, while it is mapped.

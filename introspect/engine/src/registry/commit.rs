@@ -207,13 +207,13 @@ impl Registry {
         let unused = std::mem::take(jumps);
         self.code.retire_jumps(unused);
         let (sites, code) = (&mut self.sites, &mut self.code);
-        let retired = &mut self.shared.retired;
+        let past_int3s = &mut self.shared.past_int3s;
         for at in disarming {
-            set_patch(at, Patch::None, sites, code, retired);
+            set_patch(at, Patch::None, sites, code, past_int3s);
         }
         set_slots(slots, sites, code, mem);
         for (at, patch) in arming {
-            set_patch(at, patch, sites, code, retired);
+            set_patch(at, patch, sites, code, past_int3s);
         }
         self.hooks.ftrace.watched = watches_ftrace(&self.kernel.image, &self.sites);
         detach_leaving(&self.probes, &mut self.sites, &mut self.code, mem);
@@ -337,26 +337,26 @@ fn enter_detours(
     })
 }
 
-/// Records that the text at `at` holds `patch` now. Retires the jump that it held. `retired` has the addresses
+/// Records that the text at `at` holds `patch` now. Retires the jump that it held. `past_int3s` has the addresses
 /// that held one of our int3s at some time.
 fn set_patch(
     at: Gva,
     patch: Patch,
     sites: &mut Sites,
     code: &mut OurCode,
-    retired: &mut Arc<FxHashSet<u64>>,
+    past_int3s: &mut Arc<FxHashSet<u64>>,
 ) {
     let Some(site) = sites.get_mut(&at) else {
         return;
     };
-    let retired = Arc::make_mut(retired);
+    let past_int3s = Arc::make_mut(past_int3s);
     if let Patch::Breakpoint = patch {
-        retired.insert(at.0);
+        past_int3s.insert(at.0);
     } else if let Patch::Jump(jump) = &patch {
         // The bytes of the jump at which a task may resume are int3s.
         let inside = (1..JUMP as u64).map(|n| at.wrapping_add(n));
         let landings = inside.filter(|at| jump.detour.resume(*at).is_some());
-        retired.extend(landings.map(|at| at.0));
+        past_int3s.extend(landings.map(|at| at.0));
     }
     if let Patch::Jump(jump) = std::mem::replace(&mut site.patch, patch) {
         code.retire_jump(at, jump);

@@ -138,7 +138,7 @@ impl Registry {
         self.code.forget_ghosts();
         self.kernel.forget_modules();
         self.kprobes.registered.clear();
-        self.shared.retired = Arc::default();
+        self.shared.past_int3s = Arc::default();
         self.shared.restored_frames = Arc::default();
         self.hooks.ftrace.patches = Patches::No;
         self.hooks.ftrace.watched = false;

@@ -56,7 +56,7 @@ pub(crate) struct Shared {
     pub(crate) returns: Arc<Returns>,
     pub(crate) restored_frames: Arc<RestoredFrames>,
     /// Addresses that held one of our int3s at some time.
-    pub(crate) retired: Arc<FxHashSet<u64>>,
+    pub(crate) past_int3s: Arc<FxHashSet<u64>>,
 }
 
 impl Registry {
@@ -86,7 +86,7 @@ impl Registry {
             shared: Shared {
                 returns: Arc::new(returns),
                 restored_frames: Arc::default(),
-                retired: Arc::default(),
+                past_int3s: Arc::default(),
             },
             live: None,
         }

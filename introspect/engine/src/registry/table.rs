@@ -58,7 +58,7 @@ pub(crate) fn table(
         .collect();
     ProbeTable::new(Parts {
         sites,
-        retired: Arc::clone(&shared.retired),
+        past_int3s: Arc::clone(&shared.past_int3s),
         fixtures: code.region.fixtures(),
         returning,
         returns: Arc::clone(&shared.returns),
