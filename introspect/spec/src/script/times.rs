@@ -1,10 +1,11 @@
 //! Start times of calls, which scripts for bpftrace store in maps: `@start[tid] = nsecs` at the entry, and
 //! `nsecs - @start[tid]` at the return.
 //!
-//! A return probe knows the duration of its call, so no map of times is needed. In the resolved script,
-//! `duration` replaces the difference, the condition of the entry replaces the question whether a time is
-//! stored, and the statements that store and delete times are gone. Invariant: a script is only resolved if it
-//! stores the time of all calls that return in the clause; otherwise it is refused.
+//! A return probe knows the duration of its call, so no map of times is needed. [`resolve`] replaces the difference
+//! by `duration`, and a condition `@start[tid]` by the condition under which the time was stored. It removes the
+//! statements that store and delete times. Invariant: a clause uses a map of times only if the script stores the
+//! start times of all calls whose returns the clause probes, and deletes none of them before. Otherwise the script
+//! is refused.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,7 +22,7 @@ struct Kept<'s> {
     /// Column of the first statement that stores a time.
     column: usize,
     targets: BTreeSet<&'s str>,
-    /// Condition on the calls; all calls when absent.
+    /// Condition under which the time of a call is stored; if absent, it is stored for every call.
     condition: Option<&'s Condition>,
 }
 
@@ -30,12 +31,13 @@ type Times<'s> = BTreeMap<&'s str, Kept<'s>>;
 /// Returns `script` without maps of times.
 pub(super) fn resolve(script: &Script) -> Result<Script, ParseError> {
     let times = times(script)?;
-    let used = RefCell::default();
+    let (used, deleted) = (RefCell::default(), RefCell::default());
     let mut clauses = Vec::new();
     for clause in &script.clauses {
         let resolving = Resolving {
             times: &times,
             used: &used,
+            deleted: &deleted,
             clause,
         };
         clauses.extend(resolving.clause()?);
@@ -52,8 +54,8 @@ pub(super) fn resolve(script: &Script) -> Result<Script, ParseError> {
     }
 }
 
-/// Returns the targets of a clause if all its probes are at returns, or if all are at entries, as `at_returns`
-/// says.
+/// Returns the targets of the probes of `clause`, if all are of one kind: at returns if `at_returns` is set, else
+/// at entries.
 fn targets(clause: &Clause, at_returns: bool) -> Option<BTreeSet<&str>> {
     let points = clause.points.iter();
     let target = points.map(|point| match &point.kind {
@@ -96,6 +98,8 @@ struct Resolving<'s> {
     times: &'s Times<'s>,
     /// Maps whose times are used.
     used: &'s RefCell<BTreeSet<String>>,
+    /// Maps and targets whose calls have lost their times in this clause or in one before.
+    deleted: &'s RefCell<BTreeSet<(String, String)>>,
     clause: &'s Clause,
 }
 
@@ -130,25 +134,38 @@ impl Resolving<'_> {
         let Some(targets) = targets(self.clause, true) else {
             return error(column, "only calls that return have it: write kretprobe");
         };
-        match targets.difference(&kept.targets).next() {
-            None => {
-                self.used.borrow_mut().insert(map.to_owned());
-                Ok(kept)
+        if let Some(other) = targets.difference(&kept.targets).next() {
+            let other = bounded(other);
+            let message = format!("@{map} is not kept at the entry of {other}, which returns here");
+            return error(column, message);
+        }
+        let deleted = self.deleted.borrow();
+        let is_deleted =
+            |target: &&&str| deleted.contains(&(map.to_owned(), (**target).to_owned()));
+        match targets.iter().find(is_deleted) {
+            None => Ok(kept),
+            Some(target) => {
+                let target = bounded(target);
+                let message = format!(
+                    "the times of {target} in @{map} are deleted before: delete them after their last use"
+                );
+                error(column, message)
             }
-            Some(other) => error(
-                column,
-                format!(
-                    "@{map} is not kept at the entry of {}, which returns here",
-                    bounded(other)
-                ),
-            ),
         }
     }
 
-    /// Returns the condition without tests for times, or `None` if nothing else is left.
+    /// Does the same for a clause that needs the times.
+    fn used(&self, column: usize, map: &str) -> Result<&Kept<'_>, ParseError> {
+        let kept = self.kept(column, map)?;
+        self.used.borrow_mut().insert(map.to_owned());
+        Ok(kept)
+    }
+
+    /// Returns `condition` with each test for a time replaced by the condition under which that time was stored.
+    /// Returns `None` if no condition is left.
     fn condition(&self, condition: &Condition) -> Result<Option<Condition>, ParseError> {
         match condition {
-            Condition::Kept { column, map } => Ok(self.kept(column.0, map)?.condition.cloned()),
+            Condition::Kept { column, map } => Ok(self.used(column.0, map)?.condition.cloned()),
             Condition::And(left, right) => {
                 let sides = (self.condition(left)?, self.condition(right)?);
                 Ok(match sides {
@@ -168,16 +185,31 @@ impl Resolving<'_> {
         }
     }
 
+    /// Returns whether the clause runs when no calls are followed.
+    fn is_at_the_end(&self) -> bool {
+        let is_end = |kind: &PointKind| matches!(kind, PointKind::Begin | PointKind::End);
+        self.clause.points.iter().all(|point| is_end(&point.kind))
+    }
+
     fn statement(&self, statement: &Statement) -> Result<Option<Statement>, ParseError> {
         let column = statement.column.0;
         let kind = match &statement.kind {
             StatementKind::Keep { .. } => return Ok(None),
             StatementKind::Forget { map } => {
-                // Allowed at any place: the call has returned by then, or its time is not used.
-                return match self.times.contains_key(map.as_str()) {
-                    true => Ok(None),
-                    false => error(column, format!("nothing keeps a time in @{map}")),
-                };
+                // The call has returned by then, so its time would not be used again. In another clause, a deletion
+                // would choose the calls that count.
+                self.kept(column, map)?;
+                let targets = targets(self.clause, true).into_iter().flatten();
+                let targets = targets.map(|target| (map.clone(), target.to_owned()));
+                self.deleted.borrow_mut().extend(targets);
+                return Ok(None);
+            }
+            StatementKind::Clear { map }
+                if self.times.contains_key(map.as_str()) && !self.is_at_the_end() =>
+            {
+                let message =
+                    format!("calls in flight would lose their times in @{map}: clear it at END");
+                return error(column, message);
             }
             StatementKind::Clear { map } if self.times.contains_key(map.as_str()) => {
                 return Ok(None);
@@ -227,7 +259,7 @@ impl Resolving<'_> {
             }
             other => return Ok(other.clone()),
         };
-        let kept = self.kept(column, map)?;
+        let kept = self.used(column, map)?;
         let condition = self.clause.condition.as_ref();
         if kept.condition.is_some() && !condition.is_some_and(|it| asks_for(it, map)) {
             let message = format!("not all calls have a time in @{map}: ask for it, /@{map}[tid]/");
@@ -254,7 +286,7 @@ fn asks_for(condition: &Condition, map: &str) -> bool {
     }
 }
 
-/// Returns the first test for a time.
+/// Returns the column and the map of the first test for a time in `condition`.
 fn first_kept(condition: &Condition) -> Option<(usize, &str)> {
     match condition {
         Condition::Kept { column, map } => Some((column.0, map)),

@@ -304,6 +304,12 @@ fn times_of_calls_are_those_that_return_probes_have() {
         "kr:a { @s[tid] = nsecs; }",
         "BEGIN { @s[tid] = nsecs; }",
         "kr:a { delete(@s[tid]); }",
+        "k:a { @s[tid] = nsecs; } k:b { delete(@s[tid]); } kr:a /@s[tid]/ { @ = count(); }",
+        "k:a { @s[tid] = nsecs; } kr:b { delete(@s[tid]); } kr:a { @ = hist(nsecs - @s[tid]); }",
+        "k:a { @s[tid] = nsecs; } kr:a { delete(@s[tid]); @ = hist(nsecs - @s[tid]); }",
+        "k:a { @s[tid] = nsecs; } kr:a /retval < 0/ { delete(@s, tid); } kr:a { @ = hist(nsecs - @s[tid]); }",
+        "k:a { @s[tid] = nsecs; } kr:a { @ = hist(nsecs - @s[tid]); } END { delete(@s[tid]); }",
+        "k:a { @s[tid] = nsecs; } kr:a { @ = hist(nsecs - @s[tid]); } interval:s:1 { clear(@s); }",
         "k:a { @s[pid] = nsecs; }",
         "kr:a /@s[tid] > 5/ { @ = count(); }",
         "kr:a /@s[pid]/ { @ = count(); }",
@@ -346,9 +352,27 @@ fn times_of_calls_are_those_that_return_probes_have() {
         line 1: when a call began is kept at its entry: in kprobe
         BEGIN { @s[tid] = nsecs; }
                 ^
-        line 1: nothing keeps a time in @s
+        line 1: nothing keeps a time in @s: write kprobe:FUNC { @s[tid] = nsecs; }
         kr:a { delete(@s[tid]); }
                ^
+        line 1: only calls that return have it: write kretprobe
+        k:a { @s[tid] = nsecs; } k:b { delete(@s[tid]); } kr:a /@s[tid]/ { @ = count(); }
+                                       ^
+        line 1: @s is not kept at the entry of b, which returns here
+        k:a { @s[tid] = nsecs; } kr:b { delete(@s[tid]); } kr:a { @ = hist(nsecs - @s[tid]); }
+                                        ^
+        line 1: the times of a in @s are deleted before: delete them after their last use
+        k:a { @s[tid] = nsecs; } kr:a { delete(@s[tid]); @ = hist(nsecs - @s[tid]); }
+                                                                  ^
+        line 1: the times of a in @s are deleted before: delete them after their last use
+        k:a { @s[tid] = nsecs; } kr:a /retval < 0/ { delete(@s, tid); } kr:a { @ = hist(nsecs - @s[tid]); }
+                                                                                        ^
+        line 1: only calls that return have it: write kretprobe
+        k:a { @s[tid] = nsecs; } kr:a { @ = hist(nsecs - @s[tid]); } END { delete(@s[tid]); }
+                                                                           ^
+        line 1: calls in flight would lose their times in @s: clear it at END
+        k:a { @s[tid] = nsecs; } kr:a { @ = hist(nsecs - @s[tid]); } interval:s:1 { clear(@s); }
+                                                                                    ^
         line 1: not supported: keeping times but as @NAME[tid] = nsecs; how long a call took is `duration` in kretprobe:FUNC { ... }
         k:a { @s[pid] = nsecs; }
                         ^
