@@ -14,9 +14,9 @@
 //! Ftrace checks the text that it patches, so our int3s are removed from its sites meanwhile. A copy in a boosted
 //! slot or a detour faults without an exit, and the fault has to show the probepoint.
 //!
-//! `do_init_module` runs when a module's text is final and before any of it has run; `free_module` runs before
-//! its text is unmapped (kernel/module/main.c). In a kernel without one of these functions the feature it is
-//! for does not work, and that is logged.
+//! `do_init_module` runs when a module's text is final and before any of it has run; `free_module` runs before its
+//! text is unmapped (kernel/module/main.c). In a kernel without one of these functions, the feature for which the
+//! function is watched does not work; that is logged.
 //!
 //! Invariant: where ftrace patches the entry of a watched function, the int3 is after the patched instruction.
 //! So hooks keep working while the guest traces the function, and the hooks' own int3s do not require watching
@@ -75,7 +75,7 @@ pub struct HookOutcome {
     pub refused: Vec<(ProbeId, Refused)>,
 }
 
-/// A hook action for the virtual CPU that does nothing.
+/// An action at a hit that does nothing.
 const NOTHING: Internal = Internal {
     task_dead: false,
     task_freed: false,
@@ -107,8 +107,8 @@ const HOOKS: [Hook; 8] = [
         }),
         ..PLAIN
     },
-    // Frees a task, its first argument, when it has no references any more (kernel/fork.c), long after the last
-    // switch away from it.
+    // This function frees a task, its first argument, when the task has no references any more (kernel/fork.c),
+    // long after the last switch away from the task.
     Hook {
         functions: &["__put_task_struct"],
         wanted: Registry::has_last_entered,
@@ -124,7 +124,8 @@ const HOOKS: [Hook; 8] = [
         then: Then::Run(Registry::on_module),
         ..PLAIN
     },
-    // Runs last, for every kexec and for a crash kernel (arch/x86/kernel/machine_kexec_64.c).
+    // This function runs last in every kexec, and before a crash kernel starts
+    // (arch/x86/kernel/machine_kexec_64.c).
     Hook {
         functions: &["machine_kexec"],
         wanted: |registry| {
@@ -134,10 +135,10 @@ const HOOKS: [Hook; 8] = [
         then: Then::Run(Registry::on_kexec),
         ..PLAIN
     },
-    // The kernel calls these functions for a fault of its own, before it reports one, with the registers at the
-    // fault as the first argument: the first to find an exception-table entry (arch/x86/mm/extable.c), the
-    // second for page faults that can have none, with SMAP at addresses of user space (arch/x86/mm/fault.c).
-    // Kernels before 5.12 do not have the second, and call the first for all faults.
+    // The kernel calls these functions for a fault of its own before it reports the fault. Their first argument
+    // points to the registers at the fault. The first looks for an exception-table entry (arch/x86/mm/extable.c).
+    // The second is called at once for page faults that can have no entry: with SMAP, those at addresses of user
+    // space (arch/x86/mm/fault.c). Kernels before 5.12 do not have the second, and call the first for all faults.
     Hook {
         functions: &["fixup_exception", "page_fault_oops"],
         wanted: Registry::has_copies_that_may_fault,
@@ -205,8 +206,8 @@ impl Registry {
         self.remove_idle_sites();
     }
 
-    /// Runs the engine's part of `hooks`, in a function with this first `argument`, while the virtual CPU
-    /// waits. Meant to be called for a [`Held::Engine`](hvprobe_hit::Held::Engine).
+    /// Runs the actions of `hooks` for which the virtual CPU waits. `argument` is the first argument of the hooked
+    /// function. Meant to be called for a [`Held::Engine`](hvprobe_hit::Held::Engine).
     pub fn run_hooks(&mut self, hooks: HookSet, argument: Gva, world: &dyn World) -> HookOutcome {
         let mut all = HookOutcome::default();
         for (number, hook) in HOOKS.iter().enumerate() {
@@ -286,14 +287,8 @@ impl Registry {
                 marks: Marks::default(),
             })
         };
-        let plan = |offset| find_probepoint(&spec(offset), &self.kernel, &self.rules(), mem);
-        let behind = self.behind_ftrace(name);
-        let planned = behind.map(plan);
-        let planned = match planned {
-            Some(Ok(point)) => Ok(point),
-            Some(Err(_)) | None => plan(0),
-        };
-        match planned {
+        let spec = spec(self.behind_ftrace(name).unwrap_or(0));
+        match find_probepoint(&spec, &self.kernel, &self.rules(), mem) {
             Ok(point) => {
                 let site = site_of(point, &mut self.sites);
                 site.internal = Some(site.internal.unwrap_or_default().and(internal));
@@ -306,7 +301,8 @@ impl Registry {
         }
     }
 
-    /// Returns the offset after the instruction of the function `name` that ftrace patches, if there is one.
+    /// Returns the offset, in the function `name`, just after the instruction that ftrace patches; `None` if ftrace
+    /// patches none.
     fn behind_ftrace(&self, name: &str) -> Option<u64> {
         let image = &self.kernel.image;
         let entry = image.symbols().address_of(name)?;
@@ -336,16 +332,16 @@ impl Registry {
         true
     }
 
-    /// Removes sites without probes and hooks that were never armed.
+    /// Removes the sites that have neither probes nor a hook, and are not armed.
     fn remove_idle_sites(&mut self) {
         self.sites.retain(|_, site| {
             !site.members.is_empty() || site.internal.is_some() || site.is_armed()
         });
     }
 
-    /// Handles the beginning or the end of ftrace's patching: removes our int3s from its sites, or restores
-    /// them where ftrace left the nop. Takes one stop, however much ftrace has patched, because ftrace waits
-    /// with its locks held.
+    /// Handles the beginning or the end of ftrace's patching: removes our int3s from its sites, or restores them
+    /// where ftrace left the nop. Takes one stop, however much ftrace has patched, because ftrace waits with its
+    /// locks held; another only if text changes meanwhile.
     ///
     /// # Errors
     /// When the virtual CPUs cannot be stopped.
@@ -379,8 +375,9 @@ impl Registry {
         }
     }
 
-    /// Plants the probes that wait for the guest's ftrace once its lock is free: it held the lock before it was
-    /// watched, or its end was missed. Meant to be called once a second.
+    /// Plants the probes that wait for the guest's ftrace, if its lock is free. They may wait although no hook will
+    /// report an end: because the lock was held before ftrace was watched, or because the end was missed. Meant to
+    /// be called once a second.
     pub fn retry_ftrace(&mut self, world: &dyn World) {
         if self.hooks.ftrace.patches != Patches::No
             && !is_ftrace_locked(&self.hooks.ftrace, self.live.as_ref(), world.memory())
