@@ -6,8 +6,8 @@
 //! | 2 … 5 | the ring's control words, counters of each probe, the  | read and write   |
 //! |       | ring's cells, instances of calls                       |                  |
 //!
-//! Pages are of 2 MiB. All are mapped when the first detour is made. The guest may write anything into the
-//! shared pages; only the guest itself then sees the nonsense.
+//! Pages are of 2 MiB. All are mapped when the first detour is made. The guest may write anything into the shared
+//! pages, so the host checks what it reads there.
 
 use hvprobe_arch::detour::{CELL, MAX_RECORD_CELLS, Ring, STUB};
 use hvprobe_arch::mem::PhysMemory;
@@ -24,7 +24,7 @@ const CODE_PAGES: u64 = 2;
 const DATA_PAGES: u64 = 4;
 /// Bytes of guest physical memory that detours take.
 pub(crate) const SIZE: u64 = (CODE_PAGES + DATA_PAGES) * LARGE_PAGE;
-/// Layout of the shared pages.
+/// Offsets in the shared pages: of the ring's control words, of the counters and of the ring's cells.
 const HEAD: u64 = 0;
 const LIMIT: u64 = 64;
 const BELL: u64 = LIMIT + 8;
@@ -51,9 +51,9 @@ pub(crate) struct Detours {
     data: Extent,
     place: RingPlace,
     window: Window,
-    /// Address that the region's other pages use at times, and that detours must not take.
+    /// Address at which the region's other pages are mapped at times. Detours must not be there.
     taken: Option<Gva>,
-    /// Number of times that instances were handed out.
+    /// Number of times that instances were allocated.
     handed_out: u64,
     /// Free parts of the code, of the counters and of the memory for instances, once they have addresses.
     free_code: Space,
@@ -105,7 +105,7 @@ impl Detours {
     ) -> Result<Ring, HiddenError> {
         let fresh = self.code.start().is_none() || self.data.start().is_none();
         let data = self.data.reserve(mem, tables, self.window, self.taken, 0)?;
-        // The reserved entries are still empty, so the code must be kept off them explicitly.
+        // The entries reserved for the data are still empty, so the code is kept off them by a smaller window.
         let behind = Window {
             start: data.wrapping_add(self.data.len()),
             ..self.window
@@ -144,7 +144,7 @@ impl Detours {
         self.code.enter(mem, tables)
     }
 
-    /// Takes `size` bytes of code at an address that `choose` finds between two addresses.
+    /// Takes `size` bytes of code at an address that `choose` finds between the first and the last possible one.
     pub(crate) fn take(
         &mut self,
         size: u64,
@@ -164,13 +164,13 @@ impl Detours {
         code: &[u8],
     ) -> Result<(), HiddenError> {
         let gpa = self.code.gpa(at, code.len() as u64);
-        mem.write(gpa.ok_or(HiddenError::OutOfSlots(0))?, code)?;
+        mem.write(gpa.ok_or(HiddenError::NotMapped)?, code)?;
         Ok(())
     }
 
-    /// Returns the initial use count of the next instances. With it, the ids of their calls differ from those
-    /// of all earlier instances at the same addresses: no instance has 2^24 calls, and each allocation adds
-    /// that many.
+    /// Returns the initial use count of the next instances. With it, the ids of their calls differ from those of
+    /// all earlier instances at the same addresses: no instance has 2^24 calls, and the count of each allocation
+    /// begins 2^24 higher.
     pub(crate) fn next_generation(&mut self) -> u64 {
         self.handed_out = self.handed_out.wrapping_add(1);
         self.handed_out << 24
@@ -194,7 +194,7 @@ impl Detours {
         }
     }
 
-    /// Takes the counters of one more probe, set to zero.
+    /// Takes room for the counters of one probe, and sets them to zero.
     pub(crate) fn take_counters(&mut self, mem: &dyn PhysMemory) -> Option<CounterPlace> {
         let at = self
             .free_counters
@@ -210,7 +210,7 @@ impl Detours {
         self.free_counters.release(at.0, COUNTER);
     }
 
-    /// Returns the bytes in use of code, counters and instances.
+    /// Returns how many bytes of code, of counters and of instances are in use.
     pub(crate) fn in_use(&self) -> [u64; 3] {
         let data = self.data.len();
         let all = [
@@ -223,7 +223,7 @@ impl Detours {
         all.map(|(space, len)| if is_there { len - space.free() } else { 0 })
     }
 
-    /// Returns the physical address of a word of the shared pages.
+    /// Returns the physical address of the word at `at`; `None` if it is not in the shared pages.
     pub(crate) fn word(&self, at: Gva) -> Option<Gpa> {
         self.data.gpa(at, 8)
     }

@@ -5,7 +5,7 @@ use hvprobe_arch::mem::OutOfRange;
 use hvprobe_arch::paging::WalkError;
 use hvprobe_hit::region::Window;
 
-/// Why the region could not be mapped, or no slot allocated.
+/// Why the region could not be mapped, or why no slot could be allocated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HiddenError {
     /// Every entry of the window is in use.
@@ -17,6 +17,9 @@ pub enum HiddenError {
     /// The host memory of the region is missing.
     #[error("the memory for out-of-line slots is missing")]
     Memory(#[from] OutOfRange),
+    /// The region is not mapped, or does not contain the address.
+    #[error("the memory for out-of-line slots is not mapped there")]
+    NotMapped,
     /// All slots are in use.
     #[error("all {0} out-of-line slots are in use: unregister probes that are stepped")]
     OutOfSlots(u64),

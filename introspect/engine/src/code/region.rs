@@ -13,10 +13,10 @@
 //! kernel's own level-2 table below the kernel image. There every process, and every ±2 GiB displacement from
 //! kernel text, reaches it.
 //!
-//! The *exception window* is active while a stepped copy runs: the virtual CPU's IDTR points at page 2, whose
-//! gates are copies of the guest's own with the stubs as handlers. A stub is an `out` to our port, so an
-//! exception of the copy exits to the host first. The *trampoline*, to which functions with a return probe
-//! return, is such an `out` too: on no host does it go through the guest's #BP entry.
+//! The *exception window* is active while a stepped copy runs: the virtual CPU's IDTR points at page 2, whose gates
+//! are copies of the guest's own with the stubs as handlers. A stub is an `out` to our port, so an exception of the
+//! copy exits to the host first. The *trampoline*, to which functions with a return probe return, is such an `out`,
+//! too. So a return to it does not depend on the guest's #BP entry, whatever the host.
 //!
 //! Where the guest uses indirect branch tracking (IBT), exceptions may only lead to an `endbr64`, so stubs
 //! begin with one. Nothing else here is the target of an indirect branch: the trampoline and the stubs of calls
@@ -48,8 +48,8 @@ const SLOT: u64 = SLOT_SIZE as u64;
 const SLOTS_PER_PAGE: u64 = PAGE / SLOT;
 const SLOT_PAGES: u64 = 3;
 
-/// Returns the first and the last slot of a region of full size that is mapped at the window's start or, if
-/// other entries are in use, at its end.
+/// Returns the first and the last slot of a region of full size, for the two outermost places where it may be
+/// mapped: the window's start, and its end if all other entries are in use.
 #[must_use]
 pub fn outermost_slots(window: &Window) -> [[Gva; 2]; 2] {
     let at_end = window.end.wrapping_sub(TABLE_SPAN);
@@ -78,9 +78,11 @@ pub struct HiddenRegion {
     /// Address at which the region was mapped last.
     home: Option<Gva>,
     pinned: bool,
-    /// Numbers of slots at the beginning, and at the end, that have been handed out at least once.
+    /// Number of slots at the beginning that have been handed out at least once.
     first: u64,
+    /// Number of slots at the end that have been handed out at least once.
     last: u64,
+    /// Indexes of the slots that were released.
     free: Vec<u64>,
     /// `None` where the region is too small for detours.
     pub(crate) detours: Option<Detours>,
@@ -150,7 +152,8 @@ impl HiddenRegion {
         Ok(())
     }
 
-    /// Returns the previous address if its entry is still empty, otherwise any address with an empty entry.
+    /// Returns the address at which the region was mapped last if its entry is still empty, otherwise the first
+    /// address with an empty entry.
     fn empty_entry(&self, mem: &dyn PhysMemory, tables: &PageTables) -> Result<Gva, HiddenError> {
         if let Some(home) = self.home
             && let Ok((_, 0)) = tables.entry_at(mem, home, 2)
@@ -175,10 +178,10 @@ impl HiddenRegion {
     /// must be mapped.
     ///
     /// # Errors
-    /// When the memory is missing.
+    /// When the region is not mapped, or its memory is missing.
     pub fn build_idt(&self, mem: &dyn PhysMemory, own: &[u8; IDT_SIZE]) -> Result<(), HiddenError> {
         let Some(mapped) = &self.mapped else {
-            return Err(HiddenError::OutOfSlots(0));
+            return Err(HiddenError::NotMapped);
         };
         let mut table = *own;
         for (gate, vector) in table.chunks_exact_mut(GATE_SIZE).zip(0..) {
@@ -236,14 +239,14 @@ impl HiddenRegion {
     /// from there, so it gets a slot at the end. The region must be mapped.
     ///
     /// # Errors
-    /// When all slots are in use, or all within reach, or the region is not mapped.
+    /// When all slots, or all slots within reach, are in use, or when the region is not mapped.
     pub fn take<T>(
         &mut self,
         mem: &dyn PhysMemory,
         copy: impl Fn(Gva) -> Option<T>,
     ) -> Result<T, HiddenError> {
         let Some(mapped) = &self.mapped else {
-            return Err(HiddenError::OutOfSlots(0));
+            return Err(HiddenError::NotMapped);
         };
         let base = mapped.base;
         let copy = |index: u64| copy(base.wrapping_add(index * SLOT));
@@ -279,7 +282,8 @@ impl HiddenRegion {
         Some(self.mapped.as_ref()?.base.wrapping_add(last * SLOT))
     }
 
-    /// Makes the page of slot `index` visible to the guest, unless another slot of it was handed out.
+    /// Makes the page of slot `index` visible to the guest, unless it is visible because a slot of it was handed
+    /// out before.
     fn see_slot(&self, mem: &dyn PhysMemory, index: u64) -> Result<(), HiddenError> {
         let page = index / SLOTS_PER_PAGE;
         let mut slots = page * SLOTS_PER_PAGE..(page + 1) * SLOTS_PER_PAGE;
@@ -345,7 +349,7 @@ impl HiddenRegion {
             .and_then(|m| slot.offset_from(m.base))
             .filter(|offset| offset % SLOT == 0 && self.was_handed_out(offset / SLOT))
             .map(|offset| self.at.wrapping_add(SLOT_PAGES * PAGE + offset))
-            .ok_or(HiddenError::OutOfSlots(self.slots))
+            .ok_or(HiddenError::NotMapped)
     }
 }
 
