@@ -27,7 +27,7 @@ macro_rules! address {
                 Self(self.0.wrapping_sub(bytes))
             }
 
-            /// Returns the number of bytes from `earlier` to this address, or `None` if `earlier` is the higher one.
+            /// Returns the number of bytes from `earlier` to this address, or `None` if `earlier` is higher.
             #[must_use]
             pub fn offset_from(self, earlier: Self) -> Option<u64> {
                 self.0.checked_sub(earlier.0)

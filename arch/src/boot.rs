@@ -21,11 +21,11 @@ use crate::paging::entry;
 pub mod cr0 {
     /// Protected mode.
     pub const PE: u64 = 1 << 0;
-    /// `wait` obeys TS.
+    /// `wait` also traps while TS is set.
     pub const MP: u64 = 1 << 1;
     /// x87 instructions trap.
     pub const EM: u64 = 1 << 2;
-    /// Task switched: x87 and SSE instructions trap once.
+    /// Task switched: x87 and SSE instructions trap until the bit is cleared.
     pub const TS: u64 = 1 << 3;
     /// x87 present; always one.
     pub const ET: u64 = 1 << 4;
@@ -112,8 +112,8 @@ pub const DATA: Segment = Segment {
     granular: true,
 };
 
-/// A busy 64-bit task state segment; entering a virtual machine demands that TR holds one
-/// (SDM vol. 3, "Checks on Guest Segment Registers").
+/// A busy 64-bit task state segment. TR must hold one when a virtual machine is entered (SDM vol. 3, "Checks on
+/// Guest Segment Registers").
 pub const TSS: Segment = Segment {
     selector: 0x20,
     base: 0,
@@ -126,7 +126,8 @@ pub const TSS: Segment = Segment {
 };
 
 impl Segment {
-    /// Returns the segment's descriptor (its low word, for a system segment), present and for privilege level 0.
+    /// Returns the segment's descriptor, marked as present and for privilege level 0. For a system segment, returns
+    /// the descriptor's low word.
     #[must_use]
     pub const fn descriptor(&self) -> u64 {
         let limit = if self.granular {
@@ -168,8 +169,8 @@ const GIBIBYTES: u64 = 4;
 /// Size in bytes of [`identity_tables`].
 pub const IDENTITY_TABLES_SIZE: u64 = (2 + GIBIBYTES) * PAGE;
 
-/// Builds page tables, to be placed at `base` (which must be page-aligned), that map the first 4 GiB to
-/// themselves, writable and executable, in 2 MiB pages. CR3 is then `base`.
+/// Builds page tables that map the first 4 GiB to themselves, writable and executable, in 2 MiB pages. The tables
+/// must be placed at `base`, which must be page-aligned; CR3 is then `base`.
 #[must_use]
 pub fn identity_tables(base: Gpa) -> Vec<u8> {
     debug_assert!(
@@ -179,7 +180,7 @@ pub fn identity_tables(base: Gpa) -> Vec<u8> {
     const TABLE: u64 = entry::PRESENT | entry::WRITABLE;
     const LEAF: u64 = TABLE | entry::HUGE;
 
-    // A table whose first entries lead to `count` tables, from the page `first` on.
+    // The entries of a table: the first `count` lead to tables in successive pages, from the page `first` on.
     let leading = |count: u64, first: u64| {
         (0..ENTRIES).map(move |index| match index < count {
             true => base.wrapping_add((first + index) * PAGE).0 | TABLE,

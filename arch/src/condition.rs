@@ -31,7 +31,7 @@ pub enum Comparison {
     Greater,
     /// Greater or equal.
     GreaterOrEqual,
-    /// Some bit in common.
+    /// At least one bit is set in both numbers.
     AnyBit,
 }
 

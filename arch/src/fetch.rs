@@ -23,7 +23,7 @@ pub enum Base {
     Register(Gpr),
     /// The value of a register at the entry of the call that returns.
     Entry(Gpr),
-    /// An address, or any number.
+    /// A constant: an address, or any other number.
     Constant(u64),
     /// The address of the current task's `task_struct`.
     Task,

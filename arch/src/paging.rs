@@ -81,9 +81,9 @@ pub struct PageTables {
 /// Translation of a virtual address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// Physical address of the byte.
+    /// Physical address that the virtual address translates to.
     pub gpa: Gpa,
-    /// Size in bytes of the page around it: 4 KiB, 2 MiB or 1 GiB.
+    /// Size in bytes of the page that contains the address: 4 KiB, 2 MiB or 1 GiB.
     pub page_size: u64,
     /// Every level allows writing.
     pub writable: bool,
@@ -263,8 +263,8 @@ impl PageTables {
         self.write_pages(mem, at, bytes, &|at| self.translate(mem, at))
     }
 
-    /// Writes `bytes` from `at` on, as the process itself could: only to pages that it may write at every level.
-    /// The pages are marked as written, as a processor does; otherwise the kernel may drop them.
+    /// Writes `bytes` from `at` on, as the process itself could: only to pages that every level lets user mode
+    /// write. The pages are marked as written, as a processor does; otherwise the kernel may drop them.
     ///
     /// # Errors
     /// As [`PageTables::write`], and when the process may not write there.
@@ -288,7 +288,8 @@ impl PageTables {
         at: Gva,
     ) -> Result<Mapping, WalkError> {
         const WRITTEN: u64 = entry::ACCESSED | entry::DIRTY;
-        /// Number of tries. A guest that changes the entry during each of them gets [`WalkError::ReadOnly`].
+        /// Number of tries. If the guest changes the entry during each of them, the result is
+        /// [`WalkError::ReadOnly`].
         const TRIES: u8 = 8;
         for _ in 0..TRIES {
             let (mapping, leaf) = self.translate_to(mem, at)?;
@@ -370,8 +371,9 @@ impl PageTables {
         }
     }
 
-    /// Follows the tables down to the entry of level `until`, or to a large page or an entry that is not present
-    /// above it, and returns that last entry. Calls `visit` for every present entry.
+    /// Follows the tables down to the entry of level `until`, and returns that entry. Ends earlier at the entry of
+    /// a large page, or at an entry that is not present, and then returns that one. Calls `visit` for every present
+    /// entry.
     fn walk(
         &self,
         mem: &(impl PhysMemory + ?Sized),
@@ -407,8 +409,8 @@ impl PageTables {
     }
 }
 
-/// Returns how many of `wanted` bytes lie in the mapping's page, from its byte on. Never zero unless `wanted`
-/// is.
+/// Returns how many of `wanted` bytes lie in the mapping's page, from the mapping's address on. Zero only if
+/// `wanted` is.
 fn bytes_in_page(mapping: &Mapping, wanted: usize) -> usize {
     let left = mapping.page_size - (mapping.gpa.0 & (mapping.page_size - 1));
     usize::try_from(left).map_or(wanted, |left| left.min(wanted))

@@ -131,8 +131,8 @@ impl Gpr {
         Self::R15,
     ];
 
-    /// Returns the index of the register among [`Regs::words`]: of the first eight, RBX, RSP, RBP, RSI and RDI have
-    /// another order there than by their numbers.
+    /// Returns the index of the register in [`Regs::words`]. The first eight have another order there than by their
+    /// numbers.
     const fn place(self) -> usize {
         const PLACES: [usize; 16] = [0, 2, 3, 1, 6, 7, 4, 5, 8, 9, 10, 11, 12, 13, 14, 15];
         PLACES[self as usize]

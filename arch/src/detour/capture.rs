@@ -5,20 +5,21 @@ use crate::regs::RegisterSet;
 /// Maximum number of stack words of one capture.
 pub const STACK_WORDS_MAX: usize = 31;
 
-/// CPU number of a call that the host entered. Its time at entry is not a counter value but the host's own time,
-/// in nanoseconds: where the guest's counter stands still while its vCPU is not in the guest, the counter's
-/// value at an exit is not known.
+/// CPU number of a call whose entry the host served. The time at entry of such a call is the host's own time in
+/// nanoseconds, not a counter value: a guest's counter may stand still while its vCPU is not in the guest, and then
+/// the host does not know the counter's value at an exit.
 pub const BY_HOST: u32 = u32::MAX;
 /// What an instance keeps of a call at its entry, besides time and flags.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EntryCapture {
     /// Registers.
     pub registers: RegisterSet,
-    /// Words above the stack pointer, by their number (`$stackN`).
+    /// Numbers of the stack words, counted from the stack pointer up (the N of `$stackN`).
     pub stack: Vec<u16>,
-    /// Displacement, relative to the base of GS and sign-extended, of the pointer to the current task. Without
-    /// it, the instance's task is zero.
+    /// Where the pointer to the current task is: an offset from the base of GS, sign-extended. If `None`, the
+    /// instance's task is zero.
     pub current: Option<u32>,
-    /// Displacement, relative to the base of GS and sign-extended, of the CPU's number (i32).
+    /// Where the CPU's number (i32) is: an offset from the base of GS, sign-extended. If `None`, it is not
+    /// captured.
     pub cpu: Option<u32>,
 }

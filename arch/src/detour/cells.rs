@@ -5,11 +5,11 @@
 
 /// Size of a cell in bytes: a cache line.
 pub const CELL: usize = 64;
-/// Maximum number of cells of a record, without a copy of the stack.
+/// Maximum number of cells of a record, not counting a copy of the stack.
 pub const RECORD_CELLS: u16 = 16;
-/// Maximum number of cells of a copy of the stack: those of [`STACK_MAX`](super::STACK_MAX) bytes.
+/// Maximum number of cells of a copy of the stack: enough for [`STACK_MAX`](super::STACK_MAX) bytes.
 pub(super) const STACK_CELLS: u16 = 74;
-/// Maximum number of cells of a record.
+/// Maximum number of cells of a record, including a copy of the stack.
 pub const MAX_RECORD_CELLS: u16 = RECORD_CELLS + STACK_CELLS;
 
 /// How the numbered words of a structure are laid out in memory.
@@ -56,7 +56,7 @@ pub enum Malformed {
     Cells {
         /// Number of cells in the record's mark.
         found: u16,
-        /// Possible number of cells; the maximum if it depends on the hit.
+        /// Number of cells that a record must have here, or the maximum if several numbers are possible.
         want: u16,
     },
 }

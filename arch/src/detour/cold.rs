@@ -4,7 +4,7 @@ use super::fetching::Room;
 use crate::Gva;
 use iced_x86::code_asm::CodeLabel;
 
-/// An item that could not be read: its bit is set.
+/// Cold code for an item that cannot be read: sets the item's bit, and continues at `next`.
 pub(super) struct Unread {
     pub(super) label: CodeLabel,
     /// Offset in the record of the word of bits.
@@ -13,7 +13,7 @@ pub(super) struct Unread {
     pub(super) next: CodeLabel,
 }
 
-/// Uncommon cases of a text.
+/// Cold code for the uncommon cases of a text.
 pub(super) struct Slowly {
     /// Readers of one byte and of eight bytes.
     pub(super) one: Gva,
@@ -22,15 +22,15 @@ pub(super) struct Slowly {
     pub(super) room: Room,
     /// Maximum number of bytes of the text.
     pub(super) most: usize,
-    /// Labels for each word that is read straight.
+    /// Labels for each word of the straight path, which reads without a loop.
     pub(super) ends: Vec<End>,
-    /// Reads on, after the words that are read straight.
+    /// Reads the words after those of the straight path.
     pub(super) more: CodeLabel,
     /// Where the code continues when the text has ended.
     pub(super) done: CodeLabel,
 }
 
-/// Uncommon cases of one word of a text.
+/// Labels for the uncommon cases of one word of the straight path.
 pub(super) struct End {
     /// Checks whether the word contains the end of the text.
     pub(super) end: CodeLabel,

@@ -1,13 +1,16 @@
 //! Code fragments that detours and return code are made of.
 //!
-//! Registers: RAX and RDX are free everywhere between [`Emitter::save`] and [`Emitter::restore`], and RCX until
-//! [`Emitter::reserve`] or, in a return probe's part, until an instance is taken. From
-//! [`Emitter::reserve`] to [`Emitter::publish`], RCX holds the new head, and the register that the frame calls
-//! `cell` holds the record's address. Code that reads memory in a loop, and code that copies the stack, also
-//! uses RSI, RDI and R8.
+//! Registers between [`Emitter::save`] and [`Emitter::restore`]:
 //!
-//! The saved flags take half of a stack word. [`Emitter::time`] writes the CPU's number into the other half, and
-//! [`Emitter::values`] stores both together.
+//! - RAX and RDX are free everywhere.
+//! - RCX is free until [`Emitter::reserve`]. From there to [`Emitter::publish`], it holds the new head. In a return
+//!   probe's part, it is free until an instance is taken.
+//! - The register that the frame calls `cell` holds the record's address from [`Emitter::reserve`] to
+//!   [`Emitter::publish`].
+//! - RSI, RDI and R8 are used by code that reads memory in a loop, and by code that copies the stack.
+//!
+//! The saved flags need only the lower half of their stack word. [`Emitter::time`] writes the CPU's number into the
+//! upper half, and [`Emitter::values`] stores both together.
 
 use super::cold::{Slowly, Unread};
 use super::record::{END, Header, IDENTITY, Layout, SOURCE_BITS, TSC, Values};
@@ -21,8 +24,8 @@ use iced_x86::code_asm::{
 };
 use iced_x86::{BlockEncoderOptions, Code, IcedError, Instruction, MemoryOperand, Register};
 
-/// Address at which self-referential code is assembled. It is larger than the small numbers that the assembler
-/// takes for labels.
+/// Address at which code is assembled, before its real address is known. It is larger than the small numbers that
+/// the assembler takes for labels, so code can refer to addresses in itself.
 pub(super) const ORIGIN: u64 = 1 << 40;
 /// Mask for the offset of an address in its page.
 const IN_PAGE: i32 = 0xfff;
@@ -34,7 +37,7 @@ const SAVED_CPU: i32 = 4;
 pub(super) struct Frame {
     /// The saved registers, in the order in which they are pushed, before the flags. The first is RAX.
     pub(super) saved: &'static [Gpr],
-    /// Number of bytes that were already on the stack below the stack pointer to be recorded.
+    /// Number of bytes on the stack between the stack pointer that is recorded and the saved registers.
     pub(super) below: i32,
     /// Register that holds a record's address.
     pub(super) cell: AsmRegister64,
@@ -47,7 +50,7 @@ impl Frame {
         8 + saved + self.below
     }
 
-    /// Returns the offset of a saved register from RSP, if it was pushed.
+    /// Returns the offset from RSP at which `register` is saved; `None` if it was not pushed.
     fn offset_of(&self, register: Gpr) -> Option<i32> {
         let behind = self
             .saved
@@ -70,9 +73,9 @@ struct Count {
 pub(super) struct Full {
     /// Counter of lost records.
     pub(super) lost: Gva,
-    /// Where the code continues then.
+    /// Where the code continues after a lost record.
     pub(super) next: CodeLabel,
-    /// Whether the host is asked for room first.
+    /// Whether the code first asks the host for room.
     pub(super) waits: bool,
 }
 
@@ -81,8 +84,8 @@ pub(super) struct Full {
 pub(super) struct Cells {
     /// Cells that all records of the source have.
     pub(super) fixed: u16,
-    /// For a record with further cells: where the record holds their number (offset, u32).
-    /// [`Emitter::reserve`] takes the number from R8.
+    /// Offset in the record of the number of further cells (u32), if records have such cells. [`Emitter::reserve`]
+    /// expects the number in R8.
     pub(super) more: Option<usize>,
 }
 
@@ -109,11 +112,11 @@ pub(super) struct Emitter<'a> {
     ringing: Vec<Ringing>,
     pub(super) unread: Vec<Unread>,
     pub(super) slowly: Vec<Slowly>,
-    /// Calls, whose displacements depend on the address of the code.
+    /// Calls and their targets. The displacements depend on the final address of the code.
     calls: Vec<(CodeLabel, Gva)>,
 }
 
-/// Code, and the parts that are unknown until it has an address.
+/// Code, and what is needed to place it at its final address.
 pub(super) struct Assembled<const N: usize> {
     pub(super) code: Vec<u8>,
     /// Offsets of labels.
@@ -122,8 +125,9 @@ pub(super) struct Assembled<const N: usize> {
     pub(super) calls: Vec<(usize, Gva)>,
 }
 
-/// Opcode of `call rel32`, and its length in bytes.
+/// Opcode of `call rel32`.
 pub(super) const CALL_REL32: u8 = 0xe8;
+/// Length of `call rel32` in bytes.
 pub(super) const CALL: u8 = 5;
 
 impl<'a> Emitter<'a> {
@@ -167,13 +171,13 @@ impl<'a> Emitter<'a> {
         Ok(())
     }
 
-    /// Restores the arithmetic flags and the registers; generated code changes no other flag. (`popfq` would
-    /// take longer than all of this.)
+    /// Restores the registers, and the arithmetic flags: generated code changes no other flag. (`popfq` would take
+    /// longer than all of this.)
     pub(super) fn restore(&mut self) -> Result<(), BuildError> {
         let a = &mut self.a;
         a.pop(rax)?;
         a.xchg(al, ah)?;
-        // OF is bit 11: 8 in the second byte, and 8 + 0x78 overflows.
+        // OF is bit 11: 8 in the second byte. Adding 0x78 to 8 overflows, which sets OF again.
         a.and(al, 8)?;
         a.add(al, 0x78)?;
         a.sahf()?;
@@ -285,12 +289,12 @@ impl<'a> Emitter<'a> {
             None => a.lea(rcx, qword_ptr(rax + fixed))?,
             Some(_) => a.lea(rcx, qword_ptr(rax + r8 + fixed))?,
         }
-        // A stale head may pass here; then the exchange fails.
+        // Even if RAX holds a stale head, this check may pass; then the exchange fails.
         a.cmp(rcx, qword_ptr(absolute(self.ring.limit)))?;
         a.ja(full)?;
         a.lock().cmpxchg(qword_ptr(absolute(self.ring.head)), rcx)?;
         a.jne(retry)?;
-        // The cell's index, below 2^24, times its size.
+        // The index of the first cell, below 2^24, times the size of a cell.
         a.and(eax, (self.ring.capacity - 1).cast_signed())?;
         a.shl(eax, CELL.trailing_zeros())?;
         let first = absolute(self.ring.cells);
@@ -302,7 +306,8 @@ impl<'a> Emitter<'a> {
         Ok(())
     }
 
-    /// Returns the label of cold code that asks the host for room and comes back here, or jumps to `lost`.
+    /// Returns the label of cold code that asks the host for room. If there is room, that code continues here;
+    /// otherwise, at `lost`.
     fn asking(&mut self, lost: CodeLabel) -> Result<CodeLabel, BuildError> {
         let label = self.a.create_label();
         let mut again = self.a.create_label();
@@ -311,12 +316,12 @@ impl<'a> Emitter<'a> {
         Ok(label)
     }
 
-    /// Loads the time stamp counter into `into`. Best done just before a locked exchange: the exchange waits for
-    /// the pushes while the counter is read. After the exchange, the two would happen one after the other.
+    /// Loads the time stamp counter into `into`. Best done just before a locked exchange: while the exchange waits
+    /// for the pushes to complete, the counter is read. After the exchange, reading it would take extra time.
     ///
-    /// If the CPU's number is at `cpu`, also saves that. A preempted thread may continue on another CPU, whose
-    /// counter may differ; so the number is read before the counter and after it, until both are the same. (A
-    /// thread that migrates twice within these instructions, and comes back, is not noticed.) Uses RCX.
+    /// If `cpu` says where the CPU's number is, also saves that number. A preempted thread may continue on another
+    /// CPU, whose counter may differ. So the number is read before the counter and after it, until both are the
+    /// same. (A thread that migrates twice within these instructions, and comes back, is not noticed.) Uses RCX.
     pub(super) fn time(&mut self, into: AsmRegister64, cpu: Option<u32>) -> Result<(), BuildError> {
         let mut again = self.a.create_label();
         if let Some(cpu) = cpu {
@@ -360,15 +365,15 @@ impl<'a> Emitter<'a> {
         Ok(())
     }
 
-    /// Stores flags, registers and stack words, as they are at the probepoint, in the structure that `base`
-    /// points at, and with the flags the CPU's number, if it was saved.
+    /// Stores the flags, registers and stack words of the probepoint in the structure that `base` points at. If the
+    /// CPU's number was saved, it is stored together with the flags.
     pub(super) fn values(
         &mut self,
         base: AsmRegister64,
         values: &Values,
         stack: &[u16],
     ) -> Result<(), BuildError> {
-        // The locked exchange in between has written out both halves, so one load gets them.
+        // The locked exchange since `time` has written both halves to memory, so one load gets them.
         self.a.mov(rax, qword_ptr(rsp))?;
         self.a.mov(qword_ptr(base + values.flags()), rax)?;
         for (register, offset) in values.registers() {
@@ -413,7 +418,7 @@ impl<'a> Emitter<'a> {
         Ok(())
     }
 
-    /// Copies the word `from` bytes above RSP to the offset `offset` from `base`.
+    /// Copies the stack word at RSP + `from` to `base` + `offset`.
     fn word(&mut self, base: AsmRegister64, offset: usize, from: i32) -> Result<(), BuildError> {
         self.a.mov(rax, qword_ptr(rsp + from))?;
         self.a.mov(qword_ptr(base + offset), rax)?;
@@ -430,7 +435,8 @@ impl<'a> Emitter<'a> {
         let bell = qword_ptr(absolute(self.ring.bell));
         let a = &mut self.a;
         a.mov(dword_ptr(cell + END), ecx)?;
-        // Of all records that fill the ring, exactly one is the first to pass the bell.
+        // Exactly one record takes the head past the bell: the one whose new head, less the bell, is below its
+        // number of cells.
         match cells.more {
             None => {
                 a.mov(dword_ptr(cell + IDENTITY), identity)?;
@@ -455,12 +461,12 @@ impl<'a> Emitter<'a> {
     /// Binds `label` to this place.
     pub(super) fn place(&mut self, label: &mut CodeLabel) -> Result<(), BuildError> {
         self.a.set_label(label)?;
-        // An instruction can have only one label; this one takes no space.
+        // An instruction can have only one label, so an instruction of no bytes takes this one.
         self.a.zero_bytes()?;
         Ok(())
     }
 
-    /// Writes the cold code.
+    /// Writes the cold code that counts, asks for room and rings the doorbell.
     pub(super) fn cold(&mut self) -> Result<(), BuildError> {
         for mut count in std::mem::take(&mut self.counts) {
             self.a.set_label(&mut count.label)?;
@@ -486,8 +492,8 @@ impl<'a> Emitter<'a> {
         self.frame
     }
 
-    /// Assembles the code, to begin `from` bytes after [`ORIGIN`], with the offsets of labels in it. The result
-    /// does not depend on the final address.
+    /// Assembles the code as if it began `from` bytes after [`ORIGIN`], and finds the offsets of `labels` in it.
+    /// The result does not depend on the final address.
     pub(super) fn finish<const N: usize>(
         mut self,
         from: u32,
@@ -517,7 +523,8 @@ impl<'a> Emitter<'a> {
     }
 }
 
-/// Loads `into` from an absolute address. The assembler would choose an encoding with a 64-bit address.
+/// Emits `code`, which loads `into` from the absolute address `displacement`. The assembler itself would choose an
+/// encoding with a 64-bit address.
 pub(super) fn load(
     a: &mut CodeAssembler,
     code: Code,
@@ -528,7 +535,7 @@ pub(super) fn load(
     a.add_instruction(Instruction::with2(code, into, at)?)
 }
 
-/// Emits `code`, whose operands are `register` and memory at an address relative to the base of GS.
+/// Emits `code`, whose operands are `register` and the memory at `displacement` from the base of GS.
 pub(super) fn with_per_cpu(
     a: &mut CodeAssembler,
     code: Code,
@@ -555,7 +562,7 @@ pub(super) fn reachable(what: &'static str, at: Gva) -> Result<(), BuildError> {
         .map_err(|_| BuildError::Unreachable { what, at })
 }
 
-/// Returns the address as the displacement of an operand without registers.
+/// Returns the address `at` as the displacement of a memory operand without registers.
 pub(super) fn absolute(at: Gva) -> i64 {
     at.0.cast_signed()
 }

@@ -26,7 +26,7 @@ pub enum BuildError {
         /// Number of used cells at which the doorbell rings.
         watermark: u32,
     },
-    /// A source whose number records have no room for.
+    /// A source with a number too large for a record.
     #[error("records cannot name source {number}, only those below 2^24")]
     Source {
         /// Number of the source.
@@ -38,7 +38,7 @@ pub enum BuildError {
         /// Number of words requested.
         count: usize,
     },
-    /// A word that is never in the stack pointer's page.
+    /// A stack word so far from the stack pointer that it is never in the same page.
     #[error("word {index} above the stack pointer lies a page or more away from it")]
     FarWord {
         /// Number of the word.
@@ -84,10 +84,10 @@ pub enum BuildError {
         /// Number of the first instance's stub.
         first: u32,
     },
-    /// A copy or a jump in the detour does not reach its target.
+    /// The detour is too far from the function, or from an address to which a copy or a call in the detour leads.
     #[error("{target} is beyond ±2 GiB of the detour at {at}")]
     OutOfReach {
-        /// The target.
+        /// The address that is out of reach.
         target: Gva,
         /// Address of the detour.
         at: Gva,

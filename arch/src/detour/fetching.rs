@@ -1,9 +1,9 @@
 //! Items that a detour reads from memory, and where a record holds them.
 //!
-//! A record that reads memory has, after its stack words, a word with one bit for each item that could not be
-//! read, and then a room for each item. Bytes of a room that the detour did not write are what was in the ring
-//! before. They are never looked at: neither the room of an item whose bit is set, nor the bytes after the end
-//! of a text.
+//! After its stack words, a record with such items has a word of bits, and then a *room* for each item. The bit of
+//! an item is set if the item could not be read. Bytes of a room that the detour did not write hold what was in the
+//! ring before. The host never uses such bytes: it ignores the room of an item whose bit is set, and the bytes
+//! after the end of a text.
 
 use super::BuildError;
 use super::cells::{Malformed, Spread, word};
@@ -16,7 +16,7 @@ const ITEMS_MAX: usize = 32;
 /// Memory that is read at a hit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fetching {
-    /// The code that reads it.
+    /// The guest's functions that read it.
     pub readers: Readers,
     /// The items that are read.
     pub items: Vec<Fetched>,
@@ -39,7 +39,7 @@ pub struct Readers {
     /// End of the addresses that a process may have (`TASK_SIZE_MAX`): a page before the end of the lower half
     /// of canonical addresses.
     pub process_end: Gva,
-    /// Displacement, relative to the base of GS and sign-extended, of the pointer to the current task.
+    /// Where the pointer to the current task is: an offset from the base of GS, sign-extended.
     pub current: u32,
     /// Offset in the task of `pagefault_disabled` (i32). While that is not zero, a load that faults on a page of
     /// the process fails at once.
@@ -80,7 +80,7 @@ impl Rooms {
         let rooms = items.iter().map(|item| {
             let words = match item.read {
                 Read::Bytes(len) => usize::from(len).div_ceil(8),
-                // At least one byte more, which distinguishes a text that ends there from a longer one.
+                // At least one byte more than `most`: it shows whether the text ends there or is longer.
                 Read::Text(most) => usize::from(most) / 8 + 1,
             };
             let first = end;
@@ -108,14 +108,14 @@ impl Rooms {
         self.end
     }
 
-    /// Returns the room of the item `index`, if the record has that item and could read it.
+    /// Returns the room of the item `index`; `None` if the record has no such item, or the item could not be read.
     fn room(&self, record: &[u8], index: usize) -> Result<Option<Room>, Malformed> {
         let unread = word(record, self.unread())?;
         let room = self.rooms.get(index).copied();
         Ok(room.filter(|_| unread >> index & 1 == 0))
     }
 
-    /// Copies what the item `index` read to `into`. Returns whether it could be read.
+    /// Copies the bytes of the item `index` to `into`. Returns whether the item could be read.
     pub(super) fn bytes(
         &self,
         record: &[u8],
@@ -129,8 +129,7 @@ impl Rooms {
         Ok(true)
     }
 
-    /// Copies the text that the item `index` read to the front of `into`. Returns `None` if it could not be
-    /// read.
+    /// Copies the text of the item `index` to the front of `into`. Returns `None` if the text could not be read.
     pub(super) fn text(
         &self,
         record: &[u8],

@@ -6,19 +6,19 @@
 //!       pop       slot set     slot zero, push
 //! ```
 //!
-//! Invariants: an instance is on the free list or belongs to one call. While its *slot* is not zero, the
-//! function was entered and has not returned, and the stack word at the slot is the address of the instance's
-//! stub, except during the few instructions of the detour that are about to put it there. The *generation*
-//! counts the uses of the instance and is never reset.
+//! Invariants: an instance is on the free list or belongs to one call. While its *slot* is not zero, the function
+//! was entered and has not returned. Then the stack word at the slot is the address of the instance's stub, or of
+//! the stub of another probe that found the instance's stub there. (The detour sets the slot first, and writes that
+//! stack word a few instructions later.) The *generation* counts the uses of the instance and is never reset.
 //!
-//! The first word has two uses. While the instance is free, its lower half is the index of the next free
-//! instance. While a call is in flight, it is the address to which the function really returns, whatever stubs
-//! were found in place of that address.
+//! The first word has two uses. While the instance is free, its lower half is the index of the next free instance.
+//! While a call is in flight, it is the address to which the function really returns, even if the stub of another
+//! probe was found in place of that address ([`Instance::caller`]).
 //!
-//! The free list is one word: the index of the first free instance in the lower half, and in the upper half a
-//! tag that changes whenever an instance is put back. Each free instance holds the index of the next. An
-//! instance that was taken is first again only after it was put back, which changes the tag; so an exchange that
-//! was overtaken fails.
+//! The free list is one word: the index of the first free instance in the lower half, and in the upper half a tag
+//! that changes whenever an instance is put back. Each free instance holds the index of the next. An instance that
+//! was taken can only be first again after it was put back, and that changes the tag. So an exchange fails if the
+//! list was changed after its word had been read.
 
 use super::capture::EntryCapture;
 use super::cells::{CELL, Malformed, Spread, word};
@@ -27,7 +27,7 @@ use super::record::{StackWords, Values};
 use crate::Gva;
 use crate::regs::Regs;
 
-/// End of the free list.
+/// Index that ends the free list.
 pub(super) const NIL: u32 = u32::MAX;
 /// Offsets in an instance.
 pub(super) const NEXT: u8 = 0;
@@ -37,11 +37,11 @@ pub(super) const RETURN: usize = 16;
 pub(super) const SLOT: usize = 24;
 pub(super) const TASK: usize = 32;
 pub(super) const ENTRY_TSC: u8 = 40;
-/// Number of the word of the flags, whose upper half is the CPU.
+/// Number of the word that holds the flags and, in its upper half, the CPU's number.
 const VALUES: usize = 6;
 /// Offset of the first register.
 const REGISTERS: usize = 8 * (VALUES + 1);
-/// End of the flags and of all registers, in bytes.
+/// Offset of the end of the flags and registers, if all registers are captured.
 const VALUES_END: usize = 8 * (VALUES + 1 + 16);
 /// Maximum number of bytes of an instance without stack words.
 pub const ENTERED_MAX: usize = VALUES_END;
@@ -68,10 +68,10 @@ pub struct InstanceLayout {
 /// An instance, as the host reads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instance {
-    /// The address to which the function really returns. If the stub of another function's probe was found at
-    /// the slot: the address of that stub.
+    /// The address to which the function really returns. If the stub of another function's probe was found at the
+    /// slot, as after a tail call, this may be the address of that stub.
     pub caller: Gva,
-    /// Number of times the instance was used.
+    /// Number of times the instance was used, including this call.
     pub generation: u64,
     /// The return address that was found at the slot.
     pub return_address: Gva,
@@ -81,7 +81,8 @@ pub struct Instance {
     pub task: Gva,
     /// The time stamp counter at entry.
     pub tsc: u64,
-    /// Number of the CPU at entry, whose counter `tsc` is, or [`BY_HOST`](super::BY_HOST).
+    /// Number of the CPU at entry, if it was captured; `tsc` is that CPU's counter. [`BY_HOST`](super::BY_HOST) if
+    /// the host served the entry.
     pub cpu: Option<u32>,
     /// Flags and captured registers at entry; the others, and RIP, are zero.
     pub regs: Regs,
@@ -92,8 +93,7 @@ pub struct Instance {
 impl InstanceLayout {
     /// Offset of the index of the next free instance, in the lower half of a word.
     pub const NEXT: u64 = NEXT as u64;
-    /// Offset of the address to which the function of a call in flight returns. It has the same word as
-    /// [`Self::NEXT`].
+    /// Offset of the address to which a call in flight really returns. It is in the same word as [`Self::NEXT`].
     pub const CALLER: u64 = CALLER as u64;
     /// Offset of the count of uses.
     pub const GENERATION: u64 = GENERATION as u64;
@@ -103,7 +103,7 @@ impl InstanceLayout {
     pub const SLOT: u64 = SLOT as u64;
     /// Offset of the task.
     pub const TASK: u64 = TASK as u64;
-    /// Offset of the time of the entry, which is written before the return address.
+    /// Offset of the time at entry. It is written before the return address.
     pub const ENTRY_TSC: u64 = ENTRY_TSC as u64;
     /// Offset of the word whose upper half is the CPU's number, or [`BY_HOST`](super::BY_HOST).
     pub const ENTRY_CPU: u64 = 8 * VALUES as u64;
@@ -137,8 +137,8 @@ impl InstanceLayout {
         &self.values
     }
 
-    /// Returns the bytes of `count` instances before their first call, each used `generation` times before, and
-    /// the word of their free list.
+    /// Returns the initial bytes of `count` instances, all of them free, and the word of their free list.
+    /// `generation` is the number of uses that each instance had before.
     #[must_use]
     pub fn initial(&self, count: u32, generation: u64) -> (Vec<u8>, u64) {
         let mut bytes = Vec::new();
@@ -152,8 +152,9 @@ impl InstanceLayout {
         (bytes, if count == 0 { u64::from(NIL) } else { 0 })
     }
 
-    /// Returns the content of an instance at the start of a call, for the `generation`th time, and its length in
-    /// bytes, without stack words. The return address and the slot are zero, because they are set last.
+    /// Returns the content of an instance for a call that begins, and its length in bytes, without stack words. The
+    /// call is the `generation`th use of the instance. The return address and the slot are zero, because they are
+    /// written last.
     #[must_use]
     pub fn entered(&self, instance: &Instance, generation: u64) -> ([u8; ENTERED_MAX], usize) {
         let mut bytes = [0; ENTERED_MAX];

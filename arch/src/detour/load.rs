@@ -10,11 +10,11 @@
 //!                          pagefault_disabled -= 1
 //! ```
 //!
-//! The loads are the guest's own, and its exception table lists them: the guest handles a fault, as it does one
-//! of its own kprobes, and nothing has to be planted for it. `pagefault_disabled` also counts how deep reads are
-//! nested. A detour that runs while a fault is handled, and itself reads memory that faults, then goes to its
-//! escape, and the host serves the hit without a fault. A reader may clear AC, so the host also serves the hit
-//! if the guest has AC set.
+//! The loads are in functions of the guest's kernel, and its exception table lists them. So the guest handles a
+//! fault as it does for the reads of its own kprobes, and nothing has to be planted for that. `pagefault_disabled`
+//! also counts how deep reads are nested. (A detour that runs while a fault is handled may itself read memory that
+//! faults.) A detour that interrupts two nested reads goes to its escape, and the host serves the hit without a
+//! fault. A reader may clear AC, so the host also serves the hit if the guest has AC set.
 
 use super::BuildError;
 use super::cold::Unread;
@@ -25,8 +25,8 @@ use crate::fetch::{Base, Fetched, Memory, Read};
 use iced_x86::code_asm::{CodeLabel, byte_ptr, dword_ptr, qword_ptr, registers::*, word_ptr};
 use iced_x86::{Code, Register};
 
-/// Maximum number of reads that a read may interrupt. Each one that faults takes some 700 bytes of a stack that
-/// may be an NMI's, of one page.
+/// Maximum number of reads that a read may interrupt. A read that faults takes some 700 bytes of the stack, which
+/// may be an NMI's stack of one page.
 const DEEPEST: i32 = 1;
 /// Bit number of AC in the flags.
 const AC: i32 = 18;
@@ -121,7 +121,7 @@ impl Emitter<'_> {
         })
     }
 
-    /// Stores RAX, and zeros after it.
+    /// Stores RAX in the room, and zeros in the rest of the room.
     fn value(&mut self, read: Read, room: Room) -> Result<(), BuildError> {
         let Read::Bytes(_) = read else {
             return Err(BuildError::TextOfNothing);
@@ -149,8 +149,9 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// Emits `read` for the address in RAX, with the readers of the half that the address is in. Jumps to
-    /// `fault` if the half is not the right one.
+    /// Emits a check that the address in RAX is in `memory`, and the code of `read` with the readers for that
+    /// memory. The check jumps to `fault` if the address is in the wrong half. For [`Memory::Either`], the address
+    /// decides between two copies of that code.
     fn guarded(
         &mut self,
         readers: &Readers,
@@ -192,8 +193,8 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// Jumps to `otherwise` unless RAX is an address of a process. A load that runs past the last address
-    /// faults: an item is shorter than the page there, which is never mapped.
+    /// Jumps to `otherwise` unless RAX is an address of a process. A load that runs past the last address faults,
+    /// because the page there is never mapped, and is longer than an item.
     fn guard_process(&mut self, readers: &Readers, otherwise: CodeLabel) -> Result<(), BuildError> {
         let a = &mut self.a;
         a.mov(rdx, readers.process_end.0)?;
@@ -202,7 +203,7 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// Loads RDX from the address in RAX.
+    /// Loads RDX from the address in RAX; jumps to `fault` if that cannot be read.
     pub(super) fn load(&mut self, reader: Gva, fault: CodeLabel) -> Result<(), BuildError> {
         self.call(reader)?;
         self.a.test(eax, eax)?;
@@ -210,7 +211,7 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// Copies `len` bytes from the address in RAX.
+    /// Copies `len` bytes from the address in RAX to `room`.
     fn bytes(
         &mut self,
         [one, two, four, eight]: &[Gva; 4],
@@ -245,7 +246,7 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// Writes the cold code.
+    /// Writes the cold code of reads.
     pub(super) fn cold_reads(&mut self) -> Result<(), BuildError> {
         self.cold_texts()?;
         let cell = self.frame().cell;

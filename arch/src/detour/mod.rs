@@ -1,6 +1,5 @@
-//! Probes without exits: a jump in place of the probed instructions leads to generated code that
-//! records what was asked for into a ring shared with the host, carries out copies of the displaced
-//! instructions, and jumps back.
+//! Probes without exits. A jump takes the place of the probed instructions. It leads to generated code that writes
+//! a record into a ring shared with the host, runs copies of the displaced instructions, and jumps back.
 //!
 //! ```text
 //!   function          detour (Recorder)                               ring
@@ -20,16 +19,23 @@
 //!   end: ◀─────────── jmp
 //! ```
 //!
-//! Invariants: at `tail` every register, every flag and the stack at and above the stack pointer are as they
-//! were at the probepoint; x87, SSE and AVX state is never touched; no memory is read that could fault, except
-//! by the copies and by the guest's own code for such reads (`load.rs`, `text.rs`); no lock is taken. So a
-//! detour may be interrupted anywhere, also by an NMI whose handler runs into the same detour.
+//! Invariants:
 //!
-//! A detour, and the memory it refers to, have addresses that are the sign extension of their lower 32 bits:
+//! - At `tail`, every register, every flag, and the stack at and above the stack pointer are as they were at the
+//!   probepoint.
+//! - x87, SSE and AVX state is never touched.
+//! - No memory is read that could fault, except by the copies and by the guest's own code for such reads
+//!   (`load.rs`, `text.rs`).
+//! - No lock is taken.
+//!
+//! So a detour may be interrupted anywhere, even by an NMI whose handler runs into the same detour.
+//!
+//! The addresses of a detour, and of the memory that it refers to, are the sign extension of their lower 32 bits:
 //! they are in the upper 2 GiB of the address space, where the kernel is (or in the lower 2 GiB, in tests).
 //!
 //! [`Span`] says what a jump displaces and where it may lead; [`Recorder`] makes detours; [`Layout`] describes
-//! their records. [`ReturnCode`] and [`Instances`] do the same for return probes.
+//! their records. For return probes, [`ReturnCode`] makes the code to which calls return, and [`InstanceLayout`]
+//! describes the data of the calls in flight.
 
 mod capture;
 mod cells;

@@ -1,21 +1,25 @@
 //! The ring that detours write and the host reads, and the records in it.
 //!
-//! A ring consists of `head`, a counter of cells that writers advance; the reader's `limit` and `bell`, on
-//! another cache line; and `capacity` cells, a power of two, with [`MAX_RECORD_CELLS`] more past the end so that
-//! no record wraps. Counters only ever grow. The first word of each cell is its *mark*. Invariants:
+//! A ring consists of:
 //!
-//! - Writers advance `head` by one atomic exchange, and never past `limit`, so that the cells in between belong
-//!   to the writer that advanced it. The writer that advances it past `bell` rings the doorbell.
-//! - A record of `n` cells at position `p` begins at cell `p % capacity`. Its mark is written last, and of the
-//!   mark the half that is never zero: then the record is *finished*.
-//! - The marks of its other cells are never written. So a mark that is not zero is the mark of a finished
-//!   record, whatever the guest's registers and stack words are. Records are also found after one that is not
-//!   finished, although the length of that one is not known.
+//! - `head`, a counter of reserved cells, which writers advance;
+//! - `limit` and `bell`, on another cache line, which the reader sets;
+//! - `capacity` cells, a power of two, and [`MAX_RECORD_CELLS`] spare ones after them, so that no record wraps.
+//!
+//! Counters only ever grow. The first word of each cell is its *mark*. Invariants:
+//!
+//! - A writer advances `head` by one atomic exchange, and never past `limit`. The cells between the old and the new
+//!   head belong to that writer. The writer that advances `head` past `bell` rings the doorbell.
+//! - A record of `n` cells at position `p` begins at cell `p % capacity`. Its mark is written last, and the half of
+//!   the mark that is never zero comes after the other half. Then the record is *finished*.
+//! - The marks of a record's other cells are never written. So a mark whose upper half is not zero is the mark of a
+//!   finished record, whatever the guest's registers and stack words are. The reader finds finished records even
+//!   after one that is not finished, although it does not know the length of that one.
 //! - The reader takes finished records, sets their marks to zero, and advances `limit`. The cells between `head`
-//!   and `limit` hold nothing that was not taken. So the cells of a record that is not finished are never given
-//!   to another writer, however long it takes.
-//! - A reader may advance `head` too, like a writer that never writes: past cells that are not free, so that
-//!   writers can go on after them.
+//!   and `limit` are free: all records that were in them have been taken. So the cells of an unfinished record are
+//!   never given to another writer, however long its own writer takes.
+//! - The reader may advance `head`, too, as if it reserved cells and never wrote a record there. So it takes `head`
+//!   past cells that are not free, and writers continue after them.
 //!
 //! ```text
 //!   each cell:  u64 mark, 7 words of the record
@@ -73,7 +77,7 @@ pub struct Ring {
     pub head: Gva,
     /// Address of the value that the counter must not pass (u64).
     pub limit: Gva,
-    /// Address of the value past which the counter makes the doorbell ring (u64).
+    /// Address of the value that makes the doorbell ring when the counter passes it (u64).
     pub bell: Gva,
     /// Address of the first cell.
     pub cells: Gva,
@@ -90,23 +94,23 @@ pub struct Ring {
 pub struct Capture {
     /// Registers, as they are at the probepoint.
     pub registers: RegisterSet,
-    /// Words above the stack pointer, by their number (`$stackN`).
+    /// Numbers of the stack words, counted from the stack pointer up (the N of `$stackN`).
     pub stack: Vec<u16>,
     /// The current task.
     pub task: Option<TaskFields>,
-    /// Displacement, relative to the base of GS and sign-extended, of the CPU's number (i32).
+    /// Where the CPU's number (i32) is: an offset from the base of GS, sign-extended. If `None`, it is not
+    /// captured.
     pub cpu: Option<u32>,
     /// Items that are read from memory.
     pub fetching: Option<Fetching>,
-    /// The whole stack, up to its end.
+    /// The whole stack, from the stack pointer to its end.
     pub stack_copy: Option<StackFields>,
 }
 
 /// Location of the current task, and of the fields that are recorded of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskFields {
-    /// Displacement, relative to the base of GS and sign-extended, of the pointer to the current
-    /// task.
+    /// Where the pointer to the current task is: an offset from the base of GS, sign-extended.
     pub current: u32,
     /// Offset in the task of its pid (i32).
     pub pid: i32,
@@ -122,14 +126,14 @@ pub(super) struct Values {
     spread: Spread,
     /// Offset of the flags.
     flags: usize,
-    /// Number of the word of the first register. The stack words come after the registers.
+    /// Number of the first register's word. The stack words come after the registers.
     first: usize,
     registers: RegisterSet,
     words: usize,
 }
 
 impl Values {
-    /// Values with the flags at the offset `flags`, and everything else from the word `first` on.
+    /// Places the flags at the offset `flags`, and all other values from the word `first` on.
     fn at(
         spread: Spread,
         flags: usize,
@@ -150,7 +154,7 @@ impl Values {
         })
     }
 
-    /// Values from the word `flags` on.
+    /// Places all values from the word `flags` on.
     pub(super) fn new(
         spread: Spread,
         flags: usize,
@@ -160,12 +164,13 @@ impl Values {
         Self::at(spread, spread.offset(flags), flags + 1, registers, stack)
     }
 
-    /// Returns the offset of the flags. Their upper half is always zero, so it holds the CPU's number.
+    /// Returns the offset of the word that holds the flags. They need only its lower half, so its upper half holds
+    /// the CPU's number.
     pub(super) fn flags(&self) -> usize {
         self.flags
     }
 
-    /// Returns the CPU's number, which is in the upper half of the flags, if it `was_captured` or is
+    /// Returns the CPU's number from the upper half of the flags' word; `None` unless it `was_captured` or is
     /// [`BY_HOST`].
     pub(super) fn cpu(&self, bytes: &[u8], was_captured: bool) -> Result<Option<u32>, Malformed> {
         let cpu = array(bytes, self.flags() + 4).map(u32::from_le_bytes)?;
@@ -178,7 +183,7 @@ impl Values {
         self.registers.iter().zip(offsets)
     }
 
-    /// Returns the registers, whose words are in the order of their numbers.
+    /// Returns the set of registers. Their words are in the order of the registers' numbers.
     pub(super) fn set(&self) -> RegisterSet {
         self.registers
     }
@@ -234,7 +239,8 @@ impl CallLayout {
         Spread::Cells.offset(self.first + 2)
     }
 
-    /// Iterates over the offsets of the words that an instance has in the same order from its entry time on.
+    /// Iterates over the offsets of the words that are copied from the instance. They are in the instance's order,
+    /// and begin with the time at entry.
     pub(super) fn copied(&self) -> impl Iterator<Item = usize> {
         (self.first + 2..self.values.end()).map(|word| Spread::Cells.offset(word))
     }
@@ -244,7 +250,7 @@ impl CallLayout {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     has_cpu: bool,
-    /// Offset of the pid.
+    /// Offset of the pid, with which the task's words begin; `None` if the task is not captured.
     task: Option<usize>,
     values: Values,
     rooms: Option<Rooms>,
@@ -304,7 +310,8 @@ pub struct Call {
     pub return_address: Gva,
     /// The time stamp counter at entry.
     pub tsc: u64,
-    /// Number of the CPU at entry, whose counter `tsc` is, if it was captured, or [`BY_HOST`].
+    /// Number of the CPU at entry, if it was captured; `tsc` is that CPU's counter. [`BY_HOST`] if the host served
+    /// the entry.
     pub cpu: Option<u32>,
     /// Flags and captured registers at entry; the others, and RIP, are zero.
     pub regs: Regs,
@@ -354,7 +361,7 @@ impl Header {
     /// Number of possible sources, which are numbered from 0.
     pub const SOURCES: u32 = 1 << SOURCE_BITS;
 
-    /// Returns whether the record may be the one at `position`.
+    /// Returns whether the record may be the one at `position`. A mark holds only the lower half of a position.
     #[must_use]
     pub fn is_at(&self, position: u64) -> bool {
         let [a, b, c, d, ..] = position.wrapping_add(self.cells.into()).to_le_bytes();
@@ -402,7 +409,8 @@ impl Layout {
         Ok(layout)
     }
 
-    /// Computes the layout of the records of returns: `capture` at the return, and `entry` as kept at entry.
+    /// Computes the layout of the records of returns. They hold what `capture` selects at the return, and what
+    /// `entry` selected at the entry, which the instance has kept.
     ///
     /// # Errors
     /// When more was asked for than a record holds, or something that is not available at a return.
@@ -453,8 +461,8 @@ impl Layout {
         self.copy
     }
 
-    /// Returns the copy of the stack in the record at the beginning of `bytes`, which can be
-    /// [decoded](Self::decode).
+    /// Returns the copy of the stack in the record with which `bytes` begins; `None` if this layout has none.
+    /// [`Self::decode`] must accept the record.
     ///
     /// # Errors
     /// When the bytes end before the copy does.
@@ -482,8 +490,8 @@ impl Layout {
         self.call.as_ref()
     }
 
-    /// Fills `into` with what the item `index` read from memory. Returns whether it could be read. `bytes`
-    /// begins with a record that can be [decoded](Self::decode).
+    /// Fills `into` with what was read from memory for the item `index`. Returns whether the item could be read.
+    /// [`Self::decode`] must accept the record with which `bytes` begins.
     ///
     /// # Errors
     /// When the bytes end before the item does.
@@ -494,8 +502,7 @@ impl Layout {
         }
     }
 
-    /// Copies the text that the item `index` read to the front of `into`. Returns `None` if it could not be
-    /// read.
+    /// Copies the text of the item `index` to the front of `into`. Returns `None` if the text could not be read.
     ///
     /// # Errors
     /// When the bytes end before the item does.

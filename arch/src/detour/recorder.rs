@@ -39,7 +39,8 @@ pub enum Part<'a> {
         capture: &'a Capture,
         /// Counter (u64) of the hits for which there was no room in the ring.
         lost: Gva,
-        /// Whether the host is asked for room first ([`ROOM_PORT`](crate::trap::ROOM_PORT)).
+        /// Whether the detour asks the host for room before it counts a hit as lost
+        /// ([`ROOM_PORT`](crate::trap::ROOM_PORT)).
         waits: bool,
     },
     /// Takes an instance, and replaces the return address, which RSP points at, with the address of the
@@ -62,7 +63,7 @@ pub struct Recorder {
     span: Span,
     /// All of the code, with space for the copies and the jump back.
     code: Vec<u8>,
-    /// Offsets of that space.
+    /// Offsets of the space for the copies and the jump back.
     tail: Range<usize>,
     /// Offset of the escape's int3.
     escape: Option<usize>,
@@ -71,8 +72,8 @@ pub struct Recorder {
     depths: Depths,
 }
 
-/// Stack depth in the code: an offset, and the number of bytes that are pushed from there on. Not valid in the
-/// copies.
+/// Stack depths in the code: pairs of an offset and the number of bytes that are pushed at the instructions from
+/// there on. Not valid in the copies.
 type Depths = Vec<(usize, i32)>;
 
 /// A detour.
@@ -87,12 +88,12 @@ pub struct Detour {
     /// Addresses of each displaced instruction and of its copy.
     copies: Vec<(Gva, Gva)>,
     depths: Depths,
-    /// Addresses to which the copies lead.
+    /// Addresses outside the detour at which the guest may continue.
     exits: Vec<Gva>,
 }
 
-/// Registers that a detour uses, besides the stack pointer. Few of them hold arguments, because a register is
-/// captured faster from the register itself than from the stack.
+/// Registers that a detour uses, besides the stack pointer. Few of them hold arguments, because an argument is
+/// captured faster from its register than from the stack.
 const FRAME: Frame = Frame {
     saved: &[Gpr::Rax, Gpr::Rcx, Gpr::Rdx, Gpr::R11],
     below: 0,
@@ -115,7 +116,7 @@ const LOOPING: Frame = Frame {
 };
 
 impl Recorder {
-    /// Generates the code that serves `members`, in their order, each time the jump is taken that displaces
+    /// Generates the code that serves `members`, in their order, at each hit. The jump to that code displaces
     /// `span`. Records go to `ring`.
     ///
     /// # Errors
@@ -190,11 +191,11 @@ impl Recorder {
         self.code.len()
     }
 
-    /// Returns the detour at `at`, which must [fit](Span::fits) the span if the guest may have been interrupted
-    /// inside the span.
+    /// Returns the detour for the address `at`. If a task may have been interrupted inside the span, `at` must
+    /// [fit](Span::fits) the span.
     ///
     /// # Errors
-    /// When a target is out of reach from there.
+    /// When a target is out of reach from `at`.
     pub fn place(&self, at: Gva) -> Result<Detour, BuildError> {
         let tail = here(at, &self.code[..self.tail.start]);
         let mut copied = Vec::with_capacity(self.tail.len());
@@ -258,18 +259,22 @@ impl Detour {
         self.jump
     }
 
-    /// Returns the address of the displaced instructions' copies. To enter there, with the registers of the
-    /// probepoint, is to skip the members.
+    /// Returns the address of the copies of the displaced instructions. A guest that enters the detour there, with
+    /// the registers of the probepoint, skips the members.
     #[must_use]
     pub fn tail(&self) -> Gva {
         self.tail
     }
 
-    /// Returns the address of the int3 at which the host serves the members instead. It is reached with the
-    /// registers of the probepoint, before any member took effect, when a requested stack word is not in the
-    /// stack pointer's page, when requested memory cannot be read there, or when a requested stack is not the
-    /// task's own or is too deep. The host serves the members and continues at the [tail](Self::tail). `None` if
-    /// no member requests any of these.
+    /// Returns the address of the int3 at which the host serves the members instead of the detour; `None` if no
+    /// member needs it. The guest reaches it with the registers of the probepoint, before any member took effect,
+    /// in these cases:
+    ///
+    /// - A requested stack word is not in the stack pointer's page.
+    /// - Requested memory cannot be read there.
+    /// - A requested stack is not the task's own, is too deep, or cannot be copied upwards.
+    ///
+    /// The host serves the members and continues at the [tail](Self::tail).
     #[must_use]
     pub fn escape(&self) -> Option<Gva> {
         self.escape
@@ -290,8 +295,8 @@ impl Detour {
     }
 
     /// Returns the probepoint, and the number of bytes that are pushed on the stack when `at` is the next
-    /// instruction. `None` if `at` is not in the code that serves the probes: if it is outside the detour, or in
-    /// the copies and the jump back.
+    /// instruction. `None` if `at` is outside the detour, in the copies, or at the jump back: no probe is served
+    /// there.
     #[must_use]
     pub fn interrupted(&self, at: Gva) -> Option<(Gva, u64)> {
         let offset = usize::try_from(at.offset_from(self.at)?).ok()?;
@@ -336,7 +341,7 @@ impl Part<'_> {
         }
     }
 
-    /// Returns where the stack is that the part copies.
+    /// Returns the location of the stack, if the part copies it.
     fn copied(&self) -> Option<StackFields> {
         match self {
             Self::Record { capture, .. } => capture.stack_copy,
@@ -345,13 +350,13 @@ impl Part<'_> {
     }
 }
 
-/// Number of preceding parts in which a return probe's part looks for the caller. The last part that took an
-/// instance knows the caller, so these are enough unless none of them took one. The limit keeps the size of a
-/// detour linear in the number of its members, not quadratic.
+/// Maximum number of preceding parts in which a return probe's part looks for the caller. The last part that took
+/// an instance knows the caller, so these parts are enough if one of them took an instance. The limit keeps the
+/// size of a detour linear in the number of its members, not quadratic.
 const LOOKED_BACK: usize = 4;
 
 impl Emitter<'_> {
-    /// Emits the code for `member`. The code for the members `before` it was emitted already.
+    /// Emits the code for `member`. The code for the members in `before` comes first, and was already emitted.
     fn member(&mut self, member: &Member<'_>, before: &[Member<'_>]) -> Result<(), BuildError> {
         let mut next = self.a.create_label();
         if !member.conditions.is_empty() {
@@ -403,8 +408,8 @@ impl Emitter<'_> {
     }
 }
 
-/// Returns the depth of the stack in `code`. The code after the copies, and after the escape's int3, is reached
-/// with the whole frame pushed.
+/// Computes the stack depths in `code`. The code after the copies, and after the escape's int3, is reached with the
+/// whole frame pushed.
 fn depths(code: &[u8], tail: &Range<usize>, escape: Option<usize>, frame: i32) -> Depths {
     let mut depths = vec![(0, 0)];
     let mut depth = 0;

@@ -19,11 +19,11 @@
 //! paired for the processor's return predictor: the returns of callers further up are predicted correctly.
 //!
 //! If the return address found at entry is the stub of another return probe, this probe's code returns to that
-//! stub. If the other probe comes earlier in the same detour, the caller is copied from its instance, because
-//! that instance may belong to another call by the time this probe's record is read.
+//! stub. If the other probe comes earlier in the same detour, the caller (the real return address) is copied from
+//! its instance at entry, because that instance may belong to another call by the time this probe's record is read.
 //!
-//! With supervisor shadow stacks (CET), a return to a stub would fault; a guest that enables them uses none of
-//! this.
+//! With supervisor shadow stacks (CET), a return to a stub would fault, so none of this is used in a guest that
+//! enables them.
 
 use super::emit::{
     CALL, CALL_REL32, Cells, Emitter, Frame, Full, ORIGIN, absolute, load, reachable, with_per_cpu,
@@ -40,7 +40,7 @@ use iced_x86::{Code, Instruction, MemoryOperand, Register};
 pub const STUB: u32 = 16;
 /// Number of bits of a call's id that count the uses of its instance.
 const GENERATION_BITS: u32 = 40;
-/// Bit that distinguishes these ids from others.
+/// Bit that is set in these ids, and clear in the ids of calls that the host follows.
 const ID: u64 = 1 << 63;
 const MAX_COUNT: u32 = 1 << 16;
 
@@ -49,7 +49,7 @@ const MAX_COUNT: u32 = 1 << 16;
 pub struct Exit<'a> {
     /// Number of the source that records name.
     pub source: u32,
-    /// What is recorded at the return; no stack words.
+    /// What is recorded at the return: no stack words, and no memory.
     pub capture: &'a Capture,
     /// The instances.
     pub instances: &'a Instances,
@@ -57,7 +57,8 @@ pub struct Exit<'a> {
     pub entry: &'a EntryCapture,
     /// Counter (u64) of the returns for which there was no room in the ring.
     pub lost: Gva,
-    /// Whether the host is asked for room first ([`ROOM_PORT`](crate::trap::ROOM_PORT)).
+    /// Whether the code asks the host for room before it counts a return as lost
+    /// ([`ROOM_PORT`](crate::trap::ROOM_PORT)).
     pub waits: bool,
     /// Number of the first stub, counted over the stubs of all probes. Calls' ids are derived from it.
     pub first_stub: u32,
@@ -115,8 +116,8 @@ impl ReturnCode {
 }
 
 impl Emitter<'_> {
-    /// Takes an instance for the call that begins here, or jumps to `missed`. A part `before` in this detour may
-    /// already have put its own stub in place of the return address.
+    /// Emits code that takes an instance for the call that begins here, or jumps to `missed`. A part in `before`,
+    /// which runs earlier in this detour, may already have put its own stub in place of the return address.
     pub(super) fn enter<'p>(
         &mut self,
         before: impl Iterator<Item = &'p Part<'p>>,
@@ -148,8 +149,8 @@ impl Emitter<'_> {
         a.mov(rdx, rax)?;
         a.sub(rdx, rcx)?;
         a.shl(rcx, shift)?;
-        // If the instance has been taken meanwhile, this is not the index of a next one. But then the instance
-        // is not the first any more, or the tag is another, and the exchange fails.
+        // If the instance was taken meanwhile, this word is not the index of the next one. But then the instance is
+        // not the first any more, or the tag is another, so the exchange fails.
         a.mov(ecx, dword_ptr(rcx + (at + i64::from(NEXT))))?;
         a.or(rdx, rcx)?;
         a.lock().cmpxchg(qword_ptr(absolute(instances.free)), rdx)?;
@@ -172,15 +173,15 @@ impl Emitter<'_> {
         let a = &mut self.a;
         a.lea(rax, slot)?;
         a.mov(qword_ptr(r11 + SLOT), rax)?;
-        // From the offset of the instance to that of the stub.
+        // Turns the offset of the instance into that of its stub.
         a.shr(ecx, shift - STUB.trailing_zeros())?;
         a.lea(rcx, qword_ptr(rcx + absolute(stubs)))?;
         a.mov(slot, rcx)?;
         Ok(())
     }
 
-    /// If RAX, which was found in place of the return address, is the stub of a part `before`, loads the caller
-    /// from that part's instance into RAX: its call is in flight. Uses RDX.
+    /// Emits code that loads RAX with the caller if RAX, the return address that was found, is a stub of a part in
+    /// `before`. That stub's instance knows the caller, because its call is in flight. Uses RDX.
     fn find_caller<'p>(
         &mut self,
         before: impl Iterator<Item = &'p Part<'p>>,
@@ -297,7 +298,7 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// Loads RAX with the offset of the instance that RSI points at from the first instance.
+    /// Loads RAX with the distance in bytes from the first instance to the one that RSI points at.
     fn index(&mut self, instances: &Instances) -> Result<(), BuildError> {
         let [a, b, c, d, ..] = instances.at.0.to_le_bytes();
         self.a.mov(eax, esi)?;

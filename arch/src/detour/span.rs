@@ -1,12 +1,14 @@
 //! What a jump displaces, and whether the guest would notice.
 //!
-//! A jump takes five bytes. If it covers more than one instruction, its bytes 1 to 4 hold what was the beginning
-//! of instructions (*interior* boundaries). The guest may arrive at such a boundary in two ways: by a branch,
-//! which [`Span::find`] excludes by checking the whole function; or because it was interrupted there, and
-//! returns. For the latter, the displacement is chosen so that the byte at the boundary is `0xcc`
-//! ([`Span::fits`]): an int3 whose hit the host translates ([`Detour::resume`](super::Detour::resume)). That is
-//! possible for bytes 1 and 2. Bytes 3 and 4 would dictate the distance of the detour; there it must be known
-//! that no task was interrupted at the boundary ([`Span::needs_quiescence`]).
+//! A jump takes five bytes. If it covers more than one instruction, some of its bytes 1 to 4 are where instructions
+//! began: these are *interior* boundaries. The guest may arrive at such a boundary in two ways:
+//!
+//! - By a branch. [`Span::find`] excludes this: it checks the whole function.
+//! - By a return, because it was interrupted at the boundary. So the displacement is chosen such that the byte at
+//!   the boundary is `0xcc` ([`Span::fits`]): an int3 whose hit the host translates
+//!   ([`Detour::resume`](super::Detour::resume)). That is possible for bytes 1 and 2. Bytes 3 and 4 would dictate
+//!   the distance of the detour. For a boundary there, it must be known that no task was interrupted at it
+//!   ([`Span::needs_quiescence`]).
 
 mod copy;
 mod distance;
@@ -61,7 +63,7 @@ impl Span {
     /// which execution continues after exceptions, with [`is_interior`](Self::is_interior).
     ///
     /// # Errors
-    /// When a jump is not possible there, with the reason.
+    /// When a jump is not possible at `at`, with the reason.
     pub fn find(code: &[u8], start: Gva, at: Gva) -> Result<Self, Unfit> {
         let none = Unfit::NotAnInstruction { at, start };
         let end = start.wrapping_add(u64::try_from(code.len()).unwrap_or(u64::MAX));
@@ -131,15 +133,16 @@ impl Span {
         self.instructions.iter()
     }
 
-    /// Iterates over the offsets of the displaced instructions but the first, from 1 to 4.
+    /// Iterates over the interior boundaries: the offsets, from 1 to 4, of all displaced instructions but the
+    /// first.
     pub fn interior(&self) -> impl Iterator<Item = u64> {
         self.instructions().skip(1).map(|displaced| {
-            // Every instruction begins within the jump; otherwise there were enough bytes before it.
+            // Every instruction begins within the jump, because `find` stops once it has five bytes.
             displaced.at().0.wrapping_sub(self.at.0)
         })
     }
 
-    /// Returns whether `target` is inside the jump, or inside an instruction that it displaces.
+    /// Returns whether `target` is inside the jump, or inside one of the displaced instructions.
     #[must_use]
     pub fn is_interior(&self, target: Gva) -> bool {
         let end = self.bytes.len();
@@ -149,10 +152,10 @@ impl Span {
             .is_some_and(|offset| (1..end).contains(&offset))
     }
 
-    /// Checks that no branch of `code`, at `start`, may lead inside the jump.
+    /// Checks that no branch in `code`, which is at `start`, leads inside the jump.
     ///
     /// # Errors
-    /// When a branch may, with its address; or when code may hide such a branch.
+    /// When a branch does, with its address, or when `code` may hide such a branch.
     pub fn check_branches(&self, code: &[u8], start: Gva) -> Result<(), Unfit> {
         scan::branches(code, start, |target| self.is_interior(target))
     }
@@ -170,8 +173,7 @@ impl Span {
         Ok([JMP_REL32, a, b, c, d])
     }
 
-    /// Returns whether a jump to `target` reaches it and is an int3 at each interior boundary where that is
-    /// possible.
+    /// Returns whether a jump reaches `target`, and has an int3 at each interior boundary at which it can have one.
     #[must_use]
     pub fn fits(&self, target: Gva) -> bool {
         let (mask, value) = self.shape();
@@ -179,21 +181,21 @@ impl Span {
         displacement & mask == value && self.jump(target).is_ok()
     }
 
-    /// Returns whether there are interior boundaries that no choice of the target makes an int3. Then the jump
-    /// may only be written when no task was interrupted there.
+    /// Returns whether there is an interior boundary at which no choice of the target puts an int3. Then the jump
+    /// may only be written while no task is interrupted at that boundary.
     #[must_use]
     pub fn needs_quiescence(&self) -> bool {
         self.interior().any(|offset| offset > 2)
     }
 
-    /// Iterates over the addresses in `within` that [fit](Self::fits), in ascending order; only multiples of 16
-    /// if the low byte is free.
+    /// Iterates over the addresses in `within` that [fit](Self::fits), in ascending order. If the low byte of the
+    /// displacement is free, only multiples of 16 are returned.
     pub fn targets(&self, within: Range<Gva>) -> impl Iterator<Item = Gva> {
         let (mask, value) = self.shape();
         let Range { start, end } = within;
         let shaped = self.at.wrapping_add(REACH).wrapping_add(value).0;
-        // Fitting addresses repeat every `period`, in windows of `len` bytes. Of the displacement nothing is
-        // fixed, or the second byte is, or the lowest, or both.
+        // Fitting addresses repeat every `period` bytes, in windows of `len` bytes. Depending on the mask, no byte
+        // of the displacement is fixed, or the second byte is, or the lowest, or both.
         let (first, period, len) = match mask {
             0 => (start.0, u64::MAX, u64::MAX),
             0xff00 => (shaped, 0x1_0000, 0x100),
@@ -201,7 +203,7 @@ impl Span {
             _ => (shaped, 0x1_0000, 1),
         };
         let step = if len == 1 { 1 } else { ALIGN };
-        // The window that `start` is in, or the next.
+        // The last window that begins at `start` or before it.
         let skipped = start.0.wrapping_sub(first) % period;
         let window = start.0.checked_sub(skipped);
         let windows = std::iter::successors(window, move |window| window.checked_add(period))
@@ -217,7 +219,7 @@ impl Span {
             .filter(|target| self.fits(*target))
     }
 
-    /// Returns a mask of the bits of the displacement that are fixed, and their values.
+    /// Returns a mask of the displacement's bits that are fixed, and the values of these bits.
     fn shape(&self) -> (u64, u64) {
         self.interior()
             .filter(|offset| *offset <= 2)

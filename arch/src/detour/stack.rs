@@ -6,15 +6,15 @@
 //!    │ 7 words   │ 7 words   │ 7 words       in a cell each
 //! ```
 //!
-//! Invariants: the last word of the last cell is the stack's last word; words below RSP are not part of the
-//! stack.
+//! Invariants: the last word of the last cell is the stack's last word; the first cell may begin with words below
+//! RSP, which are not part of the stack.
 
 use std::ops::Range;
 
 use super::cells::{CELL, Malformed, STACK_CELLS, Spread, word};
 use crate::Gva;
 
-/// Maximum number of bytes of a stack that are copied.
+/// Maximum number of bytes of a stack that is copied. The host serves hits on deeper stacks.
 pub const STACK_MAX: usize = 4096;
 /// Number of bytes of a cell, without its mark.
 pub(super) const CELL_BYTES: usize = 8 * Spread::CELL_WORDS;
@@ -24,36 +24,36 @@ const _: () = assert!(STACK_MAX.div_ceil(CELL_BYTES) == STACK_CELLS as usize);
 /// Location of the current task's stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StackFields {
-    /// Displacement, relative to the base of GS and sign-extended, of the pointer to the current task.
+    /// Where the pointer to the current task is: an offset from the base of GS, sign-extended.
     pub current: u32,
     /// Offset in the task of the pointer to its stack (`stack` of `task_struct`).
     pub stack: i32,
 }
 
-/// Position of a stack's copy in a record: the word of the stack's end, followed by the word of the number of
-/// cells.
+/// Position of the two words that describe the copy of the stack in a record: the address of the stack's end, then
+/// the number of cells of the copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CopyLayout {
     first: usize,
 }
 
 impl CopyLayout {
-    /// Layout whose first word is the word `first`.
+    /// Returns the layout whose first word is the word `first`.
     pub(super) fn new(first: usize) -> Self {
         Self { first }
     }
 
-    /// Returns the number of the word after these two.
+    /// Returns the number of the word after the two.
     pub(super) fn end(self) -> usize {
         self.first + 2
     }
 
-    /// Returns the offset of the stack's end.
+    /// Returns the offset of the word that holds the address of the stack's end.
     pub(super) fn stack_end(self) -> usize {
         Spread::Cells.offset(self.first)
     }
 
-    /// Returns the offset of the number of cells.
+    /// Returns the offset of the word that holds the number of cells.
     pub(super) fn cells(self) -> usize {
         Spread::Cells.offset(self.first + 1)
     }

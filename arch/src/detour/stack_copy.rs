@@ -1,13 +1,13 @@
-//! The part of a detour that copies the stack, for the host to follow it later.
+//! The part of a detour that copies the stack, so that the host can unwind it later.
 //!
 //! ```text
 //!   before anything   DF set, not the task's own stack, or too deep ──▶ escape
 //!   each record       as many cells as the stack takes from RSP to its end
 //! ```
 //!
-//! Invariants: all memory that is read lies between what the detour has pushed, which is at least a cell, and
-//! the end of the stack that the detour runs on. A task's own stack is in memory as a whole. Where other stacks
-//! (of interrupts, of exceptions) end is not known here, so the host serves those hits.
+//! Invariants: all memory that is read is on the stack that the detour runs on, between the words that the detour
+//! has pushed (at least a cell of them) and the stack's end. A task's own stack is in memory as a whole. Where
+//! other stacks (of interrupts, of exceptions) end is not known here, so the host serves hits on them.
 
 use super::BuildError;
 use super::cells::{CELL, Spread};
@@ -16,14 +16,14 @@ use super::stack::{CELL_BYTES, CopyLayout, STACK_MAX, StackFields};
 use iced_x86::code_asm::{CodeLabel, dword_ptr, qword_ptr, registers::*};
 use iced_x86::{Code, Register};
 
-/// `THREAD_SIZE` (arch/x86/include/asm/page_64_types.h). If the guest's is larger, the upper part of a stack is
-/// taken for another stack.
+/// `THREAD_SIZE` (arch/x86/include/asm/page_64_types.h). If the guest's is larger, the upper part of a task's stack
+/// is taken for another stack.
 const THREAD_SIZE: i32 = 16 << 10;
 /// Bit number of DF in the flags.
 const DF: i32 = 10;
 impl Emitter<'_> {
-    /// Jumps to `escape` unless the current stack is the task's own, has at most [`STACK_MAX`] bytes on it, and
-    /// can be copied upwards.
+    /// Jumps to `escape` unless the current stack is the task's own, has at most [`STACK_MAX`] bytes on it, and DF
+    /// is clear, so that it is copied upwards.
     pub(super) fn check_stack(
         &mut self,
         fields: &StackFields,
@@ -33,7 +33,7 @@ impl Emitter<'_> {
         self.a.jc(escape)?;
         self.stack_depth(fields)?;
         let a = &mut self.a;
-        // A depth of zero is not valid either.
+        // The decrement makes the comparison fail for a depth of zero, too, which is not valid.
         a.dec(rdx)?;
         a.cmp(rdx, i32::try_from(STACK_MAX).unwrap_or(0))?;
         a.jae(escape)?;
@@ -52,9 +52,10 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// Loads R8 with the number of cells that the stack takes.
+    /// Loads R8 with the number of cells that a copy of the stack takes.
     pub(super) fn count_stack(&mut self, fields: &StackFields) -> Result<(), BuildError> {
-        /// 2^16 / 7, rounded up: the product is exact for numbers of words up to some thousands.
+        /// 2^16 / 7, rounded up. Multiplying by this and shifting right by 16 divides by seven exactly, for numbers
+        /// of words up to some thousands.
         const SEVENTH: i32 = 9363;
         self.stack_depth(fields)?;
         let a = &mut self.a;

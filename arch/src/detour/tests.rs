@@ -153,7 +153,8 @@ fn a_detour_of_the_kernel_is_addressed_with_32_bits() {
     let escape = detour.escape().unwrap();
     let offset = usize::try_from(escape.0 - DETOUR.0).unwrap();
     assert_eq!(detour.code()[offset], 0xcc);
-    // Pushes, between, pops, before the copies and in them, at the escape and its int3, in a cold piece.
+    // Offsets in the pushes, after them, in the pops, before the copies and in them, at the escape and its int3,
+    // and in cold code.
     let depths = [
         (0, Some(0)),
         (1, Some(8)),

@@ -10,8 +10,8 @@
 //!
 //! Invariants: no byte after the room is written, and each byte of the room up to the text's end was read by the
 //! guest's own code. The straight path is for usual texts, which are short and ASCII: six instructions for eight
-//! characters, besides the guest's code. It treats a word with a byte that is zero or above 0x80 as a possible
-//! end of the text; also a word that could not be read, because the readers make that zero.
+//! characters, besides the guest's code. It treats a word with a byte that is zero or above 0x80 as a possible end
+//! of the text. That includes a word that could not be read, because the readers make it zero.
 
 use super::BuildError;
 use super::cold::{End, Slowly};
@@ -22,13 +22,13 @@ use iced_x86::code_asm::{CodeLabel, byte_ptr, qword_ptr, registers::*};
 
 const ONES: u64 = u64::from_le_bytes([1; 8]);
 const HIGH: u64 = u64::from_le_bytes([0x80; 8]);
-/// Number of words that are read straight, each by code of its own: 64 characters, and the byte that shows
-/// whether the text ends there.
+/// Number of words of the straight path, each read by code of its own, without a loop: 64 characters, and the byte
+/// that shows whether the text ends after them.
 const STRAIGHT: usize = 9;
 
 impl Emitter<'_> {
-    /// Copies a text of at most `most` bytes from the address in RAX. The last eight bytes may include what is
-    /// after it.
+    /// Copies a text of at most `most` bytes from the address in RAX. The last word that is copied may include
+    /// bytes from after the text.
     pub(super) fn text(
         &mut self,
         [one, .., eight]: &[Gva; 4],
@@ -51,13 +51,13 @@ impl Emitter<'_> {
             let to = qword_ptr(cell + room.offset(8 * word));
             let a = &mut self.a;
             if word + 1 == room.words {
-                // The host checks whether the text ends there.
+                // The host checks whether the text ends in the last word.
                 a.test(eax, eax)?;
                 a.jne(nothing)?;
                 a.mov(to, rdx)?;
             } else {
                 a.mov(to, rdx)?;
-                // A byte is zero only if its highest bit is set in this difference.
+                // A byte of the word is zero only if its highest bit is set in this difference.
                 a.add(rdx, rdi)?;
                 a.test(rdx, r8)?;
                 a.jne(end)?;
@@ -83,7 +83,7 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// Writes the cold code.
+    /// Writes the cold code of texts.
     pub(super) fn cold_texts(&mut self) -> Result<(), BuildError> {
         for mut text in std::mem::take(&mut self.slowly) {
             let [words, bytes] = [(); 2].map(|()| self.a.create_label());
@@ -100,7 +100,7 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// Emits code that checks whether a word that was read straight contains the end, or could not be read.
+    /// Emits code that checks whether a word of the straight path contains the text's end, or could not be read.
     fn end(
         &mut self,
         text: &Slowly,
@@ -114,8 +114,7 @@ impl Emitter<'_> {
             a.set_label(&mut at.end)?;
             a.test(eax, eax)?;
             a.jne(at.nothing)?;
-            // Of the bytes whose highest bit is set in the difference, those are zero whose own highest bit was
-            // clear.
+            // A byte whose highest bit is set in the difference is zero if its own highest bit was clear.
             a.mov(rax, qword_ptr(cell + text.room.offset(8 * word)))?;
             a.not(rax)?;
             a.and(rdx, rax)?;
@@ -129,8 +128,8 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// Advances RSI from the beginning of the text to `word`, and loads RDI with the place that the word goes
-    /// to, and R8 with the number of words from it on.
+    /// Advances RSI from the beginning of the text to the word `word`. Loads RDI with the address of that word in
+    /// the room, and R8 with the number of words from it to the end of the room.
     fn begin(&mut self, room: Room, word: usize) -> Result<(), BuildError> {
         let cell = self.frame().cell;
         let offset = i32::try_from(8 * word).unwrap_or(0);
@@ -143,7 +142,8 @@ impl Emitter<'_> {
         Ok(())
     }
 
-    /// Reads words, and byte by byte where a word cannot be read at once.
+    /// Emits the loops that read the rest of a text: word by word, and byte by byte where a word cannot be read at
+    /// once.
     fn rest(
         &mut self,
         text: &Slowly,
@@ -188,8 +188,8 @@ impl Emitter<'_> {
         a.test(edi, 7)?;
         a.jne(bytes)?;
         a.jmp(counted)?;
-        // All bytes of the text were read, but not the next one. That the text ends cannot be seen, so it counts
-        // as longer.
+        // If all of the `most` bytes were read, but not the next one, it is not known whether the text ends there.
+        // Then it counts as longer.
         a.set_label(&mut nothing)?;
         a.lea(rax, qword_ptr(cell + text.room.offset(text.most)))?;
         a.cmp(rdi, rax)?;

@@ -6,14 +6,14 @@ use super::instructions;
 use crate::Gva;
 use iced_x86::{FlowControl, Instruction, Mnemonic, OpKind};
 
-/// Returns whether the function whose whole code is `code`, at `start`, may return to its caller: whether,
-/// decoded from beginning to end, it has a near return, an indirect jump, or a jump to an address outside, which
-/// may be a tail call or a return thunk.
+/// Returns whether the function at `start`, whose whole code is `code`, may return to its caller. It may if one of
+/// its instructions, decoded from beginning to end, is a near return, an indirect jump, or a jump to an address
+/// outside, which may be a tail call or a return thunk.
 ///
-/// In doubt the answer is `true`: a function that never returns may still have such a jump, to a part of itself
-/// that the compiler put elsewhere, and bytes that are no instruction may hide anything. `false` is certain,
-/// provided that `code` is the function as it was built, without breakpoints in it, and that the function does
-/// not run on into the next one at its end.
+/// In doubt the answer is `true`: even in a function that never returns, such a jump may lead to a part of the
+/// function that the compiler put elsewhere, and bytes that are no instruction may hide anything. `false` is
+/// certain, provided that `code` is the function as it was built, without breakpoints in it, and that the function
+/// does not run on into the next one at its end.
 #[must_use]
 pub fn may_return(code: &[u8], start: Gva) -> bool {
     instructions(code, start).any(|(_, found)| match found {
@@ -60,7 +60,7 @@ pub fn code_len(code: &[u8], start: Gva) -> usize {
     }
 }
 
-/// Returns whether the instruction may return, or go outside the `len` bytes at `start` for good.
+/// Returns whether the instruction may return, or may jump out of the `len` bytes at `start`.
 fn leaves(instruction: &Instruction, len: usize, start: Gva) -> bool {
     match instruction.flow_control() {
         // Returns from interrupts and system calls do not go to the caller.
@@ -117,7 +117,7 @@ mod tests {
         check(true, "f30f1efa 55 4889e5 e800000000 5d c3");
         check(true, "c20800");
         check(true, "f3c3 90 cc");
-        // A loop that is left in the middle.
+        // A loop that returns from its middle.
         check(true, "90 7401 c3 ebfa");
     }
 

@@ -39,8 +39,8 @@ pub enum BoundaryError {
     },
 }
 
-/// Checks that an instruction begins at `target`, decoding from `start`. `code` holds the bytes
-/// from `start` on and need not reach past `target`, except to name an instruction around it.
+/// Checks that an instruction begins at `target`, decoding from `start`. `code` holds the bytes from `start` on. It
+/// need not reach past `target`, except to name the instruction that `target` is inside of.
 ///
 /// # Errors
 /// When no instruction begins there, with what is there instead.

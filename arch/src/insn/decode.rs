@@ -27,7 +27,7 @@ pub(crate) fn decode(
         DecoderError::None if !instruction.is_invalid() => {
             Ok((instruction, decoder.get_constant_offsets(&instruction)))
         }
-        // This is the maximum length of an instruction; more bytes would not help.
+        // If there are already `MAX_LEN` bytes, more would not help.
         DecoderError::NoMoreBytes if code.len() < MAX_LEN => Err(DecodeFailure::Truncated),
         _ => Err(DecodeFailure::Invalid),
     }

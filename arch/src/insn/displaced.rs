@@ -48,13 +48,16 @@ impl Displaced {
         self.action
     }
 
-    /// Carries the instruction out on `regs`, RIP included, as the kernel (privilege level 0). The old value of
+    /// Carries out the instruction on `regs`, RIP included, at the kernel's privilege level, 0. The old value of
     /// RIP is ignored. Hit path: at most two memory accesses, no decoding, no allocation.
     ///
-    /// The caller has to handle the following, where it matters. A trap flag that is set in `regs` before raises
-    /// no #DB here (one set by `popfq` does after the next instruction, by the processor itself). A call pushes
-    /// nothing on a shadow stack and a return pops nothing from it. An indirect branch neither waits for
-    /// `endbr64` nor ends such a wait.
+    /// Where it matters, the caller has to handle the following:
+    ///
+    /// - A trap flag that was already set in `regs` raises no #DB. (If `popfq` sets the flag, the processor itself
+    ///   raises #DB after the next instruction.)
+    /// - A call pushes nothing on a shadow stack, and a return pops nothing from it.
+    /// - The state of indirect branch tracking does not change: an indirect branch does not begin to wait for
+    ///   `endbr64`, and an emulated `endbr64` does not end such a wait.
     ///
     /// # Errors
     /// When memory cannot be accessed, or when the instruction goes to an address that no kernel code can have;

@@ -1,9 +1,9 @@
 //! The head of the guest's #BP entry, whose first bytes are replaced by a port access.
 //!
-//! On hosts that deliver a guest's int3 to the guest itself, the first two bytes of its entry (Linux:
+//! On hosts that deliver a guest's int3 to the guest itself, the first two bytes of the guest's #BP entry (Linux:
 //! `asm_exc_int3`) are replaced by `out imm8, al`, which exits to the host. The host then carries out the
-//! instructions that those bytes touch. Only instructions that do nothing, or clear one flag, are accepted, so
-//! carrying them out cannot fail:
+//! instructions of which the patch replaces bytes. Only instructions that do nothing, or clear one flag, are
+//! accepted, so carrying them out cannot fail:
 //!
 //! ```text
 //!   [endbr64]  { nop nop nop | nop3 | clac }  cld  push -1 …
@@ -13,8 +13,8 @@
 //! An `endbr64` at the beginning of the entry stays: where indirect branches are tracked (IBT), a processor that
 //! delivers an exception to any other instruction raises #CP.
 //!
-//! Patching is safe where no processor can be between the covered instructions: the entry is an
-//! interrupt gate, so only an NMI or machine check could be taken there.
+//! Patching is safe if no processor is between the covered instructions. The entry is an interrupt gate, so only an
+//! NMI or a machine check can interrupt a processor there.
 
 use super::{DecodeFailure, decode, text};
 use crate::Gva;
@@ -63,8 +63,8 @@ pub enum GateError {
 }
 
 impl GateHead {
-    /// Decodes the entry at `at`, with which `code` begins, as far as the patch covers it. If the entry begins
-    /// with an `endbr64`, the patch comes after that.
+    /// Decodes the entry at `at`, with which `code` begins, as far as the patch covers it. If the entry begins with
+    /// an `endbr64`, the patch comes after that instruction.
     ///
     /// # Errors
     /// When there is anything but the accepted instructions, with what was found.
@@ -104,7 +104,7 @@ impl GateHead {
             entry,
             at,
             original: *code.first_chunk().ok_or(cut_short.clone())?,
-            // At most one byte and then the longest instruction.
+            // At most 16: one byte, and then the longest instruction.
             len: u8::try_from(covered).map_err(|_| cut_short)?,
             cleared,
         })
@@ -116,15 +116,15 @@ impl GateHead {
         self.at
     }
 
-    /// Returns whether a vCPU at `rip` has entered and has not executed the patch: exceptions lead to the
-    /// `endbr64`.
+    /// Returns whether a vCPU at `rip` has entered, but has not executed the patch: it is at the patch, or at the
+    /// `endbr64` before the patch, where the entry begins.
     #[must_use]
     pub fn is_ahead(&self, rip: Gva) -> bool {
         rip == self.entry || rip == self.at
     }
 
-    /// Returns the length of the instructions that the patch covers, wholly or in part: at least the patch's two
-    /// bytes.
+    /// Returns the length in bytes of the instructions that the patch covers, wholly or in part: at least the
+    /// patch's two bytes.
     #[must_use]
     pub fn covered(&self) -> u8 {
         self.len

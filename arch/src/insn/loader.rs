@@ -26,8 +26,8 @@ pub struct Loader {
     pub load: Gva,
     /// Length in bytes, from the beginning of the function to the end of its return.
     pub len: usize,
-    /// Target of the jump that the function returns by, if it has no return of its own. It has to be a return
-    /// thunk.
+    /// Target of the jump with which the function ends, if it does not end with `ret`. The caller of
+    /// [`Loader::analyse`] has to check that this is a return thunk.
     pub thunk: Option<Gva>,
 }
 
@@ -71,7 +71,8 @@ impl Loader {
     }
 }
 
-/// Returns whether `instruction` is `mov rdx, [rax]`, or a similar load of `size` bytes that is zero-extended.
+/// Returns whether `instruction` loads `size` bytes from the address in RAX into RDX, zero-extended:
+/// `mov rdx, [rax]` and the like.
 fn loads(instruction: &Instruction, size: usize) -> bool {
     let into = match size {
         8 => Register::RDX,
@@ -143,13 +144,13 @@ mod tests {
             ("488b08 31c0 c3", 8),
             ("65488b10 31c0 c3", 8),
             ("0fbe10 31c0 c3", 1),
-            // No load, two of them, none before the result, no result, no end.
+            // No load, two loads, no load before the result (`xor eax, eax`), no result, no end.
             ("31c0 c3", 8),
             ("488b10 488b10 31c0 c3", 8),
             ("31c0 488b10 c3", 8),
             ("488b10 c3", 8),
             ("488b10 31c0", 8),
-            // Other instructions, such as checks of the address; a call to the load would skip the latter.
+            // Other instructions. One that checks the address is refused because a call to the load would skip it.
             ("488b10 31c0 48ffc1 c3", 8),
             ("4839c2 488b10 31c0 c3", 8),
             ("488b10 31c0 ffe0", 8),

@@ -18,7 +18,7 @@ pub trait Memory {
     fn write_u64(&mut self, at: Gva, value: u64) -> Result<(), MemoryFault>;
 }
 
-/// Memory that an instruction accesses cannot be accessed.
+/// An instruction accesses memory that cannot be accessed, or goes to an address that cannot be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot reach the word at {at}")]
 pub struct MemoryFault {
@@ -40,9 +40,9 @@ pub enum Effect {
     Shadow,
 }
 
-/// Refuses an address at which there can be no kernel code. Linux keeps its code where 48 bits are enough with
-/// any paging mode, and a vCPU whose RIP is beyond what its paging translates could not be entered any more (SDM
-/// vol. 3, "Checks on Guest RIP, RFLAGS, and SSP").
+/// Refuses an address at which there can be no kernel code. In every paging mode, Linux keeps its code at addresses
+/// for which 48 bits are enough. A vCPU whose RIP has more bits than its paging translates could not be entered
+/// again (SDM vol. 3, "Checks on Guest RIP, RFLAGS, and SSP").
 pub(super) fn reachable(target: Gva) -> Result<Gva, MemoryFault> {
     let canonical = (target.0 << 16).cast_signed() >> 16;
     if canonical.cast_unsigned() == target.0 {

@@ -2,17 +2,17 @@
 //!
 //! The rules, in the order in which they are tried; the first that applies wins:
 //!
-//! 1. [`ROWS`] that refuse or boost: instructions that do something else, or something more, when a hit comes
-//!    before them or when they run at another address.
-//! 2. [`FORMS`]: the same, where it depends on more than the mnemonic.
-//! 3. [`odd_encoding`]: prefixes and addressing whose meaning differs between processors or cannot move.
+//! 1. [`ROWS`] that refuse: instructions that do something else, or something more, when a hit comes before them or
+//!    when they run at another address. ([`ROWS`] that boost exempt their instructions from rule 2.)
+//! 2. [`FORMS`]: instructions that are refused for the same reasons, but that the mnemonic alone does not identify.
+//! 3. [`odd_encoding`]: refused prefixes and addressing, whose meaning differs between processors or cannot move.
 //! 4. [`ROWS`] that emulate. If the host does not reach the operands, the row says whether a copy works.
 //! 5. Everything else is boosted, provided that it continues at the next instruction.
 //!
-//! A copy runs with nothing around it but a jump or an int3, and the guest may be interrupted in it. While a
-//! copy runs that ends in an int3, interrupts are held off with the guest's own flag, so instructions that read
-//! or write the flag have no copy at all; and exceptions are delivered through another table, so instructions
-//! that read or write the table's register are refused.
+//! A copy is followed only by a jump or an int3, and the guest may be interrupted in it. While a copy runs that
+//! ends in an int3, two things differ. Interrupts are held off with the guest's own flag, so instructions that read
+//! or write the flag have no copy at all. Exceptions are delivered through another table, so instructions that read
+//! or write the table's register (IDTR) are refused.
 
 mod encoding;
 mod operation;
@@ -31,9 +31,10 @@ pub use refusal::Refusal;
 /// How an instruction is treated.
 #[derive(Clone, Copy)]
 enum Treatment {
-    /// The host carries it out. With other operands, and where a copy is required, it is copied.
+    /// The host carries it out. If the host does not reach its operands, or if a copy is required, it is copied.
     Emulate(Build),
-    /// The host carries it out, because a copy would not do the same. With other operands it is refused.
+    /// The host carries it out, because a copy would not do the same. If the host does not reach its operands, it
+    /// is refused.
     EmulateOnly(Build, Refusal),
     /// The guest runs a copy.
     Boost,
@@ -97,14 +98,14 @@ const ROWS: &[Row] = &[
     row(&[M::Xbegin, M::Xend, M::Xabort, M::Xsusldtrk, M::Xresldtrk],
         Refuse(Refusal::Transaction)),
 
-    // Privilege, flags, stack and code segment change together, some with an address stored.
+    // These change privilege, flags, stack and code segment together, and some store an address.
     row(&[M::Iret, M::Iretd, M::Iretq, M::Uiret, M::Eretu, M::Erets, M::Rsm],
         Refuse(Refusal::InterruptReturn)),
     row(&[M::Syscall, M::Sysret, M::Sysretq, M::Sysenter, M::Sysexit, M::Sysexitq],
         Refuse(Refusal::SystemCall)),
     row(&[M::Retf], Refuse(Refusal::FarTransfer)),
 
-    // State that exceptions are delivered with. (`lldt`, `str`, `sgdt` have no part in that.)
+    // These change or show state with which exceptions are delivered. (`lldt`, `str`, `sgdt` do not.)
     row(&[M::Lss], Refuse(Refusal::LoadStackSegment)),
     row(&[M::Lgdt, M::Lidt, M::Sidt, M::Ltr], Refuse(Refusal::DescriptorTable)),
     row(&[M::Swapgs, M::Wrgsbase, M::Wrfsbase, M::Lkgs], Refuse(Refusal::SegmentBase)),
@@ -215,18 +216,18 @@ pub fn classify(code: &[u8], at: Gva) -> Result<Displaced, Refusal> {
     })
 }
 
-/// Returns whether `code` begins with `endbr64`, or with what the kernel puts in its place when no indirect
-/// branch leads there (`gen_endbr_poison` in arch/x86/include/asm/ibt.h: up to Linux 6.13, and since). A probe
-/// on the first byte of such a function means the instruction after it: the processor demands `endbr64` itself
-/// where an indirect branch lands.
+/// Returns whether `code` begins with `endbr64`, or with what the kernel puts in its place when no indirect branch
+/// leads there (`gen_endbr_poison` in arch/x86/include/asm/ibt.h: one form up to Linux 6.13, another since). A
+/// probe on the first byte of such a function means the instruction after it, because the processor demands an
+/// `endbr64` where an indirect branch lands.
 #[must_use]
 pub fn is_endbr64(code: &[u8]) -> bool {
     const POISONS: [[u8; 4]; 2] = [[0x66, 0x0f, 0x1f, 0x00], [0x0f, 0x1f, 0x40, 0xd6]];
     code.starts_with(&ENDBR64) || POISONS.iter().any(|poison| code.starts_with(poison))
 }
 
-/// Returns whether `code` begins with a nop of four bytes. The kernel may have made that of an `endbr64`, but
-/// not every such nop was one.
+/// Returns whether `code` begins with a nop of four bytes. The kernel may have put it in place of an `endbr64`, but
+/// not every such nop replaces one.
 #[must_use]
 pub fn is_nop4(code: &[u8]) -> bool {
     code.starts_with(&[0x0f, 0x1f, 0x40]) && code.len() >= 4

@@ -1,4 +1,4 @@
-//! References of a function's instructions: constants that may be addresses, and per-CPU data.
+//! What a function's instructions refer to: constants that may be addresses, and per-CPU data.
 //!
 //! Invariant: only what is encoded in the code itself is reported. So hostile code leads to wrong addresses, but
 //! not to unbounded work: one pass, up to the first bytes that are no instruction.
@@ -16,9 +16,9 @@ pub struct PerCpuLoad {
     pub size: usize,
 }
 
-/// Returns the constants in the function whose code is `code`, at `start`, that may be addresses: immediate
-/// operands, and the addresses of memory operands that use no register but RIP. All are extended to 64 bits as
-/// the processor does, and are in the order of the instructions.
+/// Returns the constants that may be addresses in the function at `start`, whose code is `code`: immediate operands
+/// of 64-bit instructions, and the addresses of memory operands that use no register but RIP. All are extended to
+/// 64 bits as the processor does, and are in the order of the instructions.
 #[must_use]
 pub fn constants(code: &[u8], start: Gva) -> Vec<u64> {
     let mut found = Vec::new();
@@ -38,8 +38,8 @@ pub fn constants(code: &[u8], start: Gva) -> Vec<u64> {
     found
 }
 
-/// Returns the loads from per-CPU data at fixed offsets in the function whose code is `code`, at `start`, in the
-/// order of the instructions.
+/// Returns the loads from per-CPU data at fixed offsets in the function at `start`, whose code is `code`. They are
+/// in the order of the instructions.
 #[must_use]
 pub fn per_cpu_loads(code: &[u8], start: Gva) -> Vec<PerCpuLoad> {
     sound(code, start)
@@ -59,7 +59,7 @@ pub fn per_cpu_loads(code: &[u8], start: Gva) -> Vec<PerCpuLoad> {
         .collect()
 }
 
-/// Returns the address of a memory operand that uses no register but RIP.
+/// Returns the address of the memory operand, if it uses no register but RIP.
 fn fixed_address(instruction: &Instruction) -> Option<u64> {
     if instruction.is_ip_rel_memory_operand() {
         return Some(instruction.ip_rel_memory_address());

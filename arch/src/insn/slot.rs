@@ -9,9 +9,9 @@
 //!
 //! The copy is the original, byte for byte, except for a RIP-relative displacement, which is recomputed, and a
 //! conditional jump, which is encoded anew. It never stores its own address, and leaves the slot only as shown:
-//! instructions that would do otherwise are emulated or refused. So RIP alone can refer to a slot, and only to
-//! the start of one of the instructions above, which [`Displaced::in_place`] translates. The rest of a slot is
-//! int3.
+//! instructions that would do otherwise are emulated or refused. So nothing but RIP can refer to a slot. RIP can
+//! refer only to the start of one of the instructions above, and [`Displaced::in_place`] translates it. The rest of
+//! a slot is int3.
 
 use super::displaced::Displaced;
 use super::relocation::Relocation;
@@ -108,7 +108,7 @@ pub enum RelocateError {
 }
 
 impl Displaced {
-    /// Makes the slot at `slot` with a copy of the instruction and a jump to the next one.
+    /// Makes the slot at `slot` with a copy of the instruction, and a jump to the instruction after the original.
     ///
     /// # Errors
     /// When the instruction has no copy, or when an address that it refers to or continues at is out of reach of
@@ -130,8 +130,7 @@ impl Displaced {
         Ok(code)
     }
 
-    /// Makes the slot at `slot` with a copy of the instruction and an int3; two of them after a conditional
-    /// jump.
+    /// Makes the slot at `slot` with a copy of the instruction and an int3, or two int3s after a conditional jump.
     ///
     /// # Errors
     /// When the instruction has no copy, or when an address that it refers to is out of reach of `slot`.
@@ -155,8 +154,8 @@ impl Displaced {
         std::iter::once(self.next()).chain(target)
     }
 
-    /// Returns the address at which the guest continues after the int3 at `at`; `None` if that is not an int3 at
-    /// the end of `slot`, which [`trapped`](Self::trapped) made. Hit path.
+    /// Returns the address at which the guest continues after the int3 at `at`; `None` if there is no int3 at `at`
+    /// that [`trapped`](Self::trapped) put at the end of `slot`. Hit path.
     #[must_use]
     pub fn trap_end(&self, slot: &SlotCode, at: Gva) -> Option<Gva> {
         if slot.kind != SlotKind::Trapped {
@@ -189,7 +188,7 @@ impl Displaced {
             .ok_or(RelocateError::Emulated { at: self.at })
     }
 
-    /// Makes a slot with all of the instruction's bytes.
+    /// Makes a slot with all of the instruction's bytes, of which `relocation` may change a displacement.
     fn copy(
         &self,
         slot: Gva,

@@ -16,7 +16,7 @@ pub(super) const SLOT: Gva = Gva(0xffff_ffff_8080_0040);
 pub(super) struct Words(BTreeMap<u64, u64>);
 
 impl Words {
-    /// Memory of `words`, from the address `top` on.
+    /// Makes memory that holds `words` from the address `top` on.
     pub(super) fn new(top: u64, words: &[u64]) -> Self {
         let addresses = (0..).map(|index| top + index * 8);
         Self(addresses.zip(words.iter().copied()).collect())

@@ -3,36 +3,37 @@
 //! A [`Walker`] remembers the results of walks in a table of its own, of fixed size. It takes no lock, and
 //! allocates only when it is made. A remembered walk is used in two ways:
 //!
-//! - *Within one hit* ([`Walker::begin`]), without a check. A processor may also use a cached translation until
-//!   it has to flush it (SDM vol. 3, 4.10.2 and 4.10.5), and the kernel, which waits until every processor has
-//!   done so (`flush_tlb_kernel_range`), waits for the one that is stopped at a hit.
-//! - *From hit to hit*, only after the entries of the walk were read again, from the top down, and found
-//!   unchanged. Not read again are entries that a kernel never changes, and entries that were already read again
-//!   in this hit. If an entry has changed, the walk is made anew.
+//! - *Within one hit* ([`Walker::begin`]), without a check. A processor may use a cached translation in the same
+//!   way, until it has to flush it (SDM vol. 3, 4.10.2 and 4.10.5). The kernel waits until every processor has
+//!   flushed (`flush_tlb_kernel_range`), so it also waits for the processor that is stopped at a hit.
+//! - *From hit to hit*, only after the entries of the walk were read again, from the top down, and found unchanged.
+//!   Entries that a kernel never changes are not read again, nor are entries that were already read again in this
+//!   hit. If an entry has changed, the walk is made anew.
 //!
 //! # Which entries are read again
 //!
 //! An entry has a meaning only while its table is part of the tree. A table that left the tree may keep its
 //! content, or be used for something else and happen to have the same word there. So for each entry that is read
-//! again, the entry that leads to its table is read again too, up to a table that never leaves the tree. Only
-//! addresses of the kernel's half are remembered, in the kernel's own tables (`init_mm`'s) whichever process
-//! runs, so neither a new CR3 nor PTI's second one matters. Linux changes entries as follows, by their level:
+//! again, the entry that leads to its table is read again, too, up to a table that never leaves the tree. Only
+//! addresses of the kernel's half are remembered. They are translated by the kernel's own tables (`init_mm`'s),
+//! whichever process runs, so neither a new CR3 nor PTI's second one matters. Linux changes entries as follows, by
+//! their level:
 //!
-//! - *A page's own entry*: mapping, unmapping, permissions.
+//! - *A page's own entry*, when the page is mapped or unmapped, or its permissions change.
 //! - *The entry above it*, when a large page is split or put together again (`split_large_page`,
 //!   `collapse_pmd_page` in arch/x86/mm/pat/set_memory.c), or is mapped where a table was
 //!   (`pmd_free_pte_page` in arch/x86/mm/pgtable.c). The table is freed with its content.
-//! - *Level 3*: `pud_free_pmd_page`, where a gigabyte is mapped, `collapse_pud_page`, and unplugged memory
-//!   (`free_pmd_table` in arch/x86/mm/init_64.c). Most pages of a hit are in the direct map and share this
-//!   entry: one read of it is valid for the rest of the hit.
-//! - *Level 3 in the last two gigabytes*: the tables that these entries are in and lead to are part
-//!   of the kernel's image (`level3_kernel_pgt`, `level2_kernel_pgt` and `level2_fixmap_pgt` in
-//!   arch/x86/kernel/head_64.S). They never change and are not read again.
-//! - *Level 4, if there is a fifth*: unplugged memory (`free_pud_table`).
-//! - *The root's entries* are made and never changed. When a process ends, only the tables of its own half are
+//! - *Level 3*, when a page of 1 GiB is mapped where a table was (`pud_free_pmd_page`), when such a page is put
+//!   together (`collapse_pud_page`), and when memory is unplugged (`free_pmd_table` in arch/x86/mm/init_64.c). Most
+//!   pages of a hit are in the direct map and share this entry: one read of it is valid for the rest of the hit.
+//! - *Level 3 in the last two gigabytes*, never, so these entries are not read again: the table that they are in,
+//!   and the tables to which they lead, are part of the kernel's image (`level3_kernel_pgt`, `level2_kernel_pgt`
+//!   and `level2_fixmap_pgt` in arch/x86/kernel/head_64.S).
+//! - *Level 4, if there is a fifth*, when memory is unplugged (`free_pud_table`).
+//! - *The root's entries*, never after they were made. When a process ends, only the tables of its own half are
 //!   freed.
 //!
-//! In addition, the engine makes a new walker at each stop of the vCPUs, which forgets everything from before. A
+//! In addition, the engine makes a new walker at each stop of the vCPUs, and so forgets everything from before. A
 //! guest that changes its tables in other ways deceives only itself: whatever is remembered is an address that
 //! [`PhysMemory`] checks at each access.
 
@@ -68,8 +69,8 @@ impl Read {
     }
 }
 
-/// The entries of levels 4 and 3 of a walk that may change and are not the page's own. They are in separate
-/// cells, because mostly only one of them is used.
+/// The entries of levels 4 and 3 of a walk, as far as they may change and are not the page's own. They are in
+/// separate cells, because mostly only one of them is used.
 #[derive(Debug, Default)]
 struct Upper {
     fourth: Cell<Option<Read>>,
@@ -93,10 +94,10 @@ const NO_UPPER: u8 = 0;
 #[derive(Debug)]
 #[repr(align(64))]
 struct Place {
-    /// Virtual address of the page. Before one is remembered, this is not the address of any page.
+    /// Virtual address of the page. While no page is remembered here, a value that is no page's address.
     start: Cell<u64>,
     frame: Cell<Gpa>,
-    /// The hit in which the entries of the walk were last read.
+    /// Number of the hit in which the entries of the walk were last read.
     hit: Cell<u64>,
     /// Number of the page's [`Upper`].
     upper: Cell<u8>,
@@ -121,7 +122,7 @@ impl Place {
         }
     }
 
-    /// Returns whether the last entries of the walk are unchanged.
+    /// Returns whether the entries of the walk below its [`Upper`] are unchanged.
     #[inline(always)]
     fn is_end_unchanged(&self, mem: &(impl PhysMemory + ?Sized)) -> bool {
         let second = self.second.get();
@@ -135,9 +136,11 @@ pub struct Walker {
     tables: PageTables,
     /// Each page is at the place that its address hashes to.
     places: Box<[Place; PAGES]>,
+    /// Number of the current hit.
     hit: Cell<u64>,
-    /// The [`Upper`]s of remembered pages, by number, and how many there are.
+    /// The [`Upper`]s of remembered pages, by number. Only the first `len` are in use.
     uppers: Box<[Upper; UPPERS]>,
+    /// Number of [`Upper`]s in use, including [`NO_UPPER`].
     len: Cell<u8>,
     /// The [`Upper`]s that were read again in this hit and are unchanged: a bit for each.
     unchanged: Cell<u64>,
@@ -169,9 +172,9 @@ impl Walker {
         self.unchanged.set(1 << NO_UPPER);
     }
 
-    /// Fills `into` from `at` on, like [`PageTables::read`]. Hit path: for bytes in one page that is remembered,
-    /// one read for each level besides the read itself, without the root and the entries that were read again
-    /// for another page; none the second time in a hit.
+    /// Fills `into` from `at` on, like [`PageTables::read`]. Hit path: if the bytes are in one page that is
+    /// remembered, the first access to the page in a hit also reads an entry for each level, except for the root
+    /// and for entries that were already read again for another page. Further accesses in the hit read no entry.
     ///
     /// # Errors
     /// As [`PageTables::read`].
@@ -261,7 +264,7 @@ impl Walker {
         let within = gpa.0 & WITHIN;
         let mut words = [0; N];
         for (word, offset) in words.iter_mut().zip(offsets) {
-            // Modulo 2^64: a word before this page is beyond its end, too.
+            // Modulo 2^64, so that a word before this page is also beyond its end.
             let within = within.wrapping_add(offset.wrapping_sub(first));
             if within > PAGE_SIZE - WORD as u64 {
                 return None;
@@ -361,7 +364,8 @@ impl Walker {
             return number;
         }
         if usize::from(self.len.get()) == UPPERS {
-            // Rare: that many gigabytes are in use. All pages are forgotten, and their numbers are used again.
+            // Rare, because it takes that many gigabytes in use. All pages are forgotten, and the numbers are used
+            // again.
             for place in &*self.places {
                 place.start.set(WITHIN);
             }

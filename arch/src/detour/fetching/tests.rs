@@ -34,7 +34,7 @@ fn layout(reads: &[Read]) -> Result<Layout, BuildError> {
     })
 }
 
-/// A record of that layout: its fixed words, then `words`.
+/// Returns a record of such a layout: its fixed words, then `words`.
 fn record(words: &[u64]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (index, word) in [0, 0].iter().chain(words).enumerate() {
@@ -49,7 +49,7 @@ fn record(words: &[u64]) -> Vec<u8> {
 #[test]
 fn items_are_distinguished_from_those_that_could_not_be_read() {
     let layout = layout(&[Read::Bytes(4), Read::Bytes(8), Read::Bytes(12)]).unwrap();
-    // Bits, then 1, 1 and 2 words; the second mark lies between those of the last.
+    // The word of bits, then the items: 1, 1 and 2 words.
     let bytes = record(&[0b010, 0xdead_beef_1122_3344, 7, 0x0102_0304_0506_0708, 0x99]);
     let mut four = [0xff; 4];
     assert_eq!(layout.fetched(&bytes, 0, &mut four), Ok(true));

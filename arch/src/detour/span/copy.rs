@@ -13,14 +13,14 @@ const JMP_REL8: u8 = 0xeb;
 const PUSH_IMM32: u8 = 0x68;
 /// `mov dword [rsp + 4], imm32`, without the constant.
 const MOV_UPPER: [u8; 4] = [0xc7, 0x44, 0x24, 0x04];
-/// The operations that `ff` encodes in bits 3 to 5 of its ModRM byte.
+/// Bits 3 to 5 of a ModRM byte, which select the operation of the opcode `ff`.
 const FF_OPERATION: u8 = 7 << 3;
 const FF_JMP: u8 = 4 << 3;
 
 /// How a displaced instruction is copied into a detour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::detour) enum Copying {
-    /// Its bytes, with the 32-bit displacement at `offset` recomputed for `target`.
+    /// The instruction's bytes. `moved` has the offset of a 32-bit displacement to recompute, and its target.
     Bytes { moved: Option<(u8, Gva)> },
     /// `jcc rel32`.
     Branch { condition: u8, target: Gva },
@@ -29,15 +29,16 @@ pub(in crate::detour) enum Copying {
     /// `loop` and the like, which have only short forms: the branch goes to a `jmp rel32`; if it is not taken, a
     /// short jump skips that.
     Counted { target: Gva },
-    /// The original return address is pushed, then `jmp rel32`.
+    /// A push of the original return address, then `jmp rel32`.
     Call { target: Gva },
-    /// The original return address is pushed, then comes a `jmp` that finds its target like the call. Its ModRM
-    /// byte is at `modrm`.
+    /// A push of the original return address, then a `jmp` that finds its target like the call. `modrm` is the
+    /// offset of its ModRM byte.
     IndirectCall { modrm: u8, moved: Option<(u8, Gva)> },
 }
 
 impl Copying {
-    /// Returns the target, if the copy does not only lead to the next instruction.
+    /// Returns the address to which the copy may lead besides the next instruction, if the instruction itself
+    /// contains that address.
     pub(in crate::detour) fn target(self) -> Option<Gva> {
         match self {
             Self::Bytes { .. } | Self::IndirectCall { .. } => None,
@@ -69,8 +70,8 @@ impl Copying {
             }
             None => {}
         }
-        // Other instructions have no copy in a slot, and the host emulates them, because a copy that ends in an
-        // int3 would not do the same.
+        // All other instructions have no copy in a slot, because a copy that ends in an int3 would not do the same:
+        // the host emulates them.
         let target = Gva(instruction.near_branch_target());
         let moved = moved(&instruction, &offsets);
         Ok(match instruction.flow_control() {
@@ -84,7 +85,8 @@ impl Copying {
                 modrm: modrm(displaced.bytes()).ok_or(Unfit::Undecodable { at })?,
                 moved,
             },
-            // Returns, indirect jumps, `pushf`, `cli`: interrupts are not held off around this copy.
+            // Returns, indirect jumps, `pushf` and `cli`. They can be copied here, because no int3 follows, and
+            // interrupts are not held off around this copy.
             _ => Self::Bytes { moved },
         })
     }
@@ -142,8 +144,8 @@ impl Copying {
     }
 }
 
-/// Returns the offset and the target of the displacement to recompute, if the instruction has one relative to
-/// RIP.
+/// Returns the offset and the target of a RIP-relative displacement, which has to be recomputed; `None` if the
+/// instruction has none.
 fn moved(instruction: &Instruction, offsets: &ConstantOffsets) -> Option<(u8, Gva)> {
     let offset = u8::try_from(offsets.displacement_offset()).ok()?;
     instruction
@@ -158,13 +160,15 @@ fn uses_stack_pointer(instruction: &Instruction) -> bool {
     }
 }
 
-/// Returns the offset of the ModRM byte of an instruction whose opcode is `ff`, which is no prefix.
+/// Returns the offset of the ModRM byte of an instruction whose opcode is `ff`. The first `ff` is the opcode,
+/// because no prefix is `ff`.
 fn modrm(bytes: &[u8]) -> Option<u8> {
     let opcode = bytes.iter().position(|byte| *byte == 0xff)?;
     u8::try_from(opcode + 1).ok()
 }
 
-/// Appends `bytes`, with the displacement that `moved` names recomputed for their new address.
+/// Appends `bytes` to `code`, which is at `at`. If there is a displacement to recompute (`moved`), recomputes it
+/// for the new address.
 fn copied(
     bytes: &[u8],
     moved: Option<(u8, Gva)>,
@@ -189,7 +193,7 @@ pub(in crate::detour) fn jump(target: Gva, at: Gva, code: &mut Vec<u8>) -> Resul
     displacement(target, at, code)
 }
 
-/// Appends the displacement of a branch to `target`, which is the last part of the branch.
+/// Appends the displacement of a branch to `target`. It is the last part of the branch's encoding.
 fn displacement(target: Gva, at: Gva, code: &mut Vec<u8>) -> Result<(), BuildError> {
     let from = here(at, code).wrapping_add(4);
     code.extend(reach(at, from, target)?);

@@ -10,7 +10,7 @@ pub(super) fn distance(from: Gva, target: Gva) -> Option<[u8; 4]> {
         .map(i32::to_le_bytes)
 }
 
-/// Like [`distance`], for code of a detour at `at`, which the error names.
+/// Like [`distance`], for a branch in the detour at `at`. The error names that detour.
 pub(super) fn reach(at: Gva, from: Gva, target: Gva) -> Result<[u8; 4], BuildError> {
     distance(from, target).ok_or(BuildError::OutOfReach { target, at })
 }

@@ -36,7 +36,7 @@ fn branch(
         | FlowControl::XbeginXabortXend => {}
         _ => return Ok(()),
     }
-    // All others are far branches, or no branches.
+    // Any other operand is that of a far branch, or of an instruction that does not branch.
     if instruction.op0_kind() == OpKind::NearBranch64 {
         let to = Gva(instruction.near_branch_target());
         if must_not(to) {

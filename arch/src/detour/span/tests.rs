@@ -3,8 +3,9 @@ use crate::insn::testing::bytes;
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
 
-/// Address of the tests' functions, and the addresses that detours may have.
+/// Address of the tests' functions.
 const START: Gva = Gva(0xffff_ffff_8123_4560);
+/// Addresses that detours may have.
 const REGION: Range<Gva> = Gva(0xffff_ffff_8000_0000)..Gva(0xffff_ffff_8100_0000);
 
 fn find(hex: &str, offset: u64) -> Result<Span, Unfit> {
@@ -38,7 +39,7 @@ fn whole_instructions_of_at_least_five_bytes_are_displaced() {
         0,
         expect!["5 bytes, interior [1, 2, 3, 4]"],
     );
-    // Instructions after a return that nothing leads to.
+    // Instructions after a return, to which nothing leads.
     check("5b c3 666690 c3", 0, expect!["5 bytes, interior [1, 2]"]);
     // A call whose return address is after the jump.
     check("55 4157 ffd0 c3", 0, expect!["5 bytes, interior [1, 3]"]);
@@ -68,7 +69,7 @@ fn a_jump_stays_in_its_function() {
             "no instruction of the function at 0xffffffff81234560 begins at 0xffffffff8123455f"
         ],
     );
-    // Inside `mov eax, 0x90909090`, and more than one instruction.
+    // The address is inside `mov eax, 0x90909090`, and the jump would cover more than one instruction.
     check(
         "b890909090 90909090 c3",
         1,
@@ -150,13 +151,13 @@ fn branches_into_the_jump_are_found_wherever_they_are() {
         0,
         expect!["the branch at 0xffffffff81234567 leads to 0xffffffff81234561, inside the jump"],
     );
-    // To inside an instruction, forwards, near.
+    // A near branch forwards, to the inside of an instruction.
     check(
         "0f8402000000 55 4889e5 4157 c3",
         6,
         expect!["the branch at 0xffffffff81234560 leads to 0xffffffff81234568, inside the jump"],
     );
-    // A call, and a loop.
+    // A call, and `loop`.
     check(
         "55 4889e5 4157 e8f6ffffff c3",
         0,
@@ -167,7 +168,7 @@ fn branches_into_the_jump_are_found_wherever_they_are() {
         0,
         expect!["the branch at 0xffffffff81234566 leads to 0xffffffff81234561, inside the jump"],
     );
-    // To its first byte and past it: neither matters.
+    // Branches to the jump's first byte and to the byte after the displaced instructions do not matter.
     check(
         "55 4889e5 4157 ebf8 ebfc c3",
         0,
@@ -179,7 +180,7 @@ fn branches_into_the_jump_are_found_wherever_they_are() {
         0,
         expect!["the branch at 0xffffffff81234560 leads to 0xffffffff81234563, inside the jump"],
     );
-    // With one instruction there is nowhere to lead to.
+    // A jump that displaces one instruction has no interior boundary, so the function is not checked.
     check(
         "ebff 0f1f440000 ffe0 06",
         2,

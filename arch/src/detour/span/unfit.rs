@@ -14,12 +14,12 @@ pub enum Unfit {
         /// Start of the function.
         start: Gva,
     },
-    /// Fewer than five bytes are left.
+    /// The function has fewer than five bytes from the probepoint on.
     #[error("a jump at {at} would run past the function's end at {end}")]
     PastEnd {
         /// The probepoint.
         at: Gva,
-        /// The end of the code.
+        /// The end of the function.
         end: Gva,
     },
     /// An instruction that takes no probe, and therefore has no copy.
@@ -51,13 +51,14 @@ pub enum Unfit {
         /// The call.
         at: Gva,
     },
-    /// A call that finds its target through the stack pointer, which the push of the return address moves first.
+    /// A call that finds its target through the stack pointer. A copy first pushes the return address, which moves
+    /// the stack pointer.
     #[error("the call at {at} finds its target with the stack pointer")]
     StackCall {
         /// The call.
         at: Gva,
     },
-    /// A branch to an interior boundary, or into an instruction.
+    /// A branch to an interior boundary, or to the inside of an instruction.
     #[error("the branch at {from} leads to {to}, inside the jump")]
     Branch {
         /// The branch.

@@ -1,6 +1,7 @@
 //! The execution of one operation on registers and memory.
 //!
-//! Everything that can fail comes before any register changes, and a store is the last of that.
+//! In each operation, everything that can fail comes before the first change of a register. A store is the last
+//! thing that can fail.
 
 use super::super::memory::{Effect, Memory, MemoryFault, reachable};
 use super::alu;
@@ -19,7 +20,7 @@ pub(super) const POPPED: u64 = rflags::ARITHMETIC
     | rflags::AC
     | rflags::ID;
 
-/// Executes `operation`, of the instruction before `next`, on `regs` and `mem`.
+/// Executes `operation` on `regs` and `mem`. `next` is the address just after the instruction.
 #[inline(never)]
 pub(in crate::insn) fn execute(
     operation: Operation,

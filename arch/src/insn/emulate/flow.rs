@@ -54,19 +54,19 @@ impl Condition {
 /// What a branch does with RCX.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Count {
-    /// `jrcxz`, `jecxz`: jumps if it is zero.
+    /// `jrcxz`, `jecxz`: jumps if the counter is zero.
     Zero,
-    /// `loop`: counts down and jumps while it is not zero.
+    /// `loop`: counts down, and jumps unless the counter has become zero.
     Down,
-    /// `loope`: the same, as long as ZF is set.
+    /// `loope`: like `loop`, but jumps only if ZF is set.
     DownWhileEqual,
-    /// `loopne`: the same, as long as ZF is clear.
+    /// `loopne`: like `loop`, but jumps only if ZF is clear.
     DownWhileNotEqual,
 }
 
 impl Count {
-    /// Counts, if the branch does, and returns whether the branch is taken. `counter` is RCX or ECX, by the
-    /// address size.
+    /// Counts `counter` down, if the branch counts, and returns whether the branch is taken. `counter` is RCX or
+    /// ECX, depending on the address size.
     pub(super) fn is_taken(self, counter: Register, regs: &mut Regs) -> bool {
         if self != Self::Zero {
             let value = counter.read(regs).wrapping_sub(1);

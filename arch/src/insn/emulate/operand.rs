@@ -36,7 +36,7 @@ impl Width {
 pub(in super::super) struct Register {
     pub(in super::super) gpr: Gpr,
     pub(in super::super) width: Width,
-    /// The second byte: `ah`, `ch`, `dh` or `bh`. Only of width [`Width::Byte`].
+    /// Whether this is the second byte of the register: `ah`, `ch`, `dh` or `bh`. Only with [`Width::Byte`].
     pub(in super::super) is_high: bool,
 }
 
@@ -68,7 +68,7 @@ impl Register {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Source {
     Register(Register),
-    /// A constant, sign-extended as the instruction says.
+    /// A constant, already sign-extended as the instruction says.
     Constant(u64),
 }
 

@@ -38,7 +38,7 @@ pub(in crate::insn) enum Operation {
         operation: Unary,
         to: Register,
     },
-    /// `cld` and the like: first `clear` and `set`, then `flip`.
+    /// `cld` and the like: clears the flags `clear`, sets the flags `set`, then flips the flags `flip`.
     Flags {
         clear: u64,
         set: u64,

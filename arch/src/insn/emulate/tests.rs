@@ -33,7 +33,8 @@ fn stack() -> Words {
     Words::new(TOP - 8, &[0, POPPED_WORD, 0x9999])
 }
 
-/// Emulates the instruction with words around the top of the stack, and returns what it left.
+/// Emulates the instruction with a few words around the top of the stack. Returns the registers and the stack that
+/// the instruction leaves.
 fn run(hex: &str, regs: Regs) -> (Regs, Words) {
     let (mut after, mut stack) = (regs, stack());
     let effect = displaced(hex).emulate(&mut after, &mut stack).unwrap();
@@ -41,7 +42,7 @@ fn run(hex: &str, regs: Regs) -> (Regs, Words) {
     (after, stack)
 }
 
-/// Checks that the instruction leaves `expected`, and the stack as it was.
+/// Checks that the instruction leaves the registers `expected`, and does not change the stack.
 fn check(hex: &str, before: Regs, expected: Regs) {
     let (after, left) = run(hex, before);
     assert_eq!(after, expected, "{hex}");

@@ -55,7 +55,7 @@ pub enum Refusal {
     /// `swapgs`, `wrgsbase`, `wrfsbase`, `lkgs`.
     #[error("it changes the base of FS or GS, through which per-CPU data is found")]
     SegmentBase,
-    /// `xbegin`, `xend`, `xabort`, and suspending loads.
+    /// `xbegin`, `xend`, `xabort`, `xsusldtrk`, `xresldtrk`.
     #[error("a breakpoint aborts the transaction it belongs to, and that each time it is tried")]
     Transaction,
     /// VMX, SVM, TDX, SEV-SNP, SGX and SMX instructions.

@@ -7,7 +7,8 @@ use crate::testing::at_least;
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
 
-/// Lists how each of the instructions, which are separated by whitespace, is treated: one to a line.
+/// Checks how each of the `instructions`, which are separated by whitespace, is treated. `expected` has one line
+/// for each.
 fn check(instructions: &str, expected: Expect) {
     let lines = instructions.split_whitespace().map(|hex| {
         let code = bytes(hex);

@@ -199,7 +199,7 @@ fn what_would_show_its_address_or_not_come_back_takes_no_slot() {
     }
 }
 
-/// Checks that the copy does what the original does, except for its address.
+/// Checks that the copy is the same instruction as the original, with the same operands.
 fn check_same(original: &Displaced, copy: &SlotCode) -> Result<(), TestCaseError> {
     let (a, _) = decode(original.bytes(), AT).unwrap();
     let (b, _) = decode(copy.instruction(), copy.at()).unwrap();
@@ -250,8 +250,8 @@ proptest! {
         }
         for copy in copies.into_iter().flatten() {
             check_same(&original, &copy)?;
-            // Each instruction of the slot, and nothing else, translates to an address: the copy to the original,
-            // what follows it to the next instruction.
+            // Only the starts of the slot's instructions translate to addresses: that of the copy to the original,
+            // that of what follows it to the next instruction.
             let lines = listing(&copy);
             let mut starts: Vec<u64> = lines.iter().map(|(offset, _)| *offset).collect();
             prop_assert_eq!(starts[0], 0);

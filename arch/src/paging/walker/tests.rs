@@ -62,7 +62,7 @@ fn slot(table: u64, at: Gva, level: u8) -> u64 {
     table + (at.0 >> (12 + 9 * (u64::from(level) - 1))) % 512 * 8
 }
 
-/// Memory in which the tables for `at` are pages 1 to 4, root first, and `at` is in page 8.
+/// Makes memory in which the tables for `at` are pages 1 to 4, root first, and `at` is in page 8.
 fn mapped(at: Gva) -> Counting {
     let mem = Counting::new();
     for (table, level) in (1..).zip((1..=4).rev()) {
@@ -75,7 +75,7 @@ fn mapped(at: Gva) -> Counting {
 const PMD_TABLE: u64 = 0x3000;
 const PTE_TABLE: u64 = 0x4000;
 
-/// Returns what `walker` finds in another hit.
+/// Begins another hit, and returns what `walker` finds in it.
 fn found(walker: &Walker, mem: &Counting, at: Gva) -> Result<u64, WalkError> {
     walker.begin();
     walker.translate(mem, at).map(|gpa| gpa.0)
@@ -103,8 +103,8 @@ fn page_is_looked_at_once_in_a_hit_and_walked_to_once_in_all() {
     assert_eq!(mem.reads(read), 1);
 }
 
-/// Memory that most hits read: the per-CPU variables and the task, in large pages of the direct map, and the
-/// stack, in a small page elsewhere.
+/// Reads the memory that most hits read: the per-CPU variables and the task, in large pages of the direct map, and
+/// the stack, in a small page elsewhere.
 #[test]
 fn pages_of_a_hit_cost_two_entries_each() {
     let per_cpu = Gva(AT.0 & !0x3fff_ffff);
@@ -144,7 +144,7 @@ fn entry_read_again_for_one_page_is_not_believed_for_another_that_had_a_differen
     mem.set(slot(PTE_TABLE, other, 1), 0x9000 | TABLE);
     let walker = Walker::new(tables());
     assert_eq!(found(&walker, &mem, other), Ok(0x9789));
-    // Another table of level 2, with another of level 1; `other` is not looked at meanwhile.
+    // Another table of level 2, which leads to another table of level 1. Meanwhile `other` is not looked up.
     mem.set(slot(0x2000, one, 3), 0x5000 | TABLE);
     mem.set(slot(0x5000, one, 2), 0x6000 | TABLE);
     mem.set(slot(0x6000, one, 1), 0xa000 | TABLE);

@@ -67,7 +67,7 @@ macro_rules! cases {
     };
 }
 
-/// Emulates the bytes, one instruction after the other, and returns what that leaves.
+/// Emulates the instructions in `code`, one after the other, and returns the state that they leave.
 fn emulated(code: &[u8], state: State) -> State {
     let mut memory = Words::new(TOP - 16, &[0; 2]);
     let mut at = Gva(0xffff_ffff_8100_0000);

@@ -1,4 +1,4 @@
-//! Jumps, calls, returns and flags against this processor.
+//! Compares emulated jumps, calls, returns and flags with this processor.
 
 use super::super::super::testing::{Words, displaced};
 use super::super::flow::{Condition, Count};
@@ -110,7 +110,7 @@ fn counted_branches_agree_with_this_processor() {
 
 #[test]
 fn counted_branches_are_distinguished() {
-    // The branch taken goes 0x10 past its end.
+    // A branch that is taken leads to 0x10 bytes past its end.
     for (hex, rcx, rflags, left, is_taken) in [
         ("e310", 0, 0, 0, true),
         ("e310", 1 << 32, 0, 1 << 32, false),
@@ -143,7 +143,7 @@ fn counted_branches_are_distinguished() {
 #[test]
 fn the_stack_of_calls_and_returns_agrees_with_this_processor() {
     let (before, released, popped, pushed, past_push): (u64, u64, u64, u64, u64);
-    // SAFETY: the stack pointer is back where it was at the end, through `before`.
+    // SAFETY: at the end, the stack pointer is where it was before, because it is restored from `before`.
     unsafe {
         asm!(
             "mov {before}, rsp",
@@ -198,7 +198,7 @@ fn the_stack_of_calls_and_returns_agrees_with_this_processor() {
 #[test]
 fn leave_agrees_with_this_processor() {
     let (before, after, frame): (u64, u64, u64);
-    // SAFETY: RSP and RBP are as they were at the end.
+    // SAFETY: at the end, RSP and RBP are as they were before.
     unsafe {
         asm!(
             "mov {kept}, rbp",
@@ -233,7 +233,7 @@ fn popfq_agrees_with_this_processor_where_user_code_may_do_the_same() {
     for word in [0, u64::MAX, rflags::RF | rflags::VM, 0xffff_ffff_0000_802a] {
         let word = word & !privileged;
         let (before, after): (u64, u64);
-        // SAFETY: the flags are as they were at the end.
+        // SAFETY: at the end, the flags are as they were before.
         unsafe {
             asm!(
                 "pushfq",

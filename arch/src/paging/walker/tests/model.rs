@@ -24,7 +24,7 @@ enum Deed {
     Giant([u8; 3], u8),
     /// Unmaps a page of 1 GiB.
     DropGiant([u8; 3]),
-    /// Writes to freed pages, which are used for something else now.
+    /// Writes to all free pages, as if they were used for something else.
     Reuse(u64),
 }
 
@@ -185,7 +185,8 @@ fn hostile_entry() -> impl Strategy<Value = u64> {
     ]
 }
 
-/// Lets a kernel perform `deeds`. After each, compares the addresses whose bits are set.
+/// Lets a kernel perform `deeds`. After each, compares what the walker and a plain walk find, for the addresses
+/// whose bits are set in the deed's second value.
 fn compare(deeds: &[(Deed, u8)]) -> Result<(), TestCaseError> {
     let mut kernel = Kernel::new();
     let walker = Walker::new(tables());
@@ -208,8 +209,8 @@ fn table_that_is_freed_and_used_again_at_another_level_is_not_believed() {
         (Deed::Map([1, 0, 0], 0), 0),
         (Deed::Map([0, 1, 0], 0), 0),
         (Deed::Drop([1, 0, 0]), 52),
-        // The table of level 2 is freed, and becomes one of level 1. The page it maps there is the
-        // table of level 1 that it led to before.
+        // The table of level 2 is freed, and becomes one of level 1. There it maps the page that was the table of
+        // level 1 to which it led before.
         (Deed::Giant([0, 0, 0], 0), 32),
         (Deed::Map([1, 0, 1], 6), 52),
     ];
@@ -242,7 +243,7 @@ proptest! {
         for (index, at) in (0..0x8000_u64).step_by(8).enumerate() {
             mem.set(at, entries[index * 7 % 64]);
         }
-        // Each in a page of its own: what is written through one must not change another's tables.
+        // Each address is in a page of its own, because a write through one must not change the tables of another.
         let ats = low.iter().zip(0_u64..).map(|(low, n)| Gva(!(n << 32 | u64::from(*low))));
         let ats: Vec<_> = ats.collect();
         let walker = Walker::new(tables());
