@@ -18,8 +18,9 @@ use crate::predicate::Predicate;
 /// Actions at a hit, besides counting and reporting it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Actions {
-    /// Conditions that must all hold; otherwise the hit is ignored and none of the following happens. For a
-    /// return probe they are checked at entry; otherwise the call is ignored (the entry handler's veto).
+    /// Conditions that must all hold. If one does not, the hit is ignored, and none of the following happens. For a
+    /// return probe they are checked at the entry; if one does not hold, the call is ignored (the entry handler's
+    /// veto).
     pub when: Vec<Condition>,
     /// Filter for the hits that satisfy `when`. A hit that it rejects is ignored in the same way. For a return
     /// probe it is checked at the return.
@@ -39,14 +40,15 @@ pub struct Actions {
     pub post: bool,
     /// Whether faults of the displaced instruction are reported as events.
     pub faults: bool,
-    /// Whether the guest waits at the hit, and for what.
+    /// What the guest waits for at the hit; `None` if it does not wait.
     pub hold: Option<Hold>,
-    /// Whether a hit for which there is no room makes its virtual CPU wait for room, instead of being lost.
+    /// Whether a virtual CPU waits for room if there is none for the hit's event. Otherwise, the event is lost.
     pub wait_for_room: bool,
 }
 
 impl Actions {
-    /// Returns whether the actions happen at a hit with these registers.
+    /// Returns whether a hit with these registers satisfies the conditions ([`Actions::when`]). The filter is not
+    /// checked here.
     #[inline]
     #[must_use]
     pub fn apply_to(&self, regs: &Regs) -> bool {
@@ -80,13 +82,13 @@ impl Actions {
     /// Checks the captured items.
     ///
     /// # Errors
-    /// Returns the exceeded limit.
+    /// Returns the exceeded limit, or the item that has no bytes.
     pub fn check_capture(&self) -> Result<(), SpecError> {
         check_capture(&[&self.capture, &self.capture_at_return])
     }
 
-    /// Returns whether all conditions hold. Separate from [`Actions::apply_to`], so that most hits need not have
-    /// all registers at hand.
+    /// Returns whether all conditions hold. Not inlined into [`Actions::apply_to`], so that a hit of a probe
+    /// without conditions need not have all registers at hand.
     #[inline(never)]
     fn conditions_hold(&self, regs: &Regs) -> bool {
         let holds = |condition: &Condition| condition.holds(regs.get(condition.register));
@@ -104,7 +106,7 @@ pub enum Change {
         /// New value.
         value: u64,
     },
-    /// Writes guest memory: at `base + offset`, or at the address `offset` without a base.
+    /// Writes guest memory: at `base + offset`, or at the address `offset` if there is no base.
     Memory {
         /// Register with the address.
         base: Option<Gpr>,
@@ -129,7 +131,7 @@ pub enum Then {
     Jump(Gva),
 }
 
-/// Decision at a hit, by a client or by default after the deadline.
+/// Decision of what happens at a hit: a client's, or the default one after the deadline.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Decision {
     /// Changes to make.

@@ -17,7 +17,7 @@ pub struct Aggregate {
     pub keys: Vec<Part>,
     /// Values that are added up; numbers only.
     pub values: Vec<Measured>,
-    /// Filter of the counted events; all events when absent.
+    /// Filter for the events to count; if absent, all are counted.
     pub filter: Option<Predicate>,
 }
 
@@ -41,7 +41,7 @@ pub enum Measured {
     Time,
     /// Duration of the call in nanoseconds. Only in events of return probes.
     Duration,
-    /// Number divided, rounded towards zero.
+    /// A number divided by a constant, rounded towards zero.
     Divided {
         /// Dividend.
         of: Box<Measured>,

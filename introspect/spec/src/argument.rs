@@ -1,7 +1,7 @@
 //! Descriptions of the values of an event: which there are, where each is in the event, and how it is printed.
 //!
-//! Invariant: an event and its argument descriptions are sufficient for printing. Nothing more is read of a
-//! kernel.
+//! Invariant: an event and its argument descriptions are sufficient for printing, without any other knowledge of
+//! the kernel.
 
 use hvprobe_arch::regs::Gpr;
 
@@ -14,7 +14,7 @@ pub struct Argument {
     pub name: String,
     /// Place of the value in an event.
     pub source: Source,
-    /// Bit field of the value, unless it is the whole value.
+    /// Position of the bit field in the bytes of the source; `None` if the value is no bit field.
     pub bits: Option<Bits>,
     /// Type. Bytes of the source beyond the type's size have no meaning.
     pub shape: Shape,
@@ -27,7 +27,8 @@ pub enum Source {
     Registers {
         /// The registers, in order.
         registers: Vec<Gpr>,
-        /// Whether the registers are those at the entry of the returning call.
+        /// Whether these are the registers at the entry of the call, in an event of its return. Otherwise, they are
+        /// the registers at the hit.
         entry: bool,
     },
     /// Captured item at this position, from 0.

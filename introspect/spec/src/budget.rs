@@ -17,7 +17,7 @@ pub struct Budget {
 /// What happens to hits beyond a budget.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Excess {
-    /// The hits are counted, but make no events until the next window begins.
+    /// The hits are counted, but make no events until the next window of about a second begins.
     #[default]
     Sample,
     /// The probe is disabled until a user enables it again.
@@ -25,7 +25,7 @@ pub enum Excess {
 }
 
 impl Excess {
-    /// Returns the name by which it is requested and shown.
+    /// Returns the name by which the policy is requested and shown.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

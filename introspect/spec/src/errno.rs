@@ -31,7 +31,7 @@ pub fn number(name: &str) -> Option<u32> {
         .map(|(number, _)| number)
 }
 
-/// Returns the name of the error that `value` is as a result of a function, if it is one.
+/// Returns the name of the error that `value` stands for, if it is a negative error number in 64 bits.
 #[must_use]
 pub fn name(value: u64) -> Option<&'static str> {
     let number = usize::try_from(value.wrapping_neg()).ok()?;
@@ -39,8 +39,8 @@ pub fn name(value: u64) -> Option<&'static str> {
     (name != "-").then_some(name)
 }
 
-/// Returns the name of the error that `value` is as a result of type `long` or `int`. The upper half of a
-/// register is not part of an `int`, and is zero if the compiler negated a constant.
+/// Like [`name`], but `value` may also be a register with an `int`. The upper half of the register is not part of
+/// the `int`; it is zero after a 32-bit instruction.
 #[must_use]
 pub fn returned(value: u64) -> Option<&'static str> {
     let int = u32::try_from(value).map(|value| i64::from(value.cast_signed()).cast_unsigned());

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::limits::{CAPTURE_MAX, DEADLINE_MAX};
 
-/// Reason why a specification is invalid, apart from the place of the probe.
+/// Reason why a specification is invalid. Errors about the place of the probe are not among these.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
     /// The captured bytes exceed the limit of an event.

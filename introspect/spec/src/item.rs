@@ -1,7 +1,6 @@
 //! Items that are read from the guest at a hit.
 //!
-//! Invariant: the maximum number of bytes of an item is known before any hit, and reading it takes at most as
-//! many steps as it has pointers.
+//! Invariant: the maximum number of bytes of an item, and of steps to read it, is known before any hit.
 
 pub use hvprobe_arch::fetch::{Base, Fetched, Memory, Pointer, Read, TextHeader};
 use hvprobe_arch::regs::Gpr;
@@ -28,7 +27,7 @@ pub enum Item {
     StackTrace(u8),
 }
 
-/// Size of a stack's address in bytes.
+/// Bytes that one address of a stack trace takes.
 pub const FRAME: usize = 4;
 
 impl Item {
@@ -55,7 +54,7 @@ impl Item {
         self.len() == 0
     }
 
-    /// Returns the maximum length of a text, if the item is one.
+    /// Returns the maximum length of the text, if the item is a text.
     #[must_use]
     pub fn text(&self) -> Option<u16> {
         match self {
@@ -79,7 +78,8 @@ impl Item {
         matches!(self, Self::StackTrace(_))
     }
 
-    /// Returns the item as a fetched one, if that is possible: items on the stack cannot be expressed that way.
+    /// Returns the same item as a [`Fetched`], or `None` for an item on the stack, which cannot be expressed that
+    /// way.
     #[must_use]
     pub fn fetched(&self) -> Option<Fetched> {
         match self {

@@ -4,8 +4,8 @@
 //! lines = FUNC ["@" SRC] [":" LINE ["+" COUNT | "-" LINE]]
 //! ```
 //!
-//! LINE counts from the function's first line, which is 0. Without an end, the range includes all lines from
-//! there on.
+//! LINE counts from the function's first line, which is 0. Without `+COUNT` or `-LINE`, the range includes all
+//! lines from LINE on; without `:LINE`, all lines of the function.
 
 use std::ops::RangeInclusive;
 
@@ -16,7 +16,7 @@ use crate::point::{At, Point};
 /// Lines of all functions with one name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LineRange {
-    /// Name of the functions in the sources.
+    /// Name that the functions have in the sources.
     pub function: String,
     /// End of the path of the functions' file, if given.
     pub file: Option<String>,

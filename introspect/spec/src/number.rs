@@ -2,7 +2,7 @@
 
 use crate::parse_error::{ParseError, error};
 
-/// Returns the digits after `0x`.
+/// Returns what follows the `0x` or `0X` at the start of `word`.
 pub(crate) fn strip_hex(word: &str) -> Option<&str> {
     word.strip_prefix("0x").or_else(|| word.strip_prefix("0X"))
 }

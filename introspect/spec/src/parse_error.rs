@@ -14,14 +14,14 @@ pub struct ParseError {
     pub message: String,
 }
 
-/// Maximum length of a text that is shown whole, and the number of characters that are shown on each side of
-/// the column of a longer text.
+/// Maximum length in characters of a text that is shown whole.
 const LONGEST: usize = 1024;
+/// Number of characters of a longer text that are shown on each side of the column.
 const AROUND: usize = 100;
 
 impl ParseError {
-    /// Returns two lines: the text, or of a long text the part around the column, and a caret under the column.
-    /// Control characters other than tabs become `?`, so the result is safe to print.
+    /// Returns two lines: the text, and a caret under the column. Of a long text, only the part around the column
+    /// is shown. Control characters other than tabs become `?`, so the result is safe to print.
     #[must_use]
     pub fn render(&self, text: &str) -> String {
         let length = text.chars().count();
@@ -67,7 +67,8 @@ pub(crate) fn quoted(word: &str) -> impl fmt::Display {
     format!("`{}`", bounded(word))
 }
 
-/// Returns the character for `c` above a caret; tabs stay.
+/// Returns the character that stands for `c` in the line above a caret: a tab stays, other control characters
+/// become `?`.
 fn pictured(c: char) -> char {
     if c == '\t' { c } else { printable(c) }
 }

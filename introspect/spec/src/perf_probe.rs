@@ -8,9 +8,9 @@
 //! ```
 //!
 //! A point is a [`Point`]. A `fetched` value begins with `$`, `%`, `@`, `+`, `-` or `\`, and has the syntax of
-//! kprobe_events. FILTER is that of a [`definition`](crate::definition); perf has no filters here. Invariant:
-//! no definition in the syntax of kprobe_events is also one of these ([`is_perf_probe`]), so both can be used
-//! in the same place.
+//! kprobe_events. FILTER has the syntax of filters in a [`definition`](crate::definition); perf itself has none
+//! here. Invariant: a text with the syntax of kprobe_events never also has this syntax ([`is_perf_probe`]), so both
+//! can be used in the same place.
 
 use std::fmt;
 
@@ -96,8 +96,9 @@ impl fmt::Display for Step {
     }
 }
 
-/// Returns whether `text` has the syntax of [`PerfProbe::parse`]: whether it does not begin like a line of
-/// kprobe_events, with `p`, `r` or `f`, followed by an optional number or name.
+/// Returns whether `text` is meant for [`PerfProbe::parse`]: whether it has a word, and does not begin like a line
+/// of kprobe_events. Such a line begins with `-`, or with `p`, `r` or `f` followed by an optional number and an
+/// optional `:NAME`.
 #[must_use]
 pub fn is_perf_probe(text: &str) -> bool {
     let Some(word) = text.split([' ', '\t']).find(|word| !word.is_empty()) else {

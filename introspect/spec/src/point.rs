@@ -21,7 +21,7 @@ use crate::symbol::symbol_length;
 /// Point in the sources.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Point {
-    /// Point in a function, in all instances of its code.
+    /// Point in a function: in all copies of its code, including those that are inlined elsewhere.
     Function {
         /// Name of the function in the sources, or a shell-style pattern for several names.
         name: String,
@@ -132,7 +132,7 @@ impl Point {
         Ok(Self::Function { name, file, at })
     }
 
-    /// Returns the pattern of the functions, if the point has a pattern.
+    /// Returns the pattern for the functions' names, if the point has one.
     #[must_use]
     pub fn pattern(&self) -> Option<&str> {
         match self {

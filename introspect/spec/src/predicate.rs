@@ -37,7 +37,7 @@ pub enum Field {
         source: Source,
         /// Size in bytes, 1 to 8.
         size: u8,
-        /// Bit field of the number, unless it is the whole number.
+        /// Position of the bit field in these bytes; `None` if the number is no bit field.
         bits: Option<Bits>,
         /// Whether the number is in two's complement.
         signed: bool,

@@ -17,15 +17,16 @@ pub struct ProbeSpec {
     pub definition: Definition,
     /// Whether the probe is registered without being armed.
     pub disabled: bool,
-    /// Minimum mechanism; when absent, the cheapest that keeps the semantics.
+    /// Cheapest mechanism that may be used; if absent, all may be. Of these, the probe gets the cheapest one that
+    /// keeps the guest's behaviour. But if this is [`Mechanism::Optimized`], a probe that cannot get it is refused.
     pub mechanism: Option<Mechanism>,
-    /// For a return probe without a number of instances in its definition: whether instances are added, instead
-    /// of missing calls.
+    /// For a return probe whose definition gives no number of instances: whether instances are added when all are
+    /// in use, so that no call is missed.
     pub maxactive_auto: bool,
     /// Budget of the hits; unlimited when absent.
     pub budget: Option<Budget>,
-    /// Whether a probe without arguments at a function's entry, or a return probe without arguments, shows the
-    /// function's arguments and result instead of registers. Needs type information.
+    /// Whether the function's arguments and result are shown instead of registers. This applies to a probe without
+    /// arguments at a function's entry, and to a return probe without arguments. It needs type information.
     pub default_arguments: bool,
     /// Build id of the module in the definition, if the definition is for one build only. The probe is not
     /// planted in other builds.

@@ -22,7 +22,8 @@ pub const REGISTERS: [(Gpr, &str); 16] = [
     (Gpr::R15, "r15"),
 ];
 
-/// Returns the name without the `r` of 64 bits, as the kernel has it: `ax` for `rax`, but `r8` for `r8`.
+/// Returns the register's name in the kernel's definitions: without the `r` of 64 bits, as in `ax` for `rax`.
+/// Registers with a number keep their `r`, as in `r8`.
 pub(crate) fn short_name(register: Gpr) -> &'static str {
     let found = REGISTERS.iter().find(|(known, _)| *known == register);
     let long = found.map_or("", |(_, long)| long);

@@ -56,7 +56,7 @@ pub enum ShapeKind {
     String,
     /// Type that can only be shown as bytes.
     Bytes,
-    /// Type from a server that this program does not understand. Its values cannot be shown.
+    /// Type that a server sent and this program does not understand. Its values cannot be shown.
     Unknown,
 }
 
@@ -65,9 +65,10 @@ pub enum ShapeKind {
 pub struct Enumerator {
     /// Name of the value.
     pub name: String,
-    /// The value; for an unsigned enumeration, its bits.
+    /// The value. If the enumeration is unsigned, these are the value's bits.
     pub value: i64,
-    /// Bits that are compared with the value, if not all of them are: for a number that consists of flags.
+    /// Bits of the number that are compared with `value`; all if absent. Present in a number that consists of
+    /// flags.
     pub mask: Option<u64>,
 }
 

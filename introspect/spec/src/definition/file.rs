@@ -1,9 +1,9 @@
 //! Files of definitions: lines that people write into `kprobe_events`, or read from it, and lines that they write
 //! into the filters and triggers of those events.
 //!
-//! Each line is a definition, as in the kernel (`trace_parse_run_command` in kernel/trace/trace.c), or a command
-//! that writes into a file of an event that an earlier line defines. A `#` begins a comment anywhere but in the
-//! quoted text of `echo`. Empty lines are skipped.
+//! Each line is a definition, as in the kernel (`trace_parse_run_command` in kernel/trace/trace.c), a command that
+//! writes a definition into `kprobe_events`, or a command that writes into a file of an event that an earlier line
+//! defines. A `#` begins a comment anywhere but in the quoted text of `echo`. Empty lines are skipped.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,8 @@ use crate::fetch::read_filter_at;
 use crate::histogram::read_histogram;
 use crate::parse_error::{ParseError, error};
 
-/// Error for an event with both: the kernel's filters keep hits from the trace, not from its histograms.
+/// Error for an event with both a filter in its `filter` file and a histogram. In the kernel, such a filter keeps
+/// hits from the trace, but not from the histogram.
 const BOTH: &str = "an event is filtered or counted; write `if FILTER` behind the histogram";
 /// Prefix of a histogram's trigger.
 const HIST: &str = "hist:";
@@ -87,8 +88,9 @@ impl FileError {
 /// Reads a file of definitions.
 ///
 /// # Errors
-/// Returns the error of the first line that is none of these. Removing an event (`-:EVENT`) is also an error,
-/// because a file lists the events that are to exist.
+/// Returns the error of the first line that is neither empty, nor a comment, a definition, or a command that writes
+/// a definition, a filter or a trigger. Removing an event (`-:EVENT`) is also an error, because a file lists the
+/// events that are to exist.
 pub fn parse_file(text: &str) -> Result<Events, FileError> {
     let mut reading = Reading::default();
     for (number, text) in (1..).zip(text.lines()) {
@@ -110,7 +112,7 @@ struct Reading {
     events: Events,
     /// Events for which a line has written a filter.
     filtered: Vec<String>,
-    /// Line numbers of the definitions; each definition has the path of its event as its name.
+    /// Line numbers of the definitions. As a key, each definition has the path of its event as its name.
     defined: HashMap<Definition, usize>,
     /// Index of the first definition of each event.
     first: HashMap<String, usize>,
@@ -229,8 +231,8 @@ impl Reading {
     }
 }
 
-/// Checks that the event that `other` defines can also have `next`, whose text is `text`: another probepoint of the
-/// same kind of probe, with arguments of the same names and types (`append_trace_kprobe` in
+/// Checks that `next`, whose text is `text`, can add a probepoint to the event that `other` defines. Both must be
+/// the same kind of probe, and their arguments must have the same names and types (`append_trace_kprobe` in
 /// kernel/trace/trace_kprobe.c).
 fn check_alike(other: &Line, next: &Definition, text: &str) -> Result<(), ParseError> {
     let (number, other) = (other.number, &other.definition);
@@ -247,7 +249,8 @@ fn check_alike(other: &Line, next: &Definition, text: &str) -> Result<(), ParseE
     };
     let (theirs, ours) = (named(other), named(next));
     let most = theirs.len().max(ours.len());
-    // An argument without a type gets it from the kernel's types; it may be the same as the other's.
+    // An argument without a type gets one from the kernel's type information, which may be the other argument's
+    // type.
     let alike = |index: &usize| match (theirs.get(*index), ours.get(*index)) {
         (Some((name, ty)), Some((other, other_ty))) => {
             name == other && (ty.is_none() || other_ty.is_none() || ty == other_ty)
@@ -263,7 +266,7 @@ fn check_alike(other: &Line, next: &Definition, text: &str) -> Result<(), ParseE
     Ok(())
 }
 
-/// Shifts the column of an error in a text that begins at `column`.
+/// Adds `column` to the column of `error`: the text that was parsed begins there in its line.
 fn behind(column: usize, mut error: ParseError) -> ParseError {
     error.column += column;
     error

@@ -18,7 +18,7 @@ pub struct Definition {
     pub target: Target,
     /// Values that are read at a hit, in the order of their display.
     pub arguments: Vec<FetchArg>,
-    /// Filter of the hits; all hits when absent.
+    /// Filter for the hits; if absent, all hits pass.
     pub filter: Option<Filter>,
     /// Positions of the parts of the target in the text.
     pub marks: Marks,
@@ -122,7 +122,7 @@ impl Definition {
     }
 }
 
-/// Returns the group and the event of `name`; the default group is `kprobes`.
+/// Returns the group and the event of `name`, as `GROUP/EVENT`; the default group is `kprobes`.
 #[must_use]
 pub fn event_path(name: &str) -> String {
     match name.contains('/') {

@@ -12,12 +12,13 @@
 //! ```
 //!
 //! `f` is `p` at a function; its event has the name that the kernel gives to events of function probes. `r` and
-//! `%return` both select a return probe. `%return` follows a symbol. The offset of a return probe is 0, unless
-//! it counts from the [beginning of the kernel's text](BEGINNINGS). A PATTERN, as in ftrace and perf, matches
-//! many functions: `*`, `?` and `[...]` mean the same as in a shell. A PATTERN has neither an offset nor the
-//! NAME of an event. ARGUMENT and FILTER are those of [`fetch`](crate::fetch). Blanks are spaces and tabs, also
-//! around the whole. Invariants: the printed form of a [`Definition`] that [`parse`] returned parses to the
-//! same definition. Everything else in the kernel's language is refused by name, never misread.
+//! `%return` both select a return probe. `%return` follows a SYMBOL or a PATTERN. The offset of a return probe is
+//! 0, unless it counts from the [beginning of the kernel's text](BEGINNINGS). A PATTERN, as in ftrace and perf,
+//! matches many functions: `*`, `?` and `[...]` mean the same as in a shell. With a PATTERN, there is no offset,
+//! and NAME can only be a group. ARGUMENT and FILTER are those of [`fetch`](crate::fetch). Blanks are spaces and
+//! tabs. They may also surround the whole definition, and may be missing between `if` and a `(` or `!`. Invariants:
+//! the printed form of a [`Definition`] that [`parse()`] returned parses to the same definition. Everything else in
+//! the kernel's language is refused by name, never misread.
 
 mod file;
 mod line;

@@ -10,7 +10,7 @@ pub(super) const LONGEST_SYMBOL: usize = 511;
 /// Maximum length of a module's name, as in the kernel (`MODULE_NAME_LEN` less the final NUL).
 pub(super) const LONGEST_MODULE: usize = 55;
 
-/// Name of perf and bpftrace for the kernel itself, in the place of a module's name.
+/// Name that perf and bpftrace use for the kernel itself, in place of a module's name.
 pub const KERNEL: &str = "vmlinux";
 
 /// Returns whether `name` is valid as the name of a symbol.

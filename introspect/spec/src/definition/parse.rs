@@ -12,7 +12,7 @@ use crate::number::{number_in, strip_hex};
 use crate::parse_error::{ParseError, bounded, error};
 use crate::symbol::symbol_length;
 
-/// Maximum number of calls in flight in a definition, as in the kernel (`KRETPROBE_MAXACTIVE_MAX` in
+/// Maximum number of calls in flight that a definition can give, as in the kernel (`KRETPROBE_MAXACTIVE_MAX` in
 /// kernel/trace/trace_kprobe.c).
 const MOST_ACTIVE: u64 = 4096;
 
@@ -107,12 +107,12 @@ pub fn parse(text: &str) -> Result<Definition, ParseError> {
     })
 }
 
-/// Returns whether a filter begins with `word`: `if`, or `if` directly followed by the filter's first sign.
+/// Returns whether a filter begins with `word`: `if`, or `if` directly followed by a `(` or `!` of the filter.
 pub(crate) fn begins_filter(word: &str) -> bool {
     word == "if" || word.starts_with("if(") || word.starts_with("if!")
 }
 
-/// Splits the words into fetch arguments and the position of the filter after its `if`.
+/// Returns the fetch arguments among `words`, and, if there is a filter, the column directly after its `if`.
 fn split_filter<'a, 'b>(words: &'b [(usize, &'a str)]) -> (&'b [(usize, &'a str)], Option<usize>) {
     match words.iter().position(|(_, word)| begins_filter(word)) {
         Some(index) => (&words[..index], Some(words[index].0 + "if".len())),
@@ -137,9 +137,9 @@ fn words(text: &str) -> Vec<(usize, &str)> {
     words
 }
 
-/// Returns the name of an `f`'s event. The kernel names it by different rules than the events of `p` and `r`:
-/// it has another group and another suffix (`parse_symbol_and_return`, `trace_fprobe_create_internal` in
-/// kernel/trace/trace_fprobe.c). The hits are the same.
+/// Returns the name of the event of a function probe (`f`). The kernel names it by different rules than the events
+/// of `p` and `r`: with another group and another suffix (`parse_symbol_and_return`, `trace_fprobe_create_internal`
+/// in kernel/trace/trace_fprobe.c). Apart from the name, the probe is the same.
 fn of_function(
     column: usize,
     head: &str,
@@ -198,7 +198,7 @@ const FUNCTIONS: &str = "fprobes";
 struct Head {
     kind: Kind,
     name: Option<String>,
-    /// Whether the word is that of a function probe.
+    /// Whether the word begins a function probe (`f`).
     function: bool,
 }
 
@@ -387,7 +387,7 @@ fn read_target(column: usize, word: &str) -> Result<Aimed, ParseError> {
     })
 }
 
-/// Kinds of probes in scripts of bpftrace, which stand in the place of a module's name here.
+/// Words that begin a probe in scripts of bpftrace. A definition has the name of a module in that place.
 const OF_SCRIPTS: [&str; 8] = [
     "kprobe",
     "k",
@@ -399,7 +399,7 @@ const OF_SCRIPTS: [&str; 8] = [
     "kretfunc",
 ];
 
-/// Checks the name of a module in the kernel's form.
+/// Checks that `name` is a module's name as the kernel writes it.
 fn module_name(column: usize, name: &str) -> Result<(), ParseError> {
     if name.is_empty() {
         return error(
@@ -443,7 +443,7 @@ fn symbol(column: usize, word: &str) -> Result<(String, u64), ParseError> {
         return error(column, "a symbol starts with no digit, an address with 0x");
     }
     let length = symbol_length(word);
-    // As lists of symbols have it, which no symbol is called.
+    // Lists of symbols write addresses in this form. No symbol has such a name.
     let digits = &word[..length];
     if length == ADDRESS && digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         let message = format!("an address begins with 0x: write 0x{digits}");
@@ -502,7 +502,7 @@ fn no_second_target(
         Target::Symbol { .. } if word.starts_with(['+', '-']) && !word.contains(['(', '=']) => {
             "Dereference needs a brace; an offset follows the symbol without a blank"
         }
-        // If the event has a name, the address may be that of a function whose arguments have names.
+        // If the event has a name, the word may be a named argument of the function at the address.
         Target::Address(_)
             if !named && symbol_length(word) == word.len() && !word.contains('$') =>
         {

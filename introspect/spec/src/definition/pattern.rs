@@ -1,7 +1,7 @@
 //! Patterns: one definition for many functions.
 //!
-//! Invariant: a pattern that was read compiles, and consists of characters of symbol names, `*`, `?` and closed
-//! sets `[...]`.
+//! Invariant: a pattern that was read is a valid glob, and consists of characters of symbol names, `*`, `?` and
+//! closed sets `[...]`.
 
 use globset::GlobBuilder;
 

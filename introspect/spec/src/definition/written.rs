@@ -14,7 +14,7 @@
 use crate::cursor::unprintable;
 use crate::parse_error::{ParseError, error};
 
-/// Possible paths of tracefs.
+/// Folders at which tracefs is mounted.
 const FOLDERS: [&str; 2] = ["/sys/kernel/tracing/", "/sys/kernel/debug/tracing/"];
 /// Folder of the events' files in tracefs.
 const EVENTS: &str = "events/";
@@ -50,7 +50,7 @@ pub(super) struct Event<'a> {
     pub(super) path: &'a str,
 }
 
-/// Returns whether `line` writes into a file and is no definition.
+/// Returns whether `line` is a command that writes into a file, rather than a definition.
 pub(super) fn is_written(line: &str) -> bool {
     let line = line.trim_start();
     let echo = line.strip_prefix("echo");
@@ -85,7 +85,7 @@ fn read_grep(line: &str, at: usize) -> Result<Written<'_>, ParseError> {
     Ok(Written { to, column, text })
 }
 
-/// Parses the rest of a line after `echo`, which ends at `at`.
+/// Parses the part of `line` after `echo`, which begins at `at`.
 fn read_echo(line: &str, at: usize) -> Result<Written<'_>, ParseError> {
     let at = line.len() - line[at..].trim_start().len();
     let quote = line[at..].chars().next();
@@ -125,14 +125,14 @@ fn read_echo(line: &str, at: usize) -> Result<Written<'_>, ParseError> {
     Ok(Written { to, column, text })
 }
 
-/// Returns `line` without a comment that begins at or after `from`.
+/// Returns `line` without the comment that begins with the first `#` at or after `from`.
 fn uncommented(line: &str, from: usize) -> &str {
     line[from..]
         .find('#')
         .map_or(line, |length| &line[..from + length])
 }
 
-/// Returns `line[from..to]` without blanks around it, and its column.
+/// Returns the text of `line[from..to]` without the blanks around it, and the column at which it begins.
 fn trimmed(line: &str, from: usize, to: usize) -> (usize, &str) {
     let text = line[from..to].trim_end();
     let inner = text.trim_start();

@@ -53,7 +53,7 @@ pub enum ExprKind {
     Arguments,
     /// Result of the function: `$retval`, `$retval->f.g`.
     Return {
-        /// Members of the structure that it points to.
+        /// Members of the structure that the result points to.
         path: Vec<Access>,
     },
     /// `$comm`: the name of the current task.
@@ -94,7 +94,7 @@ pub enum ExprKind {
     Cast {
         /// Name of the structure.
         of: String,
-        /// Member that the address belongs to, unless it is the structure's own address. A `.` separates a
+        /// Member whose address is given; `None` if it is the address of the structure itself. A `.` separates a
         /// member from its own member.
         member: Option<String>,
         /// The address.
@@ -109,7 +109,7 @@ pub enum ExprKind {
 pub struct Access {
     /// Column of the member's name.
     pub column: Column,
-    /// Whether it is `->`, so that the value is a pointer to the structure with the member. Otherwise it is
+    /// Whether the step is `->`: the value is a pointer to the structure with the member. Otherwise the step is
     /// `.`, and the value is the structure.
     pub arrow: bool,
     /// Name of the member.

@@ -12,8 +12,8 @@ use crate::column::Column;
 use crate::parse_error::{ParseError, error};
 use crate::symbol::symbol_length;
 
-/// Maximum number of steps of an argument, as in the kernel (`FETCH_INSN_MAX` in kernel/trace/trace_probe.h
-/// less the last one).
+/// Maximum number of steps that fetch an argument, as in the kernel: `FETCH_INSN_MAX` in
+/// kernel/trace/trace_probe.h, less one for the `FETCH_OP_END` at the end.
 pub(super) const STEPS: usize = 15;
 /// Highest number of a stack word and of an argument, as in the kernel (`PARAM_MAX_STACK` in
 /// kernel/trace/trace_probe.c).
@@ -26,17 +26,17 @@ const CASTS: usize = 8;
 pub(super) enum Gives {
     /// Number.
     Number,
-    /// Address of something without a name.
+    /// Address of the stack, of the current task or of a per-CPU variable.
     Address,
     /// Number that is written in the definition.
     Constant,
-    /// Text that is not in memory.
+    /// Text without an address: the task's name, or a text in the definition.
     Text,
-    /// Depends on the type.
+    /// Argument or result of the function: what it gives depends on its C type.
     Typed,
-    /// Kernel memory.
+    /// Value in kernel memory.
     Memory,
-    /// User memory.
+    /// Value in user memory.
     UserMemory,
 }
 
@@ -183,7 +183,8 @@ impl Reader {
         Ok(done(at, kind, gives, inner.steps + 1))
     }
 
-    /// Parses the expression between a `(`, after which `text` begins at `at`, and the last `)`.
+    /// Parses an expression in parentheses. `text` begins at `at`, directly after the `(`. The expression ends at
+    /// the last `)` in `text`.
     fn in_braces(&mut self, at: usize, text: &str) -> Result<Read, ParseError> {
         let Some((inner, behind)) = text.rsplit_once(')') else {
             return error(at + text.len(), words::DEREF_OPEN_BRACE);
@@ -481,7 +482,7 @@ pub(super) fn is_identifier(text: &str) -> bool {
         && text.bytes().all(|b| b == b'_' || b.is_ascii_alphanumeric())
 }
 
-/// Returns the kind of result of a path.
+/// Returns what an argument or a result of the function gives after the accesses of `path`.
 fn typed(path: &[Access]) -> Gives {
     match path.is_empty() {
         true => Gives::Typed,

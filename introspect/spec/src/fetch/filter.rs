@@ -65,7 +65,7 @@ pub enum Operator {
     Greater,
     /// `>=`
     GreaterOrEqual,
-    /// `&`: true if any of these bits is set.
+    /// `&`: true if the field has any of the value's bits set.
     AnyBit,
     /// `~`: true if a text matches a pattern with `*`, `?` and `[...]`.
     Glob,
@@ -81,8 +81,8 @@ pub enum Value {
         /// The number as written.
         text: String,
     },
-    /// Names of values of the field's type, separated by `|`, or `-` and the name of an error. The meaning
-    /// depends on the field.
+    /// Unquoted words: names of values of the field's type, separated by `|`; or `-` and the name of an error; or,
+    /// in the form [`Form::Function`], a symbol. The meaning of the names depends on the field.
     Name(String),
     /// Text.
     Text(String),

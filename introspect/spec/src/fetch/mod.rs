@@ -1,8 +1,8 @@
 //! Fetch arguments and filters: the part of a definition that says which values are read at a hit, and which
 //! hits count.
 //!
-//! The language is that of the kernel's `kprobe_events` (Documentation/trace/kprobetrace.rst). Error messages
-//! and their columns are the kernel's, too:
+//! The language is that of the kernel's `kprobe_events` (Documentation/trace/kprobetrace.rst). The error messages
+//! and their columns are the kernel's, too.
 //!
 //! ```text
 //! argument = [NAME "="] EXPR [":" TYPE] | "$arg*"
@@ -12,11 +12,12 @@
 //!          | ("+" | "-") ["u"] OFFSET "(" EXPR ")" | ("this_cpu_read" | "this_cpu_ptr") "(" EXPR ")"
 //!          | "(" STRUCT ["," MEMBER] ")" EXPR PATH
 //! PATH     = {("->" | ".") MEMBER}
-//! TYPE     = ELEMENT ["[" N "]"] | "%pd" | "%pD"
+//! TYPE     = ELEMENT ["[" N "]"] | "u" | "s" | "x" | "d" | "%pd" | "%pD"
 //! ELEMENT  = ("u" | "s" | "x") ("8" | "16" | "32" | "64") | "b" WIDTH "@" OFFSET "/" SIZE
 //!          | "char" | "string" | "ustring" | "symbol" | "symstr"
 //! filter   = condition {"||" condition}, condition = term {"&&" term}
-//! term     = "!" term | "(" filter ")" | NAME ("==" | "!=" | "<" | "<=" | ">" | ">=" | "&" | "~") VALUE
+//! term     = "!" term | "(" filter ")" | NAME [FORM] ("==" | "!=" | "<" | "<=" | ">" | ">=" | "&" | "~") VALUE
+//! FORM     = ".function" | ".ustring"
 //! ```
 //!
 //! Invariants: nothing here depends on a kernel. Other modules look up symbols, types and arguments, and check

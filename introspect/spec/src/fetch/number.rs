@@ -46,8 +46,8 @@ pub(super) fn signed(text: &str) -> Option<i64> {
     }
 }
 
-/// Returns the number at the start of `text` and the rest, or `None` without a number. A number that is too
-/// large becomes `u64::MAX`.
+/// Returns the number at the start of `text` and the rest, or `None` if `text` does not begin with a number. A
+/// number that is too large becomes `u64::MAX`.
 pub(super) fn leading(text: &str) -> Option<(u64, &str)> {
     let (radix, found) = radix_of(text);
     let end = found

@@ -88,8 +88,8 @@ fn every_argument(
     })
 }
 
-/// Returns the name that is given in `word`, and the name that the argument is shown with, after `before` other
-/// arguments.
+/// Returns the name that `word` gives to the argument, if it gives one, and the name with which the argument is
+/// shown. `before` is the number of arguments before it.
 fn read_name(
     column: usize,
     word: &str,
@@ -116,8 +116,8 @@ fn read_name(
     Ok((Some(name), name.to_owned()))
 }
 
-/// Returns the name of an argument without a given one: its text if that is an identifier, else a name with its
-/// position.
+/// Returns the name of an argument that the definition does not name: its text if that is an identifier, else a
+/// name with its position.
 fn default_name(text: &str, before: usize) -> String {
     let (name, ty) = text.split_once(':').unwrap_or((text, ""));
     if is_identifier(name) && !matches!(ty, "%pd" | "%pD") {
@@ -127,9 +127,10 @@ fn default_name(text: &str, before: usize) -> String {
 }
 
 impl FetchArg {
-    /// Returns the name that the argument is shown with, after `before` other arguments: the given name;
-    /// otherwise, as in the kernel, the name of the function's argument that it is (`count`), or a name with
-    /// its position (`arg3`). For `$arg1` a caller that knows the function's arguments has a better name.
+    /// Returns the name with which the argument is shown: the given name, if there is one. Otherwise, as in the
+    /// kernel, the name is that of the function's argument that is fetched (`count`), or it contains the position
+    /// (`arg3`). `before` is the number of arguments before this one. For `$arg1`, a caller that knows the
+    /// function's arguments has a better name.
     #[must_use]
     pub fn shown_name(&self, before: usize) -> String {
         match &self.name {
@@ -139,7 +140,7 @@ impl FetchArg {
     }
 }
 
-/// Parses `word`, which has `name` before its `=`.
+/// Parses `word`. `name` is the text before its `=`, if there is one.
 fn read_argument(
     column: usize,
     word: &str,
@@ -165,7 +166,7 @@ fn read_argument(
         Some((expr, ty)) => (expr, Some(read_type::read_type(at + expr.len() + 1, ty)?)),
     };
     let found = match &ty {
-        // A value that is not in memory is a plain text.
+        // These are texts without an address. Their only type is `string`.
         _ if matches!(expr, "$comm" | "$COMM") || expr.starts_with("\\\"") => {
             if let Some(ty) = ty.filter(|ty| ty.name != "string" || ty.count.is_some()) {
                 return error(ty.column, words::NEED_STRING_TYPE);
@@ -180,8 +181,8 @@ fn read_argument(
         (Some(ty), Some(found)) => Some(check_type(at, &read, ty, found)?),
         _ => None,
     };
-    // Storing the value takes one more step, except that a read of memory stores its result. `check_type` has
-    // checked the steps of an argument with a type.
+    // Storing the value takes one more step, unless it is in memory: the step that reads it also stores it.
+    // `check_type` has checked the steps of an argument with a type.
     if ty.is_none() && read.steps + usize::from(!is_memory(read.gives)) >= STEPS {
         return error(at, words::TOO_MANY_OPS);
     }
@@ -198,7 +199,7 @@ fn is_memory(gives: Gives) -> bool {
     matches!(gives, Gives::Memory | Gives::UserMemory)
 }
 
-/// Checks whether the expression can have the type.
+/// Checks that the expression `read` can have the type that was found, and returns this type.
 fn check_type(
     at: usize,
     read: &Read,
@@ -210,7 +211,7 @@ fn check_type(
         found,
         Found::Element(Element::String | Element::UserString | Element::SymbolString)
     );
-    // One more step if the value itself is stored.
+    // The type adds steps: to store the value itself, or to follow pointers to a name.
     let mut steps = read.steps;
     match found {
         Found::Element(Element::SymbolString) => {

@@ -265,7 +265,7 @@ impl Reader<'_> {
         Ok(value)
     }
 
-    /// Parses a function, or an address in one.
+    /// Parses the name of a function, or an address in a function.
     fn symbol(&mut self, start: usize) -> Result<Value, ParseError> {
         let length = symbol_length(self.cursor.rest());
         let symbol = &self.cursor.rest()[..length];
@@ -326,7 +326,7 @@ impl Reader<'_> {
                 None => error(start, words::ILLEGAL_INTVAL),
             };
         }
-        // The form in which flags are printed: names, and the bits without a name.
+        // Flags are printed in this form: their names, and the bits without a name as a number.
         while sign.is_empty() && !self.cursor.rest().starts_with("||") && self.cursor.eat("|") {
             let at = self.cursor.at();
             let part = self.cursor.take(is_of_word);

@@ -6,7 +6,8 @@ use super::words;
 use crate::column::Column;
 use crate::parse_error::{ParseError, error};
 
-/// Splits `text`, which begins at `column`, after the `:`.
+/// Splits the text of a type into its name and its number of elements. `text` begins at `column`, directly after
+/// the `:` of the argument.
 ///
 /// The numbers of a bit field are not checked yet: the kernel checks them after it has parsed the expression.
 pub(super) fn read_type<'a>(column: usize, text: &'a str) -> Result<Read<'a>, ParseError> {
@@ -61,7 +62,8 @@ impl Read<'_> {
             "ustring" => Element::UserString,
             "symbol" => Element::Symbol,
             "symstr" => Element::SymbolString,
-            // The kernel replaces these at the end of an argument before it examines anything else.
+            // The kernel replaces these before it examines anything else, but only at the end of an argument, so no
+            // number of elements can follow.
             "%pd" if self.count.is_none() => Element::DentryName,
             "%pD" if self.count.is_none() => Element::FileName,
             name => match (name.strip_prefix('b'), integer(name)) {
@@ -121,7 +123,7 @@ impl Read<'_> {
             )
     }
 
-    /// Returns the type with the elements that were found.
+    /// Returns the type `element`, or an array of it.
     pub(super) fn named(&self, element: Element) -> TypeName {
         TypeName {
             column: Column(self.column),

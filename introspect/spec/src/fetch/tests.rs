@@ -16,7 +16,7 @@ fn check(text: &str, expect: Expect) {
     expect.assert_eq(&found);
 }
 
-/// Checks the error of an argument of a probe at the entry of `f`, with the column in the argument.
+/// Checks that `argument`, of a probe at the entry of `f`, is refused with `message`, at `column` in the argument.
 #[track_caller]
 fn refused(argument: &str, column: usize, message: &str) {
     refused_of("p f ", argument, column, message);
@@ -42,7 +42,7 @@ fn arguments(text: &str) -> Vec<FetchArg> {
     read(text).arguments
 }
 
-/// Parses an argument of a probe.
+/// Parses an argument of a return probe.
 fn one(argument: &str) -> FetchArg {
     let mut found = arguments(&format!("r f {argument}"));
     assert_eq!(found.len(), 1);

@@ -29,8 +29,8 @@ pub enum Element {
     /// `u`, `s`, `x`, `d`: a number with the width of the value's own C type, or 64 bits if that is no integer
     /// or is unknown. The kernel has none of these; `perf probe` has all but the last.
     Own {
-        /// Format of the number. `None` (`d`) is decimal, with a sign if the value's own type has one. A value
-        /// in a register whose type has no sign is shown as `s64` then, because it may be an error.
+        /// Format of the number. `None` (`d`) means decimal, with a sign if the C type has one. But an unsigned
+        /// value in a register is shown as `s64`, because it may be a negative error number.
         shown: Option<Shown>,
     },
     /// `char`: a character.
@@ -41,7 +41,7 @@ pub enum Element {
     UserString,
     /// `symbol`: a kernel address, shown as a symbol with an offset.
     Symbol,
-    /// `symstr`: the symbol of an address as a text, which is made at the hit.
+    /// `symstr`: shown like `symbol`. The kernel makes this text at the hit.
     SymbolString,
     /// `b4@2/8`: a bit field of a number.
     Bitfield {

@@ -20,7 +20,7 @@ pub(super) const BAD_ARRAY_NUM: &str = "Invalid array size";
 pub(super) const ARRAY_TOO_BIG: &str = "Array number is too big";
 pub(super) const BAD_TYPE: &str = "Unknown type is specified";
 pub(super) const NEED_STRING_TYPE: &str = "$comm and immediate-string only accepts string type";
-/// A text is requested from a value that is no address.
+/// A text is requested from a value that is no address, or an array from a value that is not in memory.
 pub const BAD_STRING: &str = "String accepts only memory argument";
 pub(super) const BAD_SYMSTRING: &str = "Symbol String doesn't accept data/userdata";
 pub(super) const BAD_BITFIELD: &str = "Invalid bitfield";

@@ -5,13 +5,14 @@
 //! ```text
 //! histogram = ["hist:"] clause {":" clause} [blanks "if" blanks FILTER]
 //! clause    = "keys=" key {"," key} | "vals=" value {"," value} | "sort=" order {"," order} | "size=" N
-//! key       = FIELD ["/" N] ["." ("hex" | "sym" | "sym-offset" | "execname" | "log2" | "buckets=" N | "usecs")]
+//! key       = FIELD ["/" N] ["." form]
+//! form      = "hex" | "sym" | "sym-offset" | "execname" | "log2" | "bits" | "buckets=" N | "usecs"
 //! value     = FIELD ["/" N] ["." ("hex" | "avg" | "min" | "max")] | "hitcount"
 //! order     = (FIELD | "hitcount") ["." ("ascending" | "descending")]
 //! ```
 //!
-//! FIELD is the name of an argument of the probe, or of a field that every event has. `avg`, `min`, `max` and
-//! division are extensions of ours. Invariants: nothing here depends on a probe. Other modules look up the
+//! FIELD is the name of an argument of the probe, or of a field that every event has. `bits`, `avg`, `min`, `max`
+//! and division are extensions of ours. Invariants: nothing here depends on a probe. Other modules look up the
 //! fields and report errors at their columns. A printed form parses to the value that was printed.
 
 mod print;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::trigger::{By, Histogram, Key, KeyForm, Term, Value, ValueForm};
 
-/// Suffixes of the forms [`KeyForm`] without a number.
+/// Suffixes of the forms of keys, except for [`KeyForm::Plain`] and [`KeyForm::Buckets`].
 pub(super) const KEY_FORMS: [(KeyForm, &str); 7] = [
     (KeyForm::Hex, "hex"),
     (KeyForm::SymbolOffset, "sym-offset"),
@@ -16,7 +16,7 @@ pub(super) const KEY_FORMS: [(KeyForm, &str); 7] = [
 ];
 /// Prefix of the number of [`KeyForm::Buckets`].
 pub(super) const BUCKETS: &str = "buckets=";
-/// Suffixes of the forms [`ValueForm`].
+/// Suffixes of the forms of values, except for [`ValueForm::Sum`].
 pub(super) const VALUE_FORMS: [(ValueForm, &str); 4] = [
     (ValueForm::Hex, "hex"),
     (ValueForm::Average, "avg"),

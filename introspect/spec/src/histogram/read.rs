@@ -66,7 +66,8 @@ fn filter(column: usize, text: &str) -> Result<Option<Filter>, ParseError> {
 struct Parts {
     keys: Option<Vec<Key>>,
     values: Option<Vec<Value>>,
-    /// Columns, names and directions. The names are resolved when all clauses are known.
+    /// Column, name and direction (whether descending) of each field to sort by. The names are resolved when all
+    /// clauses are known.
     sort: Option<Vec<(usize, String, bool)>>,
     size: Option<usize>,
 }

@@ -16,7 +16,7 @@ pub struct Histogram {
     pub sort: Vec<Order>,
     /// Maximum number of entries.
     pub size: usize,
-    /// Filter of the hits; all hits when absent.
+    /// Filter for the hits; if absent, all hits are counted.
     pub filter: Option<Filter>,
 }
 
@@ -29,7 +29,8 @@ impl Histogram {
 }
 
 impl Key {
-    /// Returns whether the key is the kernel's stack, unless an argument has that name.
+    /// Returns whether the key has the name of the kernel's stack. Does not check whether an argument of the probe
+    /// has this name, too: then the key is that argument.
     #[must_use]
     pub fn is_stack_trace(&self) -> bool {
         matches!(self.field.as_str(), "stacktrace" | "common_stacktrace")

@@ -16,9 +16,10 @@
 //! value     = ["-"] number | "-" ERROR       -5, 0x10, -ENOMEM
 //! bytes     = "hex:" DIGITS | ("u8:" | "u16:" | "u32:" | "u64:") value
 //! ```
-//! Numbers are decimal, or hexadecimal after `0x`. Blanks are allowed around elements, not inside. Registers
-//! and memory look as in the fetch arguments of the kernel's `kprobe_events`. Invariants: the output of
-//! [`text`] parses to the value that was printed, and an error points at the character that it is about.
+//! Numbers are decimal, or hexadecimal after `0x`. Blanks are allowed around elements, not inside. Registers and
+//! memory look as in the fetch arguments of the kernel's `kprobe_events`. Invariants: the output of [`text`] parses
+//! to the value that was printed, unless it is an item for which this language has no form. An error points at the
+//! character that it is about.
 //!
 //! The line with a probe's place is a [`definition`](crate::definition).
 

@@ -1,4 +1,4 @@
-//! Parser for this language.
+//! Parser for the text form of actions.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::limits::{CAPTURE_MAX, DEADLINE_MAX};
 use crate::parse_error::{ParseError, bounded, error, quoted};
 use crate::registers::{REGISTERS, by_short_name};
 
-/// Number of bytes captured at an address without a given length.
+/// Number of bytes that are captured at an address if no length is given.
 const DEFAULT_LENGTH: u16 = 8;
 
 /// Value of `--capture`.

@@ -1,4 +1,4 @@
-//! What is shown of a text that is refused: bounded, and the caret where the mistake is.
+//! Tests of what is shown of a refused text: a bounded part, with the caret at the mistake.
 
 use super::*;
 use crate::definition::{parse, parse_file};
@@ -35,7 +35,7 @@ fn of_a_long_word_the_beginning_is_repeated() {
     );
 }
 
-/// Reads a text; the line that is wrong, and why.
+/// Parses a text. Returns the line with the mistake and the error, or `None` if there is no mistake.
 type Reader = fn(&str) -> Option<(String, ParseError)>;
 
 fn of<T>(text: &str, read: Result<T, ParseError>) -> Option<(String, ParseError)> {
@@ -53,7 +53,7 @@ fn file(text: &str) -> Option<(String, ParseError)> {
         .map(|error| (error.text, error.source))
 }
 
-/// Everything that reads what users write, each with texts that it takes or that have a mistake of every kind.
+/// All parsers of what users write. Each has texts that it accepts, and texts with each kind of mistake.
 #[rustfmt::skip]
 const READERS: &[(&str, Reader, &[&str])] = &[
     ("definition", |text| of(text, parse(text)), &[
@@ -118,7 +118,7 @@ const READERS: &[(&str, Reader, &[&str])] = &[
     ("share", |text| of(text, language::share(text)), &["5%", "foo"]),
 ];
 
-/// `text` with each of its words in turn replaced by, and each place between two characters filled with, a long one.
+/// Returns variants of `text` with a long text in them: in place of one of its words, or between two characters.
 fn lengthened(text: &str) -> Vec<String> {
     const LONG: usize = 1500;
     let is_of_word = |c: char| c == '_' || c.is_ascii_alphanumeric();

@@ -69,7 +69,7 @@ impl Compiling {
                 counted: gathered.counted,
             })
             .collect();
-        // By now all maps are known.
+        // These actions refer to maps, so they are compiled after all maps are known.
         for clause in &script.clauses {
             for point in &clause.points {
                 if !matches!(point.kind, PointKind::Function { .. }) {
@@ -171,7 +171,7 @@ impl Compiling {
         Ok(())
     }
 
-    /// Generates the definition of a probe at `target`, which is at `column`.
+    /// Generates the definition of a probe at `target`, which begins at `column`.
     fn definition(
         &mut self,
         clause: &Clause,
@@ -279,7 +279,7 @@ impl Compiling {
         name
     }
 
-    /// Compiles `statement` to an action at hits, except for counting.
+    /// Compiles `statement` to an action at hits. Returns `None` if it only counts hits.
     fn at_hits(&mut self, statement: &Statement) -> Result<Option<Action>, ParseError> {
         let column = statement.column.0;
         Ok(Some(match &statement.kind {
@@ -315,7 +315,7 @@ impl Compiling {
         }
     }
 
-    /// Adds the values of `probes` to `map`.
+    /// Makes `map` count the hits of `probes`: by `keys`, with the aggregation `what`.
     fn gather(
         &mut self,
         column: usize,
@@ -363,7 +363,7 @@ impl Compiling {
         Ok(())
     }
 
-    /// Returns the name of a value in histograms, before its division.
+    /// Returns the name that a value has in histograms; for a division, the name of its dividend.
     fn counted(&mut self, column: usize, kind: &OperandKind) -> Result<String, ParseError> {
         match kind.undivided() {
             OperandKind::Builtin(builtin) => Ok(of_histograms(column, *builtin)?.to_owned()),

@@ -13,7 +13,7 @@ const TEXT_MAX: usize = 1024;
 pub(super) struct Cursor {
     text: Vec<char>,
     at: usize,
-    /// Open preprocessor conditions: position and name of the latest line of each.
+    /// Preprocessor conditions that are open: position and name of the latest directive of each.
     conditions: Vec<(usize, String)>,
 }
 
@@ -101,7 +101,8 @@ impl Cursor {
         self.take(|c| c == '_' || c.is_ascii_alphanumeric())
     }
 
-    /// The name here, if one is and it is not that of a function, whose `(` follows.
+    /// Returns the name that comes next, without taking it. Returns `None` if no name comes next, or if a `(`
+    /// follows the name, which makes it the name of a function.
     pub(super) fn name(&self) -> Option<String> {
         let rest = self.text[self.at..].iter().copied();
         let is_of_word = |c: &char| *c == '_' || c.is_ascii_alphanumeric();
@@ -115,13 +116,13 @@ impl Cursor {
     /// known without headers.
     ///
     /// # Errors
-    /// Returns an error if the following text depends on a preprocessor condition, because both of its branches
-    /// would be read.
+    /// Returns an error if a comment or a preprocessor condition has no end. Also returns an error if the following
+    /// text depends on a preprocessor condition, because both of its branches would be read.
     pub(super) fn blanks(&mut self) -> Result<(), ParseError> {
         loop {
             self.take(char::is_whitespace);
             let start = self.at;
-            // Scripts that are read together have one `#!` line each.
+            // A text may consist of several scripts, each with a `#!` line.
             if self.sees("//") || self.begins_line() && self.sees("#!") {
                 self.take(|c| c != '\n');
             } else if self.begins_line() && self.eat("#") {
@@ -185,7 +186,7 @@ impl Cursor {
         }
     }
 
-    /// Takes a decimal or 0x number, which is the `what` of messages.
+    /// Takes a decimal or 0x number. `what` names the number in messages.
     pub(super) fn number(&mut self, what: &str) -> Result<u64, ParseError> {
         let start = self.at;
         let word = self.word();

@@ -100,7 +100,7 @@ impl Format {
     }
 }
 
-/// Parses a format of characters with their columns.
+/// Parses a format. `text` has its characters with their columns, and `end` is the column of the closing quote.
 pub(super) fn read_format(text: &[(usize, char)], end: usize) -> Result<Format, ParseError> {
     let mut pieces = Vec::new();
     let mut plain = String::new();

@@ -14,12 +14,13 @@
 //!           | "time(" [TEXT] ")" | "exit()"
 //! gathered  = "count()" | ("sum" | "avg" | "min" | "max" | "hist") "(" value ")"
 //!           | "lhist(" value "," MIN "," MAX "," STEP ")"
-//! value     = N | "-" ERROR | TEXT | "arg" N | "args." PATH | "retval" | "curtask" | ("str" | "ksym") "(" value ")"
+//! value     = N | "-" ERROR | TEXT | "arg" N | "args." PATH | "retval" | "curtask"
 //!           | "pid" | "tid" | "comm" | "cpu" | "nsecs" | "elapsed" | "func" | "probe" | "kstack"
-//!           | "duration" | "nsecs" "-" TIME | value "/" N
+//!           | ("str" | "ksym") "(" value ")" | "duration" | "nsecs" "-" TIME | value "/" N
 //! ```
 //!
-//! TIME is `@NAME[tid]`, which is also a term of conditions (see `times.rs`). Conditions contain no divisions.
+//! MAP is `@` with an optional name. TIME is `@NAME[tid]`, which is also a term of conditions (see `times.rs`).
+//! Conditions contain no divisions.
 //!
 //! Invariants: a script is read in one pass, and its length and nesting are bounded. Features of bpftrace that
 //! are missing here are refused by name, and all others have the same meaning as in bpftrace. Counting and

@@ -27,7 +27,7 @@ pub struct Program {
 /// Probe of a script.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Planted {
-    /// Definition as it is sent.
+    /// Definition as it is sent to the server.
     pub written: Written,
     /// Parsed definition.
     pub definition: Definition,
@@ -105,7 +105,7 @@ pub struct Counted {
     pub histogram: Written,
     /// Counted probes, by their positions in the program.
     pub probes: Vec<usize>,
-    /// Rules that make the keys of the map's entries.
+    /// Rules by which the histogram's keys become the keys of the map's entries.
     pub keys: Vec<KeyPart>,
 }
 
@@ -139,7 +139,7 @@ pub struct Written {
 struct Place {
     /// Column of the part in the text.
     at: usize,
-    /// Number of the part's characters that are copied from the script.
+    /// Number of the part's characters if the part is a copy from the script, else 0.
     same: usize,
     /// Column in the script.
     column: usize,

@@ -299,7 +299,7 @@ fn read_gather(cursor: &mut Cursor) -> Result<StatementKind, ParseError> {
     Ok(StatementKind::Gather { map, keys, what })
 }
 
-/// Returns the syntax of the function `word`.
+/// Returns the syntax of a call of the function `word`.
 fn form(word: &str) -> String {
     match word {
         "count" => "count()".to_owned(),
@@ -308,7 +308,7 @@ fn form(word: &str) -> String {
     }
 }
 
-/// Parses the arguments of `word`, which begins at `start`.
+/// Parses the arguments of the function `word`, which begins at `start`.
 fn read_gathered(cursor: &mut Cursor, start: usize, word: &str) -> Result<Gather, ParseError> {
     if word == "count" {
         return Ok(Gather {
@@ -453,7 +453,7 @@ fn read_call(cursor: &mut Cursor, start: usize, word: &str) -> Result<StatementK
     Ok(kind)
 }
 
-/// Parses a map without keys. `word` applies to all its entries.
+/// Parses a map without keys, as the argument of the function `word`, which applies to all entries of the map.
 fn read_of_all(cursor: &mut Cursor, word: &str) -> Result<String, ParseError> {
     let map = read_map(cursor)?;
     match cursor.sees("[") {

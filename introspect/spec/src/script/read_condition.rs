@@ -246,7 +246,8 @@ impl Reader<'_> {
         self.cursor.sees("|") && !self.cursor.sees("||")
     }
 
-    /// Parses the name of a constant, and the blanks after it, if the next word is not a value itself.
+    /// Takes the name of a constant and the blanks after it. Returns `None` if no name comes next, or a word that
+    /// begins a value.
     fn name(&mut self) -> Result<Option<String>, ParseError> {
         let Some(word) = self.cursor.name().filter(|word| !begins_value(word)) else {
             return Ok(None);
@@ -287,15 +288,16 @@ enum Side {
     Compared(Compared),
 }
 
-/// Returns the comparison of `operand` with `value`. Names for `args` depend on the guest's types. Other operands have
-/// no types, and can only be compared with `NULL`, `true` and `false`.
+/// Returns `value`, with which `operand` is compared. Replaces a name by its number, but not for `args`, where the
+/// guest's types decide what a name means. Other fetched operands have no types, so only the names `NULL`, `true`
+/// and `false` are known for them.
 fn named(operand: &OperandKind, value: Compared) -> Result<Compared, ParseError> {
     let With::Names(names) = &value.with else {
         return Ok(value);
     };
     let number = match (operand, names.as_str()) {
         (OperandKind::Fetched(Fetched::Named(_)), _) => return Ok(value),
-        // The check below refuses texts.
+        // `Reader::test` refuses the comparison of a text with a name.
         (operand, _) if operand.is_text() => return Ok(value),
         (OperandKind::Fetched(_), "NULL" | "false") => 0,
         (OperandKind::Fetched(_), "true") => 1,

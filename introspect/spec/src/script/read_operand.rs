@@ -1,4 +1,4 @@
-//! Parser of values, and of conditions on them.
+//! Parser of values.
 
 use std::num::NonZeroU64;
 
@@ -17,11 +17,11 @@ const PATH_MAX: usize = 200;
 /// Maximum length of a map's name.
 const NAME_MAX: usize = 63;
 
-/// What is done instead of calculating.
+/// Message that refuses arithmetic.
 pub(super) const NO_ARITHMETIC: &str = "not supported: calculating with values, but for dividing one by a number where it is counted or printed";
-/// The same of parentheses.
+/// Message that refuses parentheses, which would be those of a cast or a calculation.
 pub(super) const CALCULATING: &str = "not supported: casts and calculating; write the value alone";
-/// What can be a value.
+/// List of all values, for messages.
 pub(super) const VALUES: &str = "there are pid, tid, comm, cpu, nsecs, elapsed, func, probe, curtask, kstack, arg0 to arg5, \
      args.NAME, retval, duration, str() and ksym()";
 
@@ -54,7 +54,8 @@ pub(super) fn read_value(cursor: &mut Cursor) -> Result<Operand, ParseError> {
     Ok(operand)
 }
 
-/// Parses the `/` that comes next, the number after it, and the blanks after that. `of` is the dividend.
+/// Parses the `/` that comes next, the number after it, and the blanks after that. `of` is the dividend, and
+/// `is_inside` says whether it is in parentheses.
 fn read_divided(
     cursor: &mut Cursor,
     of: OperandKind,
@@ -181,7 +182,7 @@ fn read_signed(cursor: &mut Cursor) -> Result<i64, ParseError> {
     let number = cursor.number("number")?;
     let number = match negative {
         true => 0_i64.checked_sub_unsigned(number),
-        // Addresses are unsigned numbers.
+        // Addresses are written as unsigned numbers.
         false => Some(number.cast_signed()),
     };
     number.map_or_else(|| error(start, "the number does not fit 64 bits"), Ok)
@@ -225,7 +226,7 @@ pub(super) fn no_value<T>(start: usize, word: &str) -> Result<T, ParseError> {
     error(start, format!("{} is no value; {VALUES}", quoted(word)))
 }
 
-/// Whether a value begins with `word`.
+/// Returns whether `word` begins a value.
 pub(super) fn begins_value(word: &str) -> bool {
     let is_argument =
         |digits: &str| !digits.is_empty() && digits.bytes().all(|digit| digit.is_ascii_digit());

@@ -18,7 +18,7 @@ pub struct Script {
 pub struct Clause {
     /// Events at which the clause runs; at least one.
     pub points: Vec<Point>,
-    /// Condition on the hits; all hits when absent.
+    /// Condition on the hits; if absent, the clause runs at all hits.
     pub condition: Option<Condition>,
     /// Statements of the clause.
     pub statements: Vec<Statement>,
@@ -62,7 +62,7 @@ pub enum Condition {
         operand: Operand,
         /// Comparison operator.
         operator: Operator,
-        /// Right-hand side: a number or a text.
+        /// Right-hand side: a number, a text or names.
         value: Compared,
     },
     /// `@NAME[tid]`: true for calls whose start time is in the map.
@@ -80,12 +80,12 @@ pub enum Condition {
     Or(Box<Self>, Box<Self>),
 }
 
-/// What a value is compared with, and where it stands.
+/// Right-hand side of a comparison, with its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Compared {
-    /// Where it begins.
+    /// Column of the number, text or names.
     pub column: Column,
-    /// What it is.
+    /// The number, text or names.
     pub with: With,
 }
 
@@ -94,9 +94,9 @@ pub struct Compared {
 pub enum With {
     /// A number.
     Number(i64),
-    /// `"text"`, without what `\` stands for.
+    /// `"text"`, with its escapes resolved.
     Text(String),
-    /// `HRTIMER_MODE_ABS`, `(O_RDWR|O_CREAT)` without its parentheses: names of values of its type.
+    /// `HRTIMER_MODE_ABS`, or `(O_RDWR|O_CREAT)` without its parentheses: names of values of the operand's type.
     Names(String),
 }
 
@@ -170,17 +170,17 @@ pub struct Gather {
 pub enum MapFunction {
     /// `count()`: number of hits.
     Hits,
-    /// `sum(x)`: sum of the first value of the histogram.
+    /// `sum(x)`: sum of `x`; `x` is the first value of the histogram.
     Sum,
-    /// `avg(x)`: average of that value.
+    /// `avg(x)`: average of `x`; `x` is the first value of the histogram.
     Average,
-    /// `min(x)`: least of that value.
+    /// `min(x)`: least `x`; `x` is the first value of the histogram.
     Least,
-    /// `max(x)`: greatest of that value.
+    /// `max(x)`: greatest `x`; `x` is the first value of the histogram.
     Greatest,
-    /// `hist(x)`: number of hits between powers of two, by the last key of the histogram.
+    /// `hist(x)`: number of hits with `x` between two powers of two; `x` is the last key of the histogram.
     Powers,
-    /// `lhist(x, MIN, MAX, STEP)`: number of hits in each step, by the last key of the histogram.
+    /// `lhist(x, MIN, MAX, STEP)`: number of hits with `x` in each step; `x` is the last key of the histogram.
     Steps {
         /// Start of the steps.
         min: u64,
@@ -209,7 +209,7 @@ pub enum OperandKind {
     Text(String),
     /// Value that every hit has.
     Builtin(Builtin),
-    /// `nsecs - @NAME[tid]`: time since the start of the call, which is in the map.
+    /// `nsecs - @NAME[tid]`: time since the start of the call. The map has the start time.
     Since(String),
     /// Fetched value.
     Fetched(Fetched),
@@ -279,7 +279,7 @@ pub(super) const BUILTINS: [(Builtin, &str); 10] = [
 ];
 
 impl OperandKind {
-    /// Returns the value that has to be fetched, if any.
+    /// Returns what has to be fetched for the value, if anything.
     pub(super) fn fetched(&self) -> Option<&Fetched> {
         match self {
             Self::Fetched(of) | Self::Str(of) | Self::Ksym(of) => Some(of),

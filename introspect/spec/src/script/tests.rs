@@ -16,7 +16,7 @@ fn outcome(text: &str) -> String {
     }
 }
 
-/// Expects the errors of `texts`, each with its caret.
+/// Checks the errors of `texts`, each with its caret.
 fn refused(texts: &[&str], expect: Expect) {
     let all: Vec<_> = texts.iter().map(|text| outcome(text)).collect();
     expect.assert_eq(&all.join("\n"));

@@ -1,4 +1,4 @@
-//! What bpftrace has and this language has not.
+//! Features of bpftrace that this language lacks, and the messages that refuse them.
 
 use super::*;
 
