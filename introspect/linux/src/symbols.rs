@@ -12,9 +12,10 @@ use std::ops::Range;
 use globset::{GlobBuilder, GlobMatcher};
 use hvprobe_arch::Gva;
 
-/// Number of names that [`LookupError::Unknown`] suggests at most.
+/// Maximum number of names that [`LookupError::Unknown`] suggests.
 const NEAR_MATCHES: usize = 5;
-/// Limit for names: longer ones are not typed by hand, and the edit distance takes quadratic time.
+/// Length in bytes of the longest name for which similar names are searched. Longer ones are not typed by hand, and
+/// the edit distance takes quadratic time.
 const LONGEST: usize = 128;
 
 /// The kind of a symbol, from its `nm` letter or ELF type and the section it lies in.
@@ -36,8 +37,9 @@ pub struct Symbol<'a> {
     pub name: &'a str,
     /// The address at which it begins.
     pub addr: Gva,
-    /// Length in bytes: the size of the ELF symbol, or else the distance to the next symbol at another address
-    /// or to the end of the range it lies in. 0 when none of these is known.
+    /// Length in bytes: the size of the ELF symbol or, without one, the distance to the next symbol at another
+    /// address or to the end of the section or segment around it, whichever is nearer. 0 if no section or segment
+    /// is around it.
     pub size: u64,
     /// The kind of the symbol.
     pub kind: SymbolKind,
@@ -50,13 +52,13 @@ pub struct RawSymbol<'a> {
     pub name: &'a str,
     /// The address at which it begins.
     pub addr: Gva,
-    /// The size that the image gives; `None` for 0.
+    /// The size that the image gives; `None` if it gives none, or 0.
     pub size: Option<u64>,
     /// The kind of the symbol.
     pub kind: SymbolKind,
 }
 
-/// Why a name does not stand for one address.
+/// Why a name does not identify exactly one address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LookupError {
     /// No symbol has that name.
@@ -75,7 +77,7 @@ pub enum LookupError {
     Ambiguous {
         /// The name asked for.
         name: String,
-        /// All its addresses, ascending.
+        /// All addresses for which the name may stand, ascending.
         at: Vec<Gva>,
     },
 }
@@ -99,8 +101,8 @@ impl fmt::Display for Offer<'_> {
     }
 }
 
-/// Returns up to five of `names` that are similar to `name`, best first: they differ only in case, are a few
-/// edits away, or contain it. There are none if `name` is longer than anything typed by hand.
+/// Returns up to five of `names` that are similar to `name`, best first. A similar name differs only in case, is a
+/// few edits away, or contains `name`. Returns none if `name` is longer than anything typed by hand.
 #[must_use]
 pub fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Vec<String> {
     if name.len() > LONGEST {
@@ -126,11 +128,11 @@ pub fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Vec<Stri
     best.map(|(_, _, candidate)| candidate.to_owned()).collect()
 }
 
-/// Shortest name that is searched for inside others; shorter ones occur in too many names.
+/// Length in bytes of the shortest name that is searched for inside other names; shorter ones occur in too many.
 const SHORTEST_PART: usize = 4;
 
-/// Writes the first few of `all` with `written`, and the number of the others. A longer list in a message would
-/// not help.
+/// Returns a text that lists the first few of `all`, each as `written` writes it, and gives the number of the
+/// others. A longer list in a message would not help.
 pub(crate) fn first_few<T>(all: &[T], written: impl Fn(&T) -> String) -> String {
     const SHOWN: usize = 8;
     let shown: Vec<_> = all.iter().take(SHOWN).map(written).collect();
@@ -156,7 +158,7 @@ struct Name {
     len: u32,
 }
 
-/// Limit for the bytes of all names; no kernel has more.
+/// Limit for the total length in bytes of all names of a table; no kernel has more.
 pub(crate) const MOST_TEXT: usize = 64 << 20;
 
 /// All symbols of an image.
@@ -180,10 +182,10 @@ impl fmt::Debug for Symbols {
 }
 
 impl Symbols {
-    /// Builds the table. `ranges` are the sections of the image or, if it has none, its segments: a symbol
-    /// without a size of its own ends where its range ends, if not before.
+    /// Builds the table. `ranges` are the sections of the image or, if it has none, its segments. A symbol without
+    /// a size ends where the next one begins, or where its range ends if that is nearer.
     ///
-    /// Symbols without a name are left out. Once names would exceed [`MOST_TEXT`], the remaining symbols are
+    /// Symbols without a name are left out. Once names would exceed `MOST_TEXT`, the remaining symbols are
     /// left out, too.
     pub fn new<'a>(raw: impl IntoIterator<Item = RawSymbol<'a>>, ranges: &[Range<u64>]) -> Self {
         let mut table = Self::default();
@@ -234,8 +236,8 @@ impl Symbols {
         entry.map_or("", |entry| text(&self.arena, entry))
     }
 
-    /// Returns the parts of the function `name` that the compiler moved elsewhere, from where they may jump
-    /// back.
+    /// Returns the parts of the function `name` that the compiler moved elsewhere. They may jump back into the
+    /// function.
     pub fn parts<'a>(&'a self, name: &'a str) -> impl Iterator<Item = Symbol<'a>> {
         let first = self
             .parts
@@ -266,11 +268,12 @@ impl Symbols {
         self.entries.iter().map(|entry| self.view(entry))
     }
 
-    /// Looks up the only symbol called `name`. If both code and something else have the name, the code is
-    /// meant. Two symbols of one name at one address count as one.
+    /// Looks up the only symbol called `name`. If both code and something else have the name, only the code counts.
+    /// Two symbols of that name at one address count as one.
     ///
     /// # Errors
-    /// If there is none, with similar names; if there are several, with their addresses.
+    /// If no symbol has the name: the error suggests similar names. If several have it: the error lists their
+    /// addresses.
     pub fn lookup(&self, name: &str) -> Result<Symbol<'_>, LookupError> {
         let found = self.candidates(name);
         match found.as_slice() {
@@ -286,14 +289,14 @@ impl Symbols {
         }
     }
 
-    /// Returns the range from the address of one symbol up to that of another.
+    /// Returns the range from the address of the symbol `start` up to that of `end`.
     pub(crate) fn between(&self, start: &str, end: &str) -> Option<Range<u64>> {
         let (start, end) = (self.address_of(start)?.0, self.address_of(end)?.0);
         (start <= end).then_some(start..end)
     }
 
-    /// Returns all symbols that `name` may stand for, ordered by address: as [`Self::lookup`], but without an
-    /// error.
+    /// Returns all symbols for which `name` may stand, ordered by address and one for each address. As in
+    /// [`Self::lookup`], only code counts if any code has the name.
     #[must_use]
     pub fn candidates(&self, name: &str) -> Vec<Symbol<'_>> {
         let mut found: Vec<Symbol<'_>> = self.named(name).collect();
@@ -304,7 +307,8 @@ impl Symbols {
         found
     }
 
-    /// Returns the address of `name`, whatever its kind; `None` unless there is exactly one.
+    /// Returns the address of the symbols called `name`, of whatever kind; `None` unless all of them are at one
+    /// address.
     #[must_use]
     pub fn address_of(&self, name: &str) -> Option<Gva> {
         let mut found = self.named(name);
@@ -312,8 +316,8 @@ impl Symbols {
         found.all(|other| other.addr == first).then_some(first)
     }
 
-    /// Returns the symbol that contains `at`, and the offset into it. Of several at one address, code precedes
-    /// data; otherwise the first in the image's order is returned.
+    /// Returns the symbol that contains `at`, and the offset of `at` in it. If several symbols begin at one
+    /// address, prefers code to data, and then the first in the image's order.
     #[must_use]
     pub fn containing(&self, at: Gva) -> Option<(Symbol<'_>, u64)> {
         let after = self.entries.partition_point(|entry| entry.addr <= at.0);
@@ -336,8 +340,8 @@ impl Symbols {
         Ok(self.glob_from(pattern, 0)?.map(|(_, symbol)| symbol))
     }
 
-    /// Like [`Self::glob`], but begins at position `first` among all symbols and also returns the positions, so
-    /// that a long list can be made piece by piece.
+    /// Like [`Self::glob`], but begins at position `first` in the order of all symbols, and also returns the
+    /// position of each match. So a long list can be made piece by piece.
     ///
     /// # Errors
     /// If the pattern is malformed.
@@ -360,7 +364,7 @@ impl Symbols {
         }
     }
 
-    /// Returns all symbols of exactly that name, ordered by address.
+    /// Returns all symbols called exactly `name`, ordered by address.
     fn named<'a>(&'a self, name: &str) -> impl Iterator<Item = Symbol<'a>> {
         let wanted = u64::from(hash(name));
         let first = self.by_name.partition_point(|key| key >> 32 < wanted);
@@ -375,10 +379,10 @@ impl Symbols {
             .filter(move |symbol| symbol.name == name)
     }
 
-    /// Returns names of code similar to `name`, best first: equal except for leading underscores (`printk`
-    /// finds `_printk`), followed by a suffix (`kmem_cache_alloc` finds `kmem_cache_alloc_noprof`), few edits
-    /// away, with a prefix as wrappers have (`sys_read` finds `__x64_sys_read`), or containing it. Generated
-    /// code comes last.
+    /// Returns up to five names of code that are similar to `name`, best first. A similar name is equal except for
+    /// leading underscores (`printk` finds `_printk`), has a suffix (`kmem_cache_alloc` finds
+    /// `kmem_cache_alloc_noprof`), is a few edits away, has a prefix as wrappers do (`sys_read` finds
+    /// `__x64_sys_read`), or contains `name`. Names of generated code come last.
     #[must_use]
     pub fn near(&self, name: &str) -> Vec<String> {
         if name.is_empty() || name.len() > LONGEST {
@@ -440,8 +444,8 @@ impl Symbols {
     }
 }
 
-/// Returns whether this is the name of generated code (for a tracepoint or a static call), or of the unlikely
-/// part of a function.
+/// Returns whether `name` is that of generated code (for a tracepoint or a static call), or of the unlikely part of
+/// a function.
 fn is_made(name: &str) -> bool {
     const PREFIXES: [&str; 7] = [
         "__SCT__",
@@ -455,8 +459,8 @@ fn is_made(name: &str) -> bool {
     name.ends_with(".cold") || PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// Returns the name of the function that the code named `part` belongs to, if it is a part. GCC names parts
-/// `NAME.cold`, GCC 8 `NAME.cold.N`, and clang's function splitting `NAME.__part.N`.
+/// Returns the name of the function of which `part` is a part; `None` if `part` is not the name of a part. GCC
+/// names parts `NAME.cold`, GCC 8 `NAME.cold.N`, and clang's function splitting `NAME.__part.N`.
 fn whole_of(part: &str) -> Option<&str> {
     let unnumbered = part.trim_end_matches(|c: char| c.is_ascii_digit());
     part.strip_suffix(".cold").or_else(|| {
@@ -481,8 +485,8 @@ fn hash(name: &str) -> u32 {
     u32::try_from(hasher.finish() >> 32).unwrap_or_default()
 }
 
-/// Gives each entry without a size the distance to the next address in use, within its range. `entries` must be
-/// sorted by address.
+/// Sets the size of each entry that has none: to the distance to the next address of an entry, or to the end of its
+/// range if that is nearer. `entries` must be sorted by address.
 fn fill_sizes(entries: &mut [Entry], ranges: &[Range<u64>]) {
     let mut next = None;
     let mut at = None;
@@ -507,7 +511,7 @@ fn fill_sizes(entries: &mut [Entry], ranges: &[Range<u64>]) {
     }
 }
 
-/// Returns the set of bytes in `name`, folded to 64 members.
+/// Returns the set of the bytes in `name`; bytes whose lower six bits are equal count as the same member.
 fn letters(name: &str) -> u64 {
     name.bytes()
         .fold(0, |set, byte| set | 1_u64 << (byte & 0x3f))

@@ -12,15 +12,16 @@ use super::rows::path;
 /// A line of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceLine {
-    /// The file's path, from where the kernel was built.
+    /// Path of the file, relative to the directory in which the kernel was built, if the file is below it.
     pub file: String,
     /// Number of the line in the file, from 1.
     pub line: u64,
 }
 
 impl DebugInfo<'_> {
-    /// Returns the source line of the instruction at `at` (address as linked). For inlined code it is the line
-    /// in the innermost function. `None` where there is no line, as in assembly without debug information.
+    /// Returns the source line of the instruction at `at` (the address as linked). For inlined code, that is the
+    /// line in the innermost inlined function. `None` where there is no line, as in assembly without debug
+    /// information.
     ///
     /// # Errors
     /// If the debug information is damaged.
@@ -38,7 +39,7 @@ impl DebugInfo<'_> {
     }
 }
 
-/// Returns file and line of the row that covers `at`.
+/// Returns the file number and the line number of the row that covers `at`.
 fn row_at(unit: &Unit<'_, '_>, at: u64) -> Result<Option<(u64, u64)>, DebugError> {
     let Some(program) = unit.own.line_program.clone() else {
         return Ok(None);

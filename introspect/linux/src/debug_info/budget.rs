@@ -1,8 +1,8 @@
 //! Limits the work done for one question.
 //!
-//! Invariant: whatever the file says, the number of steps for one question is bounded by the size of its debug
-//! information. Except while the index is built, a question also ends soon after nobody waits for its answer.
-//! Damaged tables can refer to each other over and over; sound ones never need as many steps.
+//! Invariant: the number of steps for one question is bounded by the size of the debug information, whatever the
+//! file says. Damaged tables can refer to each other over and over; sound ones never need as many steps. Except
+//! while the index is built, a question also ends soon once nobody waits for its answer.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -10,9 +10,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::error::DebugError;
 
-/// Steps granted to a file of any size.
+/// Number of steps granted for any file, however small.
 const LEAST: u64 = 1 << 18;
-/// Steps granted for each byte of debug information: reading all of it once takes about one.
+/// Number of steps granted for each byte of debug information. Reading all of it once takes about one step per
+/// byte.
 const PER_BYTE: u64 = 8;
 
 /// Steps left for the current question.
@@ -45,7 +46,7 @@ impl Budget {
         self.left.set(self.most);
     }
 
-    /// Takes `steps` steps from the budget.
+    /// Takes `steps` steps from the budget. Fails if fewer are left, or if the question was abandoned.
     pub(super) fn spend(&self, steps: usize) -> Result<(), DebugError> {
         if self.abandoned.load(Ordering::Relaxed) {
             return Err(DebugError::Abandoned);

@@ -25,10 +25,11 @@ pub enum DebugError {
         /// Offset of the relocation in that section.
         at: u64,
     },
-    /// The file has thousands of sections, or sections that share bytes of the file.
+    /// More sections than any file has, or sections or relocations that do not fit into the file, or sections of a
+    /// module that do not fit into the address space of modules.
     #[error("the file's sections overlap")]
     Overlap,
-    /// A section beyond the end of the file.
+    /// A section that extends beyond the end of the file, or a part that extends beyond the end of its section.
     #[error("section {0} ends behind the end of the file")]
     Cut(&'static str),
     /// A compressed section.
@@ -47,7 +48,7 @@ pub enum DebugError {
     /// A file without a build id.
     #[error("the file has no build id, so it is not known which build it belongs to")]
     NoBuildId,
-    /// Debug information of another kernel.
+    /// Debug information of another kernel, or a build id missing on one of the two sides.
     #[error(
         "the debug information is of another kernel: its build id is {file}, the kernel's {kernel}"
     )]
@@ -62,16 +63,17 @@ pub enum DebugError {
     Damaged {
         /// The section that was being read.
         section: &'static str,
-        /// Offset in `.debug_info` of the unit it was read for. If the unit's header is wrong, the offset at
-        /// which the unit should begin.
+        /// Offset in `.debug_info` of the unit for which the section was read. If the unit's header is wrong, the
+        /// offset at which the unit should begin.
         unit: usize,
         /// What is wrong.
         source: gimli::Error,
     },
-    /// The answer would take more work than a file of this size can need.
+    /// The answer would take more work than any sound file of this size needs, or the file has more of something
+    /// than any kernel has.
     #[error("the debug information is damaged: it refers to the same things over and over again")]
     TooMuch,
-    /// The client that asked is gone.
+    /// Nobody waits for the answer, as the client that asked is gone.
     #[error("nobody waits for the answer")]
     Abandoned,
     /// No function of that name.
@@ -79,7 +81,7 @@ pub enum DebugError {
     NoFunction {
         /// The name of the function.
         name: String,
-        /// Where functions of that name are instead, if the question named a file.
+        /// Other places of functions with that name, if the question named a file.
         near: Vec<String>,
     },
     /// No such source file.
@@ -95,28 +97,28 @@ pub enum DebugError {
         /// The nearest lines that have code.
         near: Vec<String>,
     },
-    /// A function that has no code of its own.
+    /// A function that has no code outside the functions into which it was inlined.
     #[error("{0} is inlined wherever it is used: it has no {1}")]
     OnlyInlined(String, &'static str),
-    /// An offset beyond the function.
+    /// An offset beyond the end of the function.
     #[error("{name} has {size} bytes only")]
     Offset {
         /// The function.
         name: String,
-        /// Its size.
+        /// Size in bytes of the function's longest range of code.
         size: u64,
     },
     /// A member, element or pointer that the variable does not have.
     #[error("`{at}` {why}{}", Suggested(.near))]
     Member {
-        /// The variable and the part of the path that could be followed.
+        /// The variable, and the path up to the place where it ends.
         at: String,
         /// Why the path ends there.
         why: String,
         /// Names that exist there instead.
         near: Vec<String>,
     },
-    /// A pattern to be searched for in source lines.
+    /// A pattern to search for in source lines; not supported, because the sources are not read.
     #[error("`;` looks for a text in the sources, which are not read: name the line instead")]
     Pattern,
 }

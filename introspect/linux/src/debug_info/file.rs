@@ -3,10 +3,10 @@
 //! ```text
 //!   opened ──▶ where the sections are, the build id ──a question──▶ the index ──▶ units, tables that they need
 //! ```
-//! Invariants: sections lie within the file and share no bytes, and neither do units, so together they take no
-//! more memory than the file is long. A kernel's file is much longer than its debug information (half of it is
-//! relocations that were applied long ago), and a question reads only a few units of that. Nothing is mapped,
-//! so a file that changes later does no harm.
+//! Invariants: sections lie within the file and together are no longer than it, and units share no bytes. So all of
+//! them take no more memory than the file is long. Much of a kernel's file is not debug information: half of the
+//! file consists of relocations that the linker has already applied. A question reads only a few units of the debug
+//! information. Nothing is mapped, so a file that changes later does no harm.
 
 use std::fs::{self, File};
 use std::io;
@@ -28,8 +28,9 @@ use crate::notes::build_id;
 /// Limit for sections; a kernel has fewer. Look-ups go through all of them.
 const MOST_SECTIONS: usize = 4096;
 
-/// Limits for the note sections to search and for the bytes of each; kernels have one or two short ones.
+/// Limit for the number of note sections to search; kernels have one or two.
 const MOST_NOTES: usize = 8;
+/// Limit for the length in bytes of a note section; longer ones are not searched.
 const LONGEST_NOTES: u64 = 1 << 16;
 
 /// Sections that are never read, and `.debug_info`, which is read unit by unit.
@@ -81,14 +82,15 @@ fn regular(path: &Path) -> Result<File, DebugError> {
     File::open(path).map_err(DebugError::Read)
 }
 
-/// Reads bytes at an offset of the file, for sections that are read at once.
+/// Reads bytes at an offset of the file. Used for sections that are read at once.
 type Fetch<'f> = &'f dyn Fn(u64, &mut [u8]) -> Result<(), DebugError>;
 
 impl DebugFile {
-    /// Reads the debug information in the file at `path`.
+    /// Opens the debug information in the file at `path`.
     ///
     /// # Errors
-    /// If the file has no debug information, or none that can be used.
+    /// If the file cannot be read, or is not one that can be used. A file without debug information is an error
+    /// only in [`DebugInfo::new`](super::DebugInfo::new).
     pub fn open(path: &Path) -> Result<Self, DebugError> {
         Self::of(&regular(path)?)
     }
@@ -111,11 +113,11 @@ impl DebugFile {
         Ok(magic.starts_with(&elf::ELFMAG) && ty == elf::ET_REL)
     }
 
-    /// Reads the debug information in `file`, from its beginning. Nothing else may read `file` meanwhile, as
-    /// the file position is shared.
+    /// Opens the debug information in `file`, which is read from its beginning whatever the file position is.
+    /// Nothing else may read `file` meanwhile, as the file position is shared.
     ///
     /// # Errors
-    /// If the file has no debug information, or none that can be used.
+    /// Those of [`DebugFile::open`].
     pub fn of(file: &File) -> Result<Self, DebugError> {
         let len = file.metadata().map_err(DebugError::Read)?.len();
         let again = || file.try_clone().map_err(DebugError::Read);
@@ -124,10 +126,10 @@ impl DebugFile {
         Self::read(&cache, len, &fetch, Some(again()?))
     }
 
-    /// Reads the debug information in `bytes`, the content of a file.
+    /// Opens the debug information in `bytes`, the content of a file.
     ///
     /// # Errors
-    /// If the file has no debug information, or none that can be used.
+    /// Those of [`DebugFile::open`].
     pub fn parse(bytes: &[u8]) -> Result<Self, DebugError> {
         let len = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
         let fetch = |at, wanted: &mut [u8]| {
@@ -139,8 +141,8 @@ impl DebugFile {
         Self::read(bytes, len, &fetch, None)
     }
 
-    /// Makes questions end with [`DebugError::Abandoned`] once `abandoned` is set. An [index](Self::index) that
-    /// is being built by then is completed.
+    /// Makes questions end with [`DebugError::Abandoned`] once `abandoned` is set. If an [index](Self::index) is
+    /// being built at that time, it is completed first.
     #[must_use]
     pub fn until(self, abandoned: &Arc<AtomicBool>) -> Self {
         Self {
@@ -155,13 +157,13 @@ impl DebugFile {
         self.module.as_ref()
     }
 
-    /// Returns the build id of the kernel or module that the file is of, if it has one.
+    /// Returns the build id of the kernel or module to which the file belongs; `None` if the file has none.
     #[must_use]
     pub fn build_id(&self) -> Option<&[u8]> {
         self.build_id.as_deref()
     }
 
-    /// Returns the length of `.debug_info` in bytes, without the other tables.
+    /// Returns the length in bytes of `.debug_info` alone, without the other sections.
     #[must_use]
     pub fn length(&self) -> usize {
         self.info.len
@@ -188,13 +190,13 @@ impl DebugFile {
         }
     }
 
-    /// Takes `index`, which must be of this file, so that it is not built again.
+    /// Adopts `index`, which must be of this file. Then [`Self::index`] returns it instead of building one.
     pub fn adopt(&self, index: Arc<Index>) {
         let _ = self.index.set(index);
     }
 
-    /// Returns all tables but `.debug_info`. The location lists of variables are included only if `locations`
-    /// is set.
+    /// Returns all sections of the debug information but `.debug_info`. The location lists of variables are
+    /// included only if `locations` is set.
     pub(super) fn dwarf(
         &self,
         locations: bool,
@@ -225,7 +227,7 @@ impl DebugFile {
         self.info.part(self.file.as_ref(), 0, self.info.len)
     }
 
-    /// Returns the bytes of the unit at `place`, which has that number in the index.
+    /// Returns the bytes of the unit at `place`, whose number in the index is `number`.
     pub(super) fn unit(&self, number: usize, place: &UnitPlace) -> Result<&[u8], DebugError> {
         let range = place.range();
         let cut = || DebugError::Cut(self.info.id.name());
@@ -241,8 +243,8 @@ impl DebugFile {
         Ok(bytes)
     }
 
-    /// Reads a file of `len` bytes. With `later`, the sections of a kernel's file are read from it only when
-    /// needed.
+    /// Reads a file of `len` bytes: its headers from `data`, and sections with `fetch`. If `later` is given and the
+    /// file is a kernel's, its sections are read from `later` when they are first needed.
     fn read<'d>(
         data: impl ReadRef<'d>,
         len: u64,

@@ -1,4 +1,4 @@
-//! An index from names and addresses to units, so that a question reads only the units it needs.
+//! An index from names and addresses to units, by which a question reads only the units it needs.
 //!
 //! ```text
 //!   all units, once ──▶ the index ──▶ a file, for the next time ──▶ the index
@@ -7,8 +7,8 @@
 //!                         ├── name of a source file ────────▶ units
 //!                         └── address ──────────────────────▶ unit
 //! ```
-//! Invariants: an index only says where to look; what is found there is read and checked as it would be without
-//! an index. An index belongs to the one file whose build id and section lengths it records, and its units
+//! Invariants: an index only says in which units to search. What is found there is read and checked as it would be
+//! without an index. An index belongs to the one file whose build id and section lengths it records, and its units
 //! share no bytes. Every other number in it is checked when it is used: a wrong one leads to nothing, or to an
 //! error.
 
@@ -26,9 +26,10 @@ use super::error::DebugError;
 pub(super) const VERSION: u32 = 1;
 /// Limit for units: more than a kernel with all its drivers has source files.
 pub(super) const MOST_UNITS: usize = 1 << 17;
-/// Limits for names and for pairs of a name and a unit. A kernel with all its drivers has half a million
-/// functions, and uses files some ten million times.
+/// Limit for the number of different names. A kernel with all its drivers has half a million functions.
 const MOST_NAMES: usize = 1 << 20;
+/// Limit for the number of pairs of a name and a unit. A kernel with all its drivers uses source files some ten
+/// million times.
 const MOST_NAMED: usize = 1 << 24;
 /// Limit for the bytes of all names together.
 const MOST_TEXT: usize = 64 << 20;
@@ -38,13 +39,13 @@ const MOST_TEXT: usize = 64 << 20;
 pub struct Index {
     #[prost(message, required, tag = "1")]
     pub(super) of: Of,
-    /// In the order of their offsets.
+    /// The units, ordered by their offsets in `.debug_info`.
     #[prost(message, repeated, tag = "2")]
     pub(super) units: Vec<UnitPlace>,
-    /// Functions that have code in a unit.
+    /// The names of functions, each with the units in which the function has code.
     #[prost(message, required, tag = "3")]
     pub(super) functions: Names,
-    /// Source files, without their directories.
+    /// The names of source files, without directories, each with the units that use the file.
     #[prost(message, required, tag = "4")]
     pub(super) files: Names,
     /// Ranges of code, ordered by address.
@@ -52,7 +53,7 @@ pub struct Index {
     pub(super) code: Vec<Code>,
 }
 
-/// The file that an index is of.
+/// Identity of the file to which an index belongs.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub(super) struct Of {
     #[prost(uint32, tag = "1")]
@@ -67,33 +68,34 @@ pub(super) struct Of {
 /// Position of a unit.
 #[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
 pub(super) struct UnitPlace {
-    /// Start in `.debug_info`.
+    /// Offset in `.debug_info` at which the unit begins.
     #[prost(fixed64, tag = "1")]
     pub(super) start: u64,
     #[prost(fixed64, tag = "2")]
     pub(super) end: u64,
-    /// Offset of its table in `.debug_abbrev`.
+    /// Offset in `.debug_abbrev` of the unit's abbreviation table.
     #[prost(fixed64, tag = "3")]
     pub(super) abbreviations: u64,
 }
 
-/// Sorted names, each with the units that have it.
+/// Sorted names, each with the numbers of the units that have it.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub(super) struct Names {
     #[prost(bytes = "vec", tag = "1")]
     texts: Vec<u8>,
-    /// Where each name ends in `texts`.
+    /// Offset in `texts` at which each name ends.
     #[prost(fixed32, repeated, tag = "2")]
     text_ends: Vec<u32>,
-    /// Unit numbers, each as the distance from the one before.
+    /// For each name, the numbers of its units as varints: the first number, and then the distance from each to the
+    /// next.
     #[prost(bytes = "vec", tag = "3")]
     units: Vec<u8>,
-    /// Where the units of each name end in `units`.
+    /// Offset in `units` at which the numbers of each name end.
     #[prost(fixed32, repeated, tag = "4")]
     unit_ends: Vec<u32>,
 }
 
-/// A range of code and its unit.
+/// A range of code, and the number of its unit.
 #[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
 pub(super) struct Code {
     #[prost(fixed64, tag = "1")]
@@ -131,13 +133,13 @@ impl Index {
         (is_sound && end <= length && index.of == *of).then_some(index)
     }
 
-    /// Returns the bytes that [`DebugFile::read_index`](super::DebugFile::read_index) reads.
+    /// Encodes the index into the bytes that [`DebugFile::read_index`](super::DebugFile::read_index) parses.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         self.encode_to_vec()
     }
 
-    /// Returns the length of those bytes.
+    /// Returns the length of what [`Index::to_bytes`] returns.
     #[must_use]
     pub fn length(&self) -> usize {
         self.encoded_len()
@@ -147,12 +149,13 @@ impl Index {
         &self.units
     }
 
-    /// Returns the numbers of the units with code of functions called `name`.
+    /// Returns the numbers of the units that have code of a function called `name`.
     pub(super) fn units_with_function(&self, name: &str) -> Vec<usize> {
         self.functions.units(name.as_bytes())
     }
 
-    /// Returns the numbers of the units whose files may be at `path`. Directories are not compared.
+    /// Returns the numbers of the units that use a file with the same name as the file at `path`. Directories are
+    /// not compared.
     pub(super) fn units_with_file(&self, path: &str) -> Vec<usize> {
         let name = path.rsplit('/').next().unwrap_or_default();
         self.files.units(name.as_bytes())
@@ -214,7 +217,7 @@ impl Names {
         Ok(all)
     }
 
-    /// Returns the units of `name`.
+    /// Returns the numbers of the units that have `name`.
     fn units(&self, name: &[u8]) -> Vec<usize> {
         let found = self
             .find(name)
@@ -245,7 +248,7 @@ impl Names {
     }
 }
 
-/// Returns the part with index `number` of `all`; `ends` are the ends of the parts.
+/// Returns part number `number` of `all`; `ends` are the offsets at which the parts end.
 fn part<'a>(all: &'a [u8], ends: &[u32], number: usize) -> Option<&'a [u8]> {
     let start = match number.checked_sub(1) {
         Some(before) => *ends.get(before)?,

@@ -1,7 +1,7 @@
-//! Building the index: reads all units once.
+//! Builds the index: reads all units once.
 //!
-//! Invariant: building finds any damage in the file, so the first question fails rather than only some later
-//! one. The bytes of the units are not kept.
+//! Invariant: building the index finds any damage in the units, so the first question fails rather than only some
+//! later one. The bytes of the units are not kept.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,12 +17,13 @@ use super::rows::file_names;
 use super::scopes::Scopes;
 
 impl DebugFile {
-    /// Returns the index of units. Building it reads all of them, unless an index was [adopted](Self::adopt).
-    /// Once begun, building is completed even if nobody waits for it any more: otherwise callers that wait for
-    /// less time than it takes would make it start over and over, and never finish.
+    /// Returns the index of units. Unless an index was [adopted](Self::adopt), the first call builds it from all
+    /// units. Once building has begun, it is completed even if everybody stops waiting for it. Otherwise, callers
+    /// that wait for less time than it takes would make it start over and over, and it would never be finished.
     ///
     /// # Errors
-    /// If the debug information is damaged, or nobody waits for the index when building it would begin.
+    /// If the debug information is damaged, or if nobody waits for the index at the time when building it would
+    /// begin.
     pub fn index(&self) -> Result<&Arc<Index>, DebugError> {
         once(&self.index, || {
             if self.abandoned.load(Ordering::Relaxed) {
@@ -34,10 +35,11 @@ impl DebugFile {
 }
 
 impl<'f> DebugInfo<'f> {
-    /// Opens the debug information in `file` for the kernel with this build id.
+    /// Opens the debug information in `file` for the kernel or module whose build id is `build_id`.
     ///
     /// # Errors
-    /// If the file is of another kernel, if either build id is missing, or if units are damaged.
+    /// If the file is of another kernel, if either build id is missing, if the file has no debug information, or if
+    /// its index cannot be built.
     pub fn new(file: &'f DebugFile, build_id: Option<&[u8]>) -> Result<Self, DebugError> {
         if file.build_id.is_none() || file.build_id.as_deref() != build_id {
             return Err(DebugError::OtherKernel {

@@ -1,7 +1,8 @@
 //! Units of debug information, found through the index.
 //!
-//! Invariants: a unit's bytes are read when something is asked of it. Abbreviation tables share no bytes, so
-//! reading all of them takes no longer than the section is long.
+//! Invariants: a unit's bytes are read only when a question needs the unit. Each abbreviation table ends where the
+//! next one begins, so the tables share no bytes, and reading each of them once takes no longer than their section
+//! is long.
 
 use std::cell::OnceCell;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ pub(super) type Reader<'f> = EndianSlice<'f, LittleEndian>;
 pub(super) type Entry<'f> = DebuggingInformationEntry<Reader<'f>>;
 pub(super) type Value<'f> = AttributeValue<Reader<'f>>;
 
-/// Bytes of a string or a table that cost one step.
+/// Number of bytes of a string or table that are read for one step of the budget.
 const READ: usize = 64;
 
 /// The debug information of one kernel.
@@ -29,11 +30,11 @@ pub struct DebugInfo<'f> {
     pub(super) dwarf: Dwarf<Reader<'f>>,
     pub(super) budget: Budget,
     pub(super) file: &'f DebugFile,
-    /// The tables including the location lists of variables.
+    /// The sections in `dwarf`, together with the location lists of variables. Read when first needed.
     with_locations: OnceCell<Dwarf<Reader<'f>>>,
     units: &'f [UnitPlace],
     index: Option<&'f Index>,
-    /// All of `.debug_info`, if it was read.
+    /// All of `.debug_info`; only while the index is built.
     whole: Option<&'f [u8]>,
     /// Sorted offsets at which abbreviation tables begin.
     abbreviations: Vec<usize>,
@@ -53,7 +54,8 @@ pub(super) struct Unit<'a, 'f> {
 }
 
 impl<'f> DebugInfo<'f> {
-    /// Creates the debug information of `units`; `whole` is all of `.debug_info` if it was read.
+    /// Creates the debug information that consists of `units`. If all of `.debug_info` was read, `whole` has its
+    /// bytes.
     pub(super) fn over(
         file: &'f DebugFile,
         units: &'f [UnitPlace],
@@ -80,13 +82,13 @@ impl<'f> DebugInfo<'f> {
         })
     }
 
-    /// Returns the numbers of the units with code of functions called `name`.
+    /// Returns the numbers of the units that have code of a function called `name`.
     pub(super) fn units_with_function(&self, name: &str) -> Vec<usize> {
         let found = self.index.map(|index| index.units_with_function(name));
         found.unwrap_or_default()
     }
 
-    /// Returns the numbers of the units whose files may be at `path`.
+    /// Returns the numbers of the units that use a file with the same name as the file at `path`.
     pub(super) fn units_with_file(&self, path: &str) -> Vec<usize> {
         let found = self.index.map(|index| index.units_with_file(path));
         found.unwrap_or_default()
@@ -97,7 +99,7 @@ impl<'f> DebugInfo<'f> {
         self.index?.unit_at(at)
     }
 
-    /// Returns the tables including the location lists of variables.
+    /// Returns the sections of the debug information, including the location lists of variables.
     pub(super) fn with_locations(&self) -> Result<&Dwarf<Reader<'f>>, DebugError> {
         match self.with_locations.get() {
             Some(dwarf) => Ok(dwarf),

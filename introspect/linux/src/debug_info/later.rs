@@ -1,7 +1,8 @@
 //! Sections of a file that are read when they are first needed.
 //!
-//! Invariants: a section is read once, so answers from it stay the same. Reads stay within the length that the
-//! file had when it was opened; a file that has become shorter is an error.
+//! Invariants: a section that is read as a whole is read once and kept, so answers from it stay the same. Reads
+//! stay within the length that the file had when it was opened; if the file has become shorter since, reading is an
+//! error.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -11,7 +12,7 @@ use gimli::SectionId;
 
 use super::error::DebugError;
 
-/// A section that is read as a whole.
+/// A section that can be read as a whole or in parts, from a file or from bytes in memory.
 #[derive(Debug)]
 pub(super) struct Later {
     pub(super) id: SectionId,
@@ -21,7 +22,7 @@ pub(super) struct Later {
 }
 
 impl Later {
-    /// Describes the section of `len` bytes at offset `at`.
+    /// Describes the section of `len` bytes at offset `at` of the file, without reading it.
     pub(super) fn new(id: SectionId, at: u64, len: usize) -> Self {
         Self {
             id,
@@ -31,7 +32,7 @@ impl Later {
         }
     }
 
-    /// Wraps bytes that were read already.
+    /// Creates the section from `bytes`, which have already been read.
     pub(super) fn known(id: SectionId, bytes: Vec<u8>) -> Self {
         Self {
             id,
@@ -41,12 +42,12 @@ impl Later {
         }
     }
 
-    /// Returns the bytes, if they were read already.
+    /// Returns all bytes of the section; `None` if they have not been read yet.
     pub(super) fn read_already(&self) -> Option<&[u8]> {
         self.bytes.get().map(Vec::as_slice)
     }
 
-    /// Returns the bytes; reads them from `file` the first time.
+    /// Returns all bytes of the section. The first call reads them from `file`.
     pub(super) fn read(&self, file: Option<&File>) -> Result<&[u8], DebugError> {
         let bytes = once(&self.bytes, || self.part(file, 0, self.len))?;
         Ok(bytes)
@@ -72,7 +73,7 @@ impl Later {
     }
 }
 
-/// Returns the value in `cell`; `make` makes it if the cell is empty.
+/// Returns the value in `cell`. If the cell is empty, fills it with the value that `make` returns.
 pub(super) fn once<T>(
     cell: &OnceLock<T>,
     make: impl FnOnce() -> Result<T, DebugError>,

@@ -1,6 +1,7 @@
-//! Lists the lines of a function that take a probe.
+//! Lists the lines of a function on which probes can be placed.
 //!
-//! Invariant: a line is listed with every address at which a probe on it is placed, and only if it has one.
+//! Invariant: a line is listed only if it has code, together with every address at which a probe on the line is
+//! placed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,31 +13,33 @@ use super::info::DebugInfo;
 use super::points::nearest;
 use super::rows::path;
 
-/// The lines of a function.
+/// The lines of a function that have code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FunctionLines {
-    /// Its name in the sources.
+    /// The name of the function in the sources.
     pub name: String,
-    /// The file that has the function, from where the kernel was built.
+    /// Path of the file that has the function, relative to the directory in which the kernel was built, if the file
+    /// is below it.
     pub file: String,
-    /// The line in that file at which the function begins: line 0 of the function.
+    /// Number of the line in that file at which the function begins. This is line 0 of the function.
     pub first: u64,
-    /// The lines that take a probe, in ascending order.
+    /// The lines that have code, in ascending order.
     pub lines: Vec<Line>,
 }
 
 /// A line of a function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
-    /// Number of the line, counted from the function's first line, which is 0.
+    /// Number of the line, counted from the function's first line, which has number 0.
     pub number: u64,
-    /// Addresses (as linked) at which code of the line begins.
+    /// Addresses (as linked) at which code of the line begins, in ascending order.
     pub places: Vec<Gva>,
 }
 
 impl DebugInfo<'_> {
-    /// Returns the lines of the functions called `name`, in files whose path ends with `file` if that is given.
-    /// There are several results if several files have a function of that name.
+    /// Returns the lines of each function called `name`. If `file` is given, only functions in files whose paths
+    /// end with `file` count. There are several results if several places in the sources define a function of that
+    /// name.
     ///
     /// # Errors
     /// If no such function has code, or the debug information is damaged.
@@ -68,10 +71,10 @@ impl DebugInfo<'_> {
         Ok(functions.collect())
     }
 
-    /// Returns the lines of [`DebugInfo::lines`] that are in `range`.
+    /// Returns what [`DebugInfo::lines`] returns, but only the lines in `range`.
     ///
     /// # Errors
-    /// Those of [`DebugInfo::lines`], and an error if no line is in the range.
+    /// Those of [`DebugInfo::lines`], and an error if no line in the range has code.
     pub fn lines_within(&self, range: &LineRange) -> Result<Vec<FunctionLines>, DebugError> {
         let mut functions = self.lines(&range.function, range.file.as_deref())?;
         let lines = functions.iter().flat_map(|it| &it.lines);

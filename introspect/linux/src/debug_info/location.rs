@@ -1,8 +1,8 @@
 //! Translates the location of a variable into a form that a fetch argument can express.
 //!
-//! Invariants: an expression is followed operation by operation, without its jumps. Its value is a constant
-//! plus at most one register, or a constant plus the word in memory at such a value. Anything else is reported
-//! as unsupported, never as a wrong location.
+//! Invariants: an expression is evaluated operation by operation; jumps in it are not supported. Its value is a
+//! constant plus at most one register, or a constant plus the word in memory at such a value. Anything else is
+//! reported as unsupported, never as a wrong location.
 
 use std::fmt;
 
@@ -41,18 +41,18 @@ const REGISTERS: [Gpr; 16] = [
 /// Location of a variable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Location {
-    /// A fetch argument can read it.
+    /// In a register, or in memory that is found from a register, so that a fetch argument can read it.
     Fetch(Fetch),
     /// In static memory, at this address as linked.
     Static(Gva),
     /// Not in memory or a register: the value is always this constant.
     Constant(i64),
-    /// Not readable, with the reason.
+    /// Not readable, for this reason.
     Nowhere(&'static str),
 }
 
 impl Location {
-    /// Adds `more` to the address, if the location has one.
+    /// Adds `more` to the address of the variable, if it has one.
     pub(super) fn plus(mut self, more: i64) -> Self {
         match &mut self {
             Self::Fetch(fetch) => {
@@ -67,13 +67,14 @@ impl Location {
     }
 }
 
-/// A register and the pointers to follow from it.
+/// A register, and the pointers to follow from it to a variable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fetch {
     /// The register.
     pub register: Gpr,
-    /// Pointers to follow from the register, each with the offset that is added before it is read. Empty if the
-    /// register holds the variable itself.
+    /// The offsets of the reads from memory that lead to the variable. The first is added to the register, each
+    /// further one to the word just read; the sum is the address of the next read. Empty if the register holds the
+    /// variable itself.
     pub offsets: Vec<i64>,
 }
 
@@ -88,18 +89,18 @@ impl fmt::Display for Fetch {
     }
 }
 
-/// What the operations of an expression refer to.
+/// Values of the function's frame to which the operations of an expression refer.
 pub(super) struct Frame<'e> {
     /// The function's frame base, if known.
     pub(super) base: &'e dyn Fn() -> Option<Sum>,
     /// The canonical frame address, if known.
     pub(super) cfa: &'e dyn Fn() -> Option<Sum>,
-    /// Whether the location is at the function's entry.
+    /// Whether the expression is evaluated for the address of the function's first instruction.
     pub(super) is_entry: bool,
 }
 
-/// A constant plus at most one register. Each further offset stands for a step: read the word in memory at the
-/// value so far, and add the offset.
+/// A constant plus at most one register. The first offset is that constant. Each further offset stands for a step:
+/// read the word in memory at the value so far, and add the offset.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Sum {
     register: Option<Gpr>,
@@ -128,7 +129,7 @@ impl Sum {
         self
     }
 
-    /// Returns the value, if it is only a constant.
+    /// Returns the value if it is a constant, without a register or a read.
     fn known(&self) -> Option<i64> {
         match (self.register, self.offsets.as_slice()) {
             (None, [value]) => Some(*value),
@@ -161,7 +162,7 @@ impl Sum {
     }
 }
 
-/// Evaluates a variable's location expression, and returns the number of operations evaluated, too.
+/// Evaluates a variable's location expression. Returns the location, and the number of operations evaluated.
 pub(super) fn location(
     expression: Expression<Reader<'_>>,
     encoding: Encoding,
@@ -172,14 +173,15 @@ pub(super) fn location(
     (found.unwrap_or_else(Location::Nowhere), steps)
 }
 
-/// Evaluates an expression that does not locate a variable, such as a frame base.
+/// Evaluates an expression that gives an address rather than a variable's location, such as a frame base.
 pub(super) fn sum(
     expression: Expression<Reader<'_>>,
     encoding: Encoding,
     frame: &Frame<'_>,
 ) -> Option<Sum> {
     match location(expression, encoding, frame).0 {
-        // For a variable in a register the value is the register; for one in memory it is the address.
+        // If the expression names a register, the register holds the address. If it gives a location in memory, the
+        // address is that of the location.
         Location::Fetch(Fetch { register, offsets }) => Some(Sum {
             register: Some(register),
             offsets: if offsets.is_empty() { vec![0] } else { offsets },
@@ -198,7 +200,7 @@ fn followed(
     const OTHER: &str = "computed in a way that cannot be followed";
 
     let mut stack: Vec<Sum> = Vec::new();
-    // Set by an operation that must be the last one, unless pieces follow.
+    // Set by an operation that must be the last one of the expression, unless it is a part of a variable in pieces.
     let mut ended = None;
     let mut operations = expression.operations(encoding);
     while let Some(operation) = operations.next().map_err(|_| DAMAGED)? {

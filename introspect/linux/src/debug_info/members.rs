@@ -1,7 +1,7 @@
 //! Follows a path from a variable to its members, elements and pointer targets.
 //!
-//! Invariant: a location is returned only for a member that exists, in a structure that is described. A step
-//! that does not fit its type is an error that says so, never a guess.
+//! Invariant: a location is returned only for a member that exists, in a structure that is described. A step that
+//! does not fit the type to which it is applied is an error that says so, never a guess.
 
 use gimli::{UnitOffset, constants as dw};
 use hvprobe_spec::fetch::Element;
@@ -18,17 +18,17 @@ use super::variables::Variable;
 const MOST_MEMBERS: usize = 1 << 12;
 /// Limit for unnamed structures nested in each other.
 const DEEPEST: usize = 8;
-/// Number of similar members to suggest when the named one does not exist.
+/// Maximum number of similar members that are suggested when the named one does not exist.
 const MOST_NEAR: usize = 3;
 /// Longest member name to suggest, in bytes.
 const LONGEST_NEAR: usize = 128;
 
-/// The result of following a path from a variable.
+/// The value to which a path leads from a variable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selected {
-    /// Location of the result.
+    /// The location of that value.
     pub location: Location,
-    /// How its value is shown.
+    /// How that value is shown.
     pub shown: Shown,
 }
 
@@ -120,7 +120,8 @@ impl<'f> DebugInfo<'f> {
 }
 
 impl<'f> Unit<'_, 'f> {
-    /// Finds the member `name` of a structure, also in unnamed structures inside it.
+    /// Finds the member `name` of a structure, or of an unnamed structure inside it. If there is none, the error
+    /// names the member as `way` writes it.
     fn member(
         &self,
         structure: &Entry<'f>,
@@ -174,7 +175,7 @@ impl<'f> Unit<'_, 'f> {
             let offset = number(dw::DW_AT_data_member_location).unwrap_or(0);
             let width = number(dw::DW_AT_bit_size);
             let first = number(dw::DW_AT_data_bit_offset).or_else(|| {
-                // DWARF 3 counts from the highest bit of a number of `bytes` bytes.
+                // DWARF 3 counts the bits from the highest bit of a number of `bytes` bytes.
                 let bytes = number(dw::DW_AT_byte_size)?;
                 let from_top = number(dw::DW_AT_bit_offset)?.checked_add(width?)?;
                 let low = bytes.checked_mul(8)?.checked_sub(from_top)?;
@@ -198,8 +199,8 @@ fn is_structure(entry: &Entry<'_>) -> bool {
     [dw::DW_TAG_structure_type, dw::DW_TAG_union_type].contains(&entry.tag())
 }
 
-/// Returns the location `offset` bytes into what is at `location`, or, with `is_pointer`, into what the pointer
-/// there points to.
+/// Returns the location `offset` bytes after the start of the value at `location`. If that value is a pointer
+/// (`is_pointer`), returns the location `offset` bytes after the address to which it points.
 fn moved(location: Location, is_pointer: bool, offset: u64) -> Result<Location, String> {
     let offset = i32::try_from(offset).map_err(|_| "is too long")?;
     let offset = i64::from(offset);
@@ -221,7 +222,8 @@ fn moved(location: Location, is_pointer: bool, offset: u64) -> Result<Location, 
     Err(why.to_owned())
 }
 
-/// Returns the bit field of `width` bits from bit `first`, as a fetch argument writes it.
+/// Returns the bit field of `width` bits from bit `first` on, as the type of a fetch argument. `None` if its bits
+/// are not in the first 8 bytes.
 fn bitfield(first: u64, width: u64) -> Option<Element> {
     let end = first.checked_add(width)?;
     let container = [8_u8, 16, 32, 64].into_iter();

@@ -2,9 +2,9 @@
 //! are at those addresses.
 //!
 //! Invariants: nothing in the file is trusted. Every read is checked, whatever the file says is followed for a
-//! bounded number of steps, and nothing recurses deeper than a constant. Nonsense is an error that says where
-//! it is, never a panic or unbounded work. A file answers only for the kernel it was made with: the build ids
-//! are compared before the first question.
+//! bounded number of steps, and nothing recurses deeper than a constant. Nonsense gives an error that says where it
+//! is, never a panic or unbounded work. A file answers questions only about the kernel that it was made with: the
+//! build ids are compared before the first question.
 
 mod addresses;
 mod budget;

@@ -5,9 +5,9 @@
 //!   .rela.debug_*            ──▶ those addresses, and offsets of other sections, in the debug information
 //! ```
 //!
-//! Invariants: everything about a module is reported relative to its symbols, so its real load address does not
-//! matter. Nothing in the file is trusted: a relocation writes within its section or is an error, and there are
-//! no more relocations than the file has room for.
+//! Invariants: everything about a module is reported relative to its symbols, so the addresses at which it is
+//! really loaded do not matter. Nothing in the file is trusted: a relocation outside its section is an error, and
+//! there are no more relocations than the file has room for.
 
 use std::ops::Range;
 
@@ -22,23 +22,26 @@ use object::{
 use super::error::DebugError;
 use crate::symbols::{RawSymbol, SymbolKind, Symbols};
 
-/// The section of every module, with its `struct module` (scripts/module.lds.S).
+/// The section that holds the `struct module` of a module. Every module has it (scripts/module.lds.S).
 const THIS_MODULE: &[u8] = b".gnu.linkonce.this_module";
-/// What a module says of itself: strings of the form `WORD=VALUE`, separated by NULs.
+/// The section in which a module describes itself: strings of the form `WORD=VALUE`, separated by NULs.
 const MODINFO: &[u8] = b".modinfo";
-/// Address range assumed for module sections. The kernel's modules are there, and none is at 0.
+/// Address range for the assumed addresses of module sections. Linux loads modules there. 0 is not in it, as it
+/// stands for a section that is not loaded.
 const SPACE: Range<u64> = 0xffff_ffff_c000_0000..0xffff_ffff_ff00_0000;
-/// Limits above what any module has.
+/// Limit for the number of symbols; no module has more.
 const MOST_SYMBOLS: usize = 1 << 18;
+/// Limit for the length in bytes of `.modinfo`; no module has more.
 const LONGEST_MODINFO: u64 = 1 << 20;
-/// The longest name of a symbol in bytes (`KSYM_NAME_LEN`).
+/// Length in bytes of the longest symbol name, with its NUL (`KSYM_NAME_LEN`).
 const LONGEST_NAME: usize = 512;
-/// The longest module name. `MODULE_NAME_LEN` is 64 less a long (include/linux/moduleparam.h).
+/// Length in bytes of the longest module name. `MODULE_NAME_LEN`, which counts the NUL, is 64 minus the size of a
+/// `long` (include/linux/moduleparam.h).
 const LONGEST_MODULE_NAME: usize = 55;
 
 type File<'d, R> = ElfFile64<'d, LittleEndian, R>;
 
-/// What a module's file says of the module.
+/// The name and the symbols of a module, as its file gives them.
 #[derive(Debug)]
 pub struct ModuleFile {
     pub(super) name: Option<String>,
@@ -46,7 +49,7 @@ pub struct ModuleFile {
 }
 
 impl ModuleFile {
-    /// Returns the name of the module, if the file says it.
+    /// Returns the name of the module; `None` if the file does not give a valid one.
     #[must_use]
     pub fn name(&self) -> Option<&str> {
         self.name.as_deref()
@@ -65,7 +68,7 @@ pub(super) struct Placed {
     /// Start addresses by section number; 0 for sections that are not loaded.
     starts: Vec<u64>,
     ranges: Vec<Range<u64>>,
-    /// Number of relocations that may still follow.
+    /// Number of relocations that may still be applied.
     left: u64,
 }
 
@@ -149,7 +152,7 @@ impl Placed {
         Ok(())
     }
 
-    /// Reads what `file` says of the module.
+    /// Reads the name and the symbols of the module from `file`.
     pub(super) fn module<'d, R: ReadRef<'d>>(&self, file: &File<'d, R>) -> ModuleFile {
         ModuleFile {
             name: name(file),
@@ -191,7 +194,7 @@ fn section<'f, 'd, R: ReadRef<'d>>(
     file.elf_section_table().section(index).ok()
 }
 
-/// Returns the module's name, if the file has one and it is valid.
+/// Returns the module's name from `.modinfo`; `None` if there is none or it is not valid.
 fn name<'d, R: ReadRef<'d>>(file: &File<'d, R>) -> Option<String> {
     let mut sections = file.sections();
     let section = sections.find(|section| section.name_bytes() == Ok(MODINFO))?;
@@ -204,7 +207,7 @@ fn name<'d, R: ReadRef<'d>>(file: &File<'d, R>) -> Option<String> {
     is_module_name(name).then(|| name.to_owned())
 }
 
-/// Returns whether a module may have this name.
+/// Returns whether `name` is a valid name of a module.
 #[must_use]
 pub fn is_module_name(name: &str) -> bool {
     let fits = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';

@@ -1,7 +1,8 @@
-//! Finds all addresses in the text that a point in the sources stands for.
+//! Finds all addresses in the text for which a point in the sources stands.
 //!
-//! Invariants: an address begins code of the point's line or of its function. Each address is listed once, in
-//! ascending order. Units are held one at a time, however many there are.
+//! Invariants: at each address, code of the point's line or function begins, unless the point is an offset or an
+//! address itself. Each address is listed once, in ascending order. Only one unit is held at a time, however many
+//! there are.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +15,7 @@ use super::info::{DebugInfo, Unit};
 use super::rows::{ends_with, files_named, path, rows};
 use super::scopes::{Function, Scope, Scopes};
 
-/// Number of nearby names to suggest when nothing is found.
+/// Maximum number of other files that are suggested for a function that is not in the named file.
 const MOST_NEAR: usize = 3;
 
 /// An address that a point stands for.
@@ -22,12 +23,12 @@ const MOST_NEAR: usize = 3;
 pub struct PointPlace {
     /// The address, as linked.
     pub at: Gva,
-    /// The function whose code is there; empty if unknown, as in assembly.
+    /// The function, not inlined itself, that has the code at the address; empty if unknown, as in assembly.
     pub function: String,
-    /// The inlined function, if the point is in one.
+    /// The inlined function to which the code belongs, if it belongs to one.
     pub inlined: Option<String>,
     pub(super) unit: usize,
-    /// The innermost function that contains the point.
+    /// Offset in the unit of the entry of the innermost function, inlined or not, that contains the point.
     pub(super) scope: Option<UnitOffset>,
 }
 
@@ -50,18 +51,18 @@ pub(super) struct Found<'a, 'f> {
     pub(super) unit: &'a Unit<'a, 'f>,
     pub(super) scopes: &'a Scopes<'f>,
     pub(super) function: Function<'f>,
-    /// Scopes of the function that have code.
+    /// Numbers of the function's scopes that have code.
     pub(super) members: Vec<usize>,
 }
 
-/// For each line, the addresses at which its code begins, each with the scope of that code.
+/// For each line, the addresses at which its code begins, each with the number of the scope of that code.
 pub(super) type LinePlaces = BTreeMap<u64, BTreeMap<u64, usize>>;
 
 impl<'f> DebugInfo<'f> {
     /// Returns the places that `point` stands for. `FUNC%return` stands for the function's start.
     ///
     /// # Errors
-    /// If there are none, or the debug information is damaged.
+    /// If `point` stands for no place, or the debug information is damaged.
     pub fn places(&self, point: &Point) -> Result<Vec<PointPlace>, DebugError> {
         self.budget.begin();
         let mut places = match point {
@@ -74,7 +75,7 @@ impl<'f> DebugInfo<'f> {
         Ok(places)
     }
 
-    /// Returns the places of `lines` in files whose paths end with `file`; empty if the lines have no code.
+    /// Returns the places of `lines` in files whose paths end with `file`; none if the lines have no code.
     ///
     /// # Errors
     /// If no unit has such a file, or the debug information is damaged.
@@ -89,10 +90,11 @@ impl<'f> DebugInfo<'f> {
         Ok(places)
     }
 
-    /// Returns the paths that end with `file`, from where the kernel was built.
+    /// Returns the paths of all source files that end with `file`, relative to the directory in which the kernel
+    /// was built, if the files are below it.
     ///
     /// # Errors
-    /// If there are none, or the debug information is damaged.
+    /// If there is no such file, or the debug information is damaged.
     pub fn files(&self, file: &str) -> Result<BTreeSet<String>, DebugError> {
         self.budget.begin();
         let mut paths = BTreeSet::new();
@@ -107,7 +109,8 @@ impl<'f> DebugInfo<'f> {
         }
     }
 
-    /// Calls `each` for every function `name` that has code, unit by unit.
+    /// Calls `each` for every function `name` that has code, unit by unit. If `file` is given, only functions in
+    /// files whose paths end with `file` count.
     pub(super) fn each_function(
         &self,
         name: &str,
@@ -229,7 +232,7 @@ impl<'f> DebugInfo<'f> {
         }
     }
 
-    /// Returns the places of the `wanted` lines of a file, and all of its lines that have code.
+    /// Returns the places of the `wanted` lines of a file, and the numbers of all lines of the file that have code.
     fn of_lines(
         &self,
         file: &str,
@@ -252,7 +255,7 @@ impl<'f> DebugInfo<'f> {
                 .own
                 .name
                 .is_some_and(|name| ends_with(&String::from_utf8_lossy(name.slice()), file));
-            // Most units use the file but have no code of these lines.
+            // Skips most units: they use the file, but have no code of these lines.
             if here.clone().next().is_none() && !is_own {
                 continue;
             }
@@ -282,8 +285,8 @@ impl<'f> DebugInfo<'f> {
 }
 
 impl<'f> Found<'_, 'f> {
-    /// Returns the lines of the function and where their code begins: the rows of the line table, the lines at
-    /// which other functions were inlined, and the function's first line.
+    /// Returns the lines of the function, with the addresses at which their code begins. The lines are those of the
+    /// rows in the line table, those at which other functions were inlined, and the function's first line.
     pub(super) fn lines(&self) -> Result<LinePlaces, DebugError> {
         let function = self.function;
         let mut lines = LinePlaces::new();
@@ -306,8 +309,8 @@ impl<'f> Found<'_, 'f> {
             other.is_some_and(|other| other.root == function.root)
         };
         for (number, scope) in self.scopes.list.iter().enumerate() {
-            // A one-line function calls others on its first line, so `is_part` alone would skip those calls,
-            // too.
+            // Skips the function's own parts. If the function has only one line, its calls of others are on its
+            // first line, so `is_part` alone would skip them, too.
             if is_own(number) && self.is_part(scope) {
                 continue;
             }
@@ -342,8 +345,8 @@ impl<'f> Found<'_, 'f> {
         Ok(lines)
     }
 
-    /// Returns whether a scope is a part of the function that the compiler split off and inlined again: its
-    /// call site is the function's own first line, and it is not a call of the function.
+    /// Returns whether `scope` is a part of the function that the compiler split off and inlined again. The call
+    /// site of such a part is the function's own first line, although nothing calls the function there.
     fn is_part(&self, scope: &Scope<'_>) -> bool {
         scope.call == Some((self.function.file, self.function.line))
     }
@@ -391,7 +394,7 @@ fn place(scopes: &Scopes<'_>, unit: usize, at: u64, scope: Option<usize>) -> Poi
     }
 }
 
-/// Returns the nearest line before `line` and the nearest one from it on.
+/// Returns the last of `lines` before `line`, and the first that is not before it, as texts for a message.
 pub(super) fn nearest(lines: &BTreeSet<u64>, line: u64) -> Vec<String> {
     let before = lines.range(..line).next_back();
     let behind = lines.range(line..).next();

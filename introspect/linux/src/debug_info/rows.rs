@@ -1,17 +1,17 @@
-//! The line table of a unit (which line an instruction belongs to) and the unit's files.
+//! Reads the line table of a unit (which line an instruction belongs to) and the unit's list of files.
 //!
-//! Invariant: a row begins the code of a line. Rows that the compiler does not mark as the start of a statement
-//! are skipped: nothing could stop there.
+//! Invariant: a row begins the code of a line. Rows that the compiler does not mark as the start of a statement are
+//! skipped: they are not meant for breakpoints.
 
 use std::collections::BTreeSet;
 
 use super::error::DebugError;
 use super::info::{Reader, Unit};
 
-/// Longest path, in bytes.
+/// Limit for the length of a path in bytes; the rest of a longer one is cut off.
 const LONGEST_PATH: usize = 4096;
 
-/// The start of code of a line.
+/// An address at which code of a line begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Row {
     pub(super) at: u64,
@@ -48,8 +48,8 @@ pub(super) fn rows(
     }
 }
 
-/// Returns the path of a unit's file, relative to the build directory if it is below that; empty if it has
-/// none.
+/// Returns the path of file number `file` of a unit, relative to the directory in which the kernel was built, if
+/// the file is below it. Empty if the unit has no such file.
 pub(super) fn path(unit: &Unit<'_, '_>, file: u64) -> String {
     let header = unit
         .own
@@ -113,7 +113,7 @@ pub(super) fn files_named(unit: &Unit<'_, '_>, wanted: &str) -> Result<BTreeSet<
         .as_ref()
         .map_or(0, |program| program.header().file_names().len());
     unit.info.budget.spend(count)?;
-    // Tables before DWARF 5 count from 1.
+    // Files are numbered from 0 in DWARF 5, and from 1 in earlier versions.
     let numbers = 0..=u64::try_from(count).unwrap_or(u64::MAX);
     let is_wanted = |file: &u64| ends_with(&path(unit, *file), wanted);
     Ok(numbers.filter(is_wanted).collect())

@@ -1,8 +1,8 @@
-//! The functions of a unit: their own code, and where they were inlined.
+//! The functions of a unit: their own code, and the places at which they were inlined.
 //!
 //! Invariants: a scope's parent precedes it in the list, so walking outwards ends. Code ranges come from the
-//! scope's own entry. The name may come from another entry, which is followed for a few steps and only within
-//! the unit. So a function inlined from another unit, as link-time optimisation does, has no name.
+//! scope's own entry. The name may come from another entry of the same unit, at most a few steps away. So a
+//! function that was inlined from another unit, as link-time optimisation does, has no name.
 
 use std::ops::Range;
 
@@ -14,23 +14,23 @@ use super::info::{DebugInfo, Entry, Unit, Value};
 
 /// Limit for steps from a scope to the entry with its name.
 const MOST_STEPS: usize = 8;
-/// Limit for scopes: more than a unit has, with everything inlined into its functions.
+/// Limit for the number of scopes; no unit has more, even with everything inlined into its functions.
 const MOST_SCOPES: usize = 1 << 20;
 
 /// A function, or an inlined copy of one.
 #[derive(Debug)]
 pub(super) struct Scope<'f> {
     pub(super) at: UnitOffset,
-    /// The enclosing scope.
+    /// The number of the enclosing scope.
     pub(super) parent: Option<usize>,
     /// Whether this is a copy inlined into another function.
     pub(super) is_inlined: bool,
-    /// Offset of the entry with further attributes.
+    /// Offset in the unit of the entry that has the attributes missing here.
     origin: Option<usize>,
     name: Option<&'f [u8]>,
     file: Option<u64>,
     line: Option<u64>,
-    /// File and line of the call that was inlined.
+    /// File and line of the call in whose place the function was inlined.
     pub(super) call: Option<(u64, u64)>,
     /// Addresses of the code.
     pub(super) ranges: Vec<Range<u64>>,
@@ -38,8 +38,8 @@ pub(super) struct Scope<'f> {
 }
 
 impl Scope<'_> {
-    /// Returns the address at which the code begins. For an inlined function that left no instruction of its
-    /// own, the address at which it would begin.
+    /// Returns the address at which the code begins. For an inlined function that left no instruction, returns the
+    /// address at which its code would begin.
     pub(super) fn entry(&self) -> Option<u64> {
         self.entry.or(self.ranges.first().map(|range| range.start))
     }
@@ -49,14 +49,15 @@ impl Scope<'_> {
     }
 }
 
-/// The function whose code a scope holds.
+/// The function to which the code of a scope belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Function<'f> {
-    /// The entry that describes the function: the same for all its scopes.
+    /// Offset of the entry that describes the function. It is the same for all scopes of the function.
     pub(super) root: UnitOffset,
     pub(super) name: &'f [u8],
-    /// File and line at which the function begins.
+    /// Number of the file in which the function is declared.
     pub(super) file: u64,
+    /// Number of the line at which the function begins.
     pub(super) line: u64,
 }
 
@@ -73,7 +74,7 @@ impl<'f> Scopes<'f> {
         let wrong = |source| unit.damaged(".debug_info", source);
         let mut list = Vec::new();
         let mut by_offset = FxHashMap::default();
-        // The enclosing scopes of the current entry, with their depths.
+        // Depth and number of each scope that encloses the current entry.
         let mut around: Vec<(isize, usize)> = Vec::new();
         let mut entries = unit.own.entries_raw(None).map_err(wrong)?;
         let mut entry = Entry::null();
@@ -109,12 +110,12 @@ impl<'f> Scopes<'f> {
         Ok(Self { list, functions })
     }
 
-    /// Returns the function whose code scope number `scope` holds, if it is described.
+    /// Returns the function to which the code of scope number `scope` belongs, if it is described.
     pub(super) fn function(&self, scope: usize) -> Option<Function<'f>> {
         self.functions.get(scope).copied().flatten()
     }
 
-    /// Returns the numbers of the scopes that have code, each with the address at which that begins.
+    /// Returns the numbers of the scopes that have code, each with the address at which the code begins.
     pub(super) fn with_code(&self) -> impl Iterator<Item = (usize, u64)> {
         let all = self.list.iter().enumerate();
         all.filter_map(|(number, scope)| Some((number, scope.entry()?)))
@@ -126,8 +127,9 @@ impl<'f> Scopes<'f> {
         all.filter(move |(_, scope)| scope.contains(at))
     }
 
-    /// Returns the scope of a line with code at `at`: of the scopes there whose functions begin in the same
-    /// file at or before the line, the one whose function begins last.
+    /// Returns the number of the scope to which the code of line `line` at `at` belongs. That is the scope at `at`
+    /// whose function begins last, among those that begin in the same file and not after the line. If there is
+    /// none, as for a macro from another file, it is the innermost scope at `at`.
     pub(super) fn of_line(
         &self,
         info: &DebugInfo<'f>,
@@ -139,16 +141,16 @@ impl<'f> Scopes<'f> {
         let fits = |scope: usize| {
             let function = self.function(scope)?;
             let fits = function.file == file && function.line <= line;
-            // For a function inlined into itself, the higher number is the inner one.
+            // Of two scopes of one function, which is then inlined into itself, the inner one has the higher
+            // number.
             fits.then_some((function.line, scope))
         };
         let best = self.at(at).filter_map(|(scope, _)| fits(scope)).max();
-        // If there is none, as for a macro from another file, takes the innermost scope.
         let inner = self.at(at).last().map(|(scope, _)| scope);
         Ok(best.map(|(_, scope)| scope).or(inner))
     }
 
-    /// Returns the function with code of its own that contains `scope`.
+    /// Returns the number of the outermost scope around `scope`, which is a function with code of its own.
     pub(super) fn outermost(&self, mut scope: usize) -> usize {
         while let Some(parent) = self.list.get(scope).and_then(|scope| scope.parent) {
             scope = parent;
@@ -237,7 +239,8 @@ impl<'f> Unit<'_, 'f> {
     }
 }
 
-/// Returns the function whose code `scope` holds. Attributes missing in its entry are taken from its origin.
+/// Returns the function to which the code of scope number `scope` belongs. Attributes that its entry lacks are
+/// taken from the entries in which the scope originates.
 fn function<'f>(
     list: &[Scope<'f>],
     by_offset: &FxHashMap<usize, usize>,

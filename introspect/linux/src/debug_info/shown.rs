@@ -1,4 +1,4 @@
-//! How the value of a variable is shown.
+//! Determines how the value of a variable is shown.
 //!
 //! Invariant: types are followed for a bounded number of steps, whatever they refer to.
 
@@ -17,23 +17,23 @@ const DEEPEST: usize = 8;
 pub enum Shown {
     /// As a number of this type.
     Number(Element),
-    /// As an address, or as the text there.
+    /// As an address, or as the text at that address.
     Text,
-    /// As its elements.
+    /// As a list of its elements.
     Array {
-        /// How each element is shown; `None` if an element has several values.
+        /// How each element is shown; `None` if an element is not a single number.
         element: Option<Element>,
         /// Number of elements; 0 if unknown.
         count: u64,
         /// Whether the elements are characters.
         is_text: bool,
     },
-    /// Not shown: it has several values, or its type is unknown.
+    /// Not shown, as for a structure or a value of unknown type.
     Whole,
 }
 
 impl<'f> Unit<'_, 'f> {
-    /// Strips typedefs and qualifiers from a type; `None` for `void`, or if the chain is too long.
+    /// Strips typedefs and qualifiers from a type. `None` for `void`, or if there are too many of them.
     pub(super) fn bare(&self, mut ty: Option<UnitOffset>) -> Result<Option<Entry<'f>>, DebugError> {
         for _ in 0..MOST_STEPS {
             let Some(at) = ty else { break };
@@ -84,7 +84,7 @@ impl<'f> Unit<'_, 'f> {
         }
     }
 
-    /// Returns the total number of elements of an array; 0 if unknown.
+    /// Returns the number of elements of an array in all its dimensions; 0 if unknown.
     fn elements(&self, at: UnitOffset) -> Result<u64, DebugError> {
         let dimensions = self.dimensions(at)?;
         let product = |all: u64, one: Option<u64>| all.checked_mul(one?);
@@ -138,7 +138,7 @@ fn is_character(entry: &Entry<'_>) -> bool {
     is_one && byte_size(entry) == Some(1)
 }
 
-/// Returns how a value that is a single number is shown.
+/// Returns how values of the type at `entry` are shown; `None` if they are not single integers.
 fn simple(entry: &Entry<'_>) -> Option<Element> {
     let digits = match (entry.tag(), encoding(entry)) {
         (_, Some(dw::DW_ATE_signed | dw::DW_ATE_signed_char)) => Digits::Signed,
@@ -149,7 +149,7 @@ fn simple(entry: &Entry<'_>) -> Option<Element> {
     number(digits, byte_size(entry)?)
 }
 
-/// Returns the number type of `bytes` bytes.
+/// Returns the type of numbers of `bytes` bytes; `None` if there is none of that size.
 pub(super) fn number(shown: Digits, bytes: u64) -> Option<Element> {
     let bits = match bytes {
         1 => 8,

@@ -17,14 +17,14 @@ use proptest::prelude::*;
 
 use super::{DebugError, DebugFile, DebugInfo, Location};
 
-/// Returns the offsets in `vfs_test` that a point stands for, or the error.
+/// Returns the places for which a point stands, as offsets in `vfs_test`, or the error.
 fn places(info: &DebugInfo<'_>, point: &str) -> Result<Vec<u64>, String> {
     let places = info.places(&Point::parse(point).unwrap());
     let places = places.map_err(|error| error.to_string())?;
     Ok(places.iter().map(|it| it.at.0 - FUNCTION).collect())
 }
 
-/// Returns the variables at a point, each with its location.
+/// Returns the variables at the places of a point, each with its location.
 fn variables(info: &DebugInfo<'_>, point: &str) -> Vec<String> {
     let places = info.places(&Point::parse(point).unwrap()).unwrap();
     let found = places.iter().flat_map(|it| info.variables(it).unwrap());
@@ -55,12 +55,12 @@ fn questions_end_when_nobody_waits_for_their_answers() {
     let abandoned = Arc::new(AtomicBool::new(true));
     let file = DebugFile::parse(&file()).unwrap().until(&abandoned);
     assert!(matches!(file.index(), Err(DebugError::Abandoned)));
-    // An index that was begun before is completed, and can be used.
+    // An index that was already being built is completed, and can be used.
     let begun = super::indexing::build(&file).unwrap();
     let again = DebugFile::parse(&self::file()).unwrap().until(&abandoned);
     again.adopt(Arc::new(begun));
     again.index().unwrap();
-    // An index that was not built is built for the next question.
+    // If no index was built, the next question that is not abandoned builds it.
     abandoned.store(false, Ordering::Relaxed);
     let info = DebugInfo::new(&file, Some(BUILD_ID)).unwrap();
     let point = Point::parse("vfs_test:1").unwrap();

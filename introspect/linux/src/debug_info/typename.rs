@@ -19,7 +19,7 @@ const LONGEST: usize = 1 << 10;
 /// Stands for what is left out.
 const LEFT_OUT: &str = "...";
 
-/// Returns the offset of the entry in the same unit that an attribute refers to.
+/// Returns the offset of the entry that an attribute refers to; `None` if that is not in the same unit.
 pub(super) fn reference(value: Option<AttributeValue<Reader<'_>>>) -> Option<UnitOffset> {
     match value {
         Some(AttributeValue::UnitRef(at)) => Some(at),
@@ -28,7 +28,7 @@ pub(super) fn reference(value: Option<AttributeValue<Reader<'_>>>) -> Option<Uni
 }
 
 impl<'f> Unit<'_, 'f> {
-    /// Declares a variable `name` of type `ty` as C does: `char name[16]`. An unknown type is `?`.
+    /// Writes the declaration of a variable `name` of type `ty` as in C: `char name[16]`. An unknown type is `?`.
     pub(super) fn declaration(
         &self,
         ty: Option<UnitOffset>,
@@ -88,7 +88,8 @@ impl<'f> Unit<'_, 'f> {
         Ok(joined(LEFT_OUT, &inner))
     }
 
-    /// Returns the name of a type that is not built from another one, with its keyword.
+    /// Returns the name of a type that is not built from another type, after its keyword (`struct`, `union` or
+    /// `enum`) if it has one.
     fn own_name(&self, entry: &Entry<'f>) -> String {
         let name = entry.attr_value(dw::DW_AT_name);
         let name = name.and_then(|name| self.text(name));
@@ -106,15 +107,16 @@ impl<'f> Unit<'_, 'f> {
         }
     }
 
-    /// Returns whether C writes the type after the name, so that a pointer to it needs parentheses.
+    /// Returns whether C writes a part of the type after the name of the variable, so that a pointer to the type
+    /// needs parentheses.
     fn has_suffix(&self, ty: Option<UnitOffset>) -> Result<bool, DebugError> {
         let Some(ty) = ty else { return Ok(false) };
         let tag = self.entry(ty)?.tag();
         Ok([dw::DW_TAG_array_type, dw::DW_TAG_subroutine_type].contains(&tag))
     }
 
-    /// Calls `each` for the children of the entry at `at`. Returns the first `most` results that are not
-    /// `None`.
+    /// Calls `each` for the children of the entry at `at`, until it has returned `most` results that are not
+    /// `None`. Returns these results.
     pub(super) fn children<T>(
         &self,
         at: UnitOffset,
@@ -138,7 +140,7 @@ impl<'f> Unit<'_, 'f> {
         }
     }
 
-    /// Returns the dimensions of an array; `None` for an unknown one.
+    /// Returns the lengths of an array in its dimensions; `None` for an unknown length.
     pub(super) fn dimensions(&self, at: UnitOffset) -> Result<Vec<Option<u64>>, DebugError> {
         self.children(at, MOST_CHILDREN, |entry| {
             let number = |name| entry.attr(name).and_then(gimli::Attribute::udata_value);

@@ -1,7 +1,7 @@
-//! Parameters and locals at an address, and their locations.
+//! The parameters and local variables at an address, and their locations.
 //!
-//! Invariants: a name stands for one variable, the innermost one. A location holds only for the one address
-//! that was asked for: the compiler moves variables from instruction to instruction.
+//! Invariants: a name stands for one variable, the innermost of that name. A location holds only for the one
+//! address that was asked for, because the compiler moves variables from instruction to instruction.
 
 use std::cell::OnceCell;
 
@@ -37,7 +37,7 @@ pub struct Variable {
     pub(super) ty: Option<UnitOffset>,
 }
 
-/// Name and type of a variable, from its own entry or from its origins.
+/// Name and type of a variable, from its own entry or from one in which it originates.
 struct Described<'f> {
     name: &'f [u8],
     ty: Option<UnitOffset>,
@@ -135,7 +135,7 @@ impl<'f> DebugInfo<'f> {
 }
 
 impl<'f> Unit<'_, 'f> {
-    /// Returns the canonical frame address at `at`: the stack pointer before the call.
+    /// Returns the canonical frame address at `at`: the stack pointer before the call of the function.
     fn cfa(&self, at: u64) -> Result<Option<Sum>, DebugError> {
         let bytes = self.info.file.frame()?;
         self.info.budget.spend(bytes.len())?;
@@ -152,7 +152,7 @@ impl<'f> Unit<'_, 'f> {
         }
     }
 
-    /// Returns the entry of the function with code of its own that contains the scope at `start`.
+    /// Returns the entry of the outermost function around the scope at `start`: the one that was not inlined.
     fn own_code(&self, start: UnitOffset) -> Result<Option<Entry<'f>>, DebugError> {
         let scopes = Scopes::read(self)?;
         let number = scopes.list.iter().position(|scope| scope.at == start);
@@ -197,7 +197,7 @@ impl<'f> Unit<'_, 'f> {
         }))
     }
 
-    /// Returns name and type of a variable, which may come from the abstract origin of its entry.
+    /// Returns the name and type of a variable. They may come from the abstract origins of `entry`.
     fn described(&self, entry: &Entry<'f>) -> Result<Option<Described<'f>>, DebugError> {
         let (mut name, mut ty) = (None, None);
         let mut next = None;
@@ -214,7 +214,8 @@ impl<'f> Unit<'_, 'f> {
         Ok(name.map(|name| Described { name, ty }))
     }
 
-    /// Returns the expression that holds at `at`; `value` is a single expression or a location list.
+    /// Returns the expression that applies at `at`; `None` if there is none. `value` is a single expression or a
+    /// location list.
     fn expression(
         &self,
         value: AttributeValue<Reader<'f>>,

@@ -1,8 +1,9 @@
 //! The ELF file of a kernel: its contents, sections and symbols.
 //!
-//! Invariants: every slice handed out was bounds-checked against the file. Whatever the headers claim, reading
-//! costs no more than the file is long: no two parts share bytes. Names may share bytes, but are read only up
-//! to the longest name. Nothing is copied.
+//! Invariants: every slice that this module returns was bounds-checked against the file. Whatever the headers
+//! claim, reading costs no more than the file is long: all sections together have no more bytes than the file, and
+//! neither have all segments. Names may share bytes, so each is read only up to the length of the longest name.
+//! Nothing is copied.
 
 use std::ops::Range;
 
@@ -22,8 +23,8 @@ pub(super) const KERNEL_HALF: u64 = 1 << 63;
 const MOST_PARTS: usize = 4096;
 /// Limit for symbols; a kernel has fewer.
 const MOST_SYMBOLS: usize = 1 << 22;
-/// Longest name of a symbol in bytes, with its final NUL (`KSYM_NAME_LEN` from 6.1 on). Any number of names may
-/// share bytes.
+/// Length in bytes of the longest symbol name, with its NUL (`KSYM_NAME_LEN` from 6.1 on). The limit bounds the
+/// work, as any number of names may share bytes.
 const LONGEST_NAME: usize = 512;
 
 /// A part of the image: a section, or a loaded segment.
@@ -31,9 +32,9 @@ const LONGEST_NAME: usize = 512;
 pub(super) struct Part<'a> {
     /// The section's name; empty for a segment.
     pub(super) name: &'a str,
-    /// The addresses it is linked at.
+    /// The addresses at which the part is linked.
     pub(super) at: Range<u64>,
-    /// The bytes in the file; fewer than `at` has addresses when the rest is zero (`.bss`).
+    /// The bytes in the file. If there are fewer than addresses in `at`, the rest of the part is zero (`.bss`).
     pub(super) data: &'a [u8],
     /// Whether it holds code.
     pub(super) exec: bool,
@@ -45,7 +46,7 @@ pub(super) struct Elf<'a> {
     file: ElfFile64<'a, LittleEndian>,
     /// Loaded segments, each with its physical address.
     segments: Vec<(Part<'a>, u64)>,
-    /// Allocated sections; empty when the file has no section headers.
+    /// The sections that are loaded (`SHF_ALLOC`); empty if the file has no section headers.
     sections: Vec<Part<'a>>,
 }
 
@@ -112,7 +113,7 @@ impl<'a> Elf<'a> {
         Ok(elf)
     }
 
-    /// Returns the sections, or the segments of a file without section headers.
+    /// Returns the sections or, if the file has none, the segments.
     pub(super) fn parts(&self) -> impl Iterator<Item = &Part<'a>> {
         let sectionless = self.sections.is_empty();
         self.sections.iter().chain(
@@ -135,7 +136,7 @@ impl<'a> Elf<'a> {
         })
     }
 
-    /// Returns the bytes of the file at `at`, at most `len`; fewer if the segment ends before.
+    /// Returns up to `len` bytes of the file that are loaded from `at` on; fewer if the segment has no more.
     pub(super) fn read_up_to(&self, at: Gva, len: usize) -> &'a [u8] {
         let rest = self.segments.iter().find_map(|(part, _)| {
             let start = usize::try_from(at.0.checked_sub(part.at.start)?).ok()?;
@@ -184,7 +185,7 @@ impl<'a> Elf<'a> {
             let kind = match symbol.kind() {
                 object::SymbolKind::Text => SymbolKind::Text,
                 object::SymbolKind::Data | object::SymbolKind::Tls => SymbolKind::Data,
-                // Assembly labels carry no type, so their address decides.
+                // Assembly labels have no type, so the kind depends on what is at their addresses.
                 object::SymbolKind::Unknown | object::SymbolKind::Label => {
                     if self.is_code(symbol.address()) {
                         SymbolKind::Text
@@ -221,7 +222,7 @@ impl<'a> Elf<'a> {
     }
 }
 
-/// Returns the bytes of a string table; empty if there is no such section.
+/// Returns the content of the string table in `section`; empty if there is no such section.
 fn strings<'a>(file: &ElfFile64<'a, LittleEndian>, section: SectionIndex) -> &'a [u8] {
     file.elf_section_table()
         .section(section)
@@ -229,7 +230,7 @@ fn strings<'a>(file: &ElfFile64<'a, LittleEndian>, section: SectionIndex) -> &'a
         .unwrap_or_default()
 }
 
-/// Returns the name at `at` in a string table.
+/// Returns the name that begins at offset `at` of a string table.
 fn name_at(names: &[u8], at: u32) -> Option<&str> {
     let rest = names.get(usize::try_from(at).ok()?..)?;
     let rest = &rest[..rest.len().min(LONGEST_NAME)];

@@ -9,7 +9,7 @@ pub enum ImageError {
     /// An ELF file for another processor.
     #[error("the kernel is for ELF machine {0}, not x86-64 (62)")]
     Machine(u16),
-    /// Sections or segments that share bytes of the file, or thousands of them.
+    /// More sections or segments than any kernel has, or some that together have more bytes than the file.
     #[error("the ELF file's sections or segments overlap")]
     Overlap,
     /// The kernel has neither an ELF symbol table nor a readable kallsyms table.

@@ -6,35 +6,35 @@
 //!
 //! # What the kernel writes to its text after boot
 //!
-//! All of it goes through `text_poke` (arch/x86/kernel/alternative.c) and compares what it finds with what it
-//! expects. A breakpoint of ours there makes the kernel fail, or is overwritten. The callers, as of 6.1 with
-//! later additions:
+//! All such writes go through `text_poke` (arch/x86/kernel/alternative.c), and the kernel compares what it finds
+//! with what it expects. A breakpoint of ours there makes the kernel fail, or is overwritten. The callers, as of
+//! 6.1 with later additions:
 //!
 //! | what | caller | here |
 //! |---|---|---|
 //! | jump labels | kernel/jump_label.c of arch/x86 | [`Forbidden::JumpLabel`] |
 //! | static calls and their trampolines | static_call.c | [`Forbidden::StaticCall`] |
 //! | function entries | ftrace.c | `is_ftrace_site` |
-//! | the calls in `ftrace_caller` and `ftrace_regs_caller` | ftrace.c, `update_ftrace_func` | [`Forbidden::Copied`] |
+//! | calls in `ftrace_caller` and `ftrace_regs_caller` | ftrace.c, `update_ftrace_func` | [`Forbidden::Copied`] |
 //! | lock prefixes | alternative.c, `alternatives_enable_smp` | [`Forbidden::LockPrefix`] |
 //! | BPF dispatchers | net/bpf_jit_comp.c, `bpf_arch_text_poke` | [`Forbidden::BpfDispatcher`] |
-//! | the guest's kprobes and kgdb | kprobes/core.c, kprobes/opt.c, kgdb.c | anywhere: see the current bytes |
+//! | the guest's kprobes and kgdb | kprobes/core.c, kprobes/opt.c, kgdb.c | anywhere; current bytes show it |
 //! | relocations of live patches | module.c, kernel/livepatch | in a module's text, before it runs |
 //!
 //! * Jump labels are read from `__jump_table`, static calls from `.static_call_sites` and the names `__SCT__*`.
 //! * BPF trampolines (`register_fentry`) patch function entries too, through ftrace. A probe may be at an entry
-//!   while ftrace leaves that alone, which only its current bytes show.
+//!   while ftrace does not use it, which only the entry's current bytes show.
 //! * ftrace.c also copies `ftrace_caller` and `ftrace_regs_caller` to make trampolines.
 //! * Lock prefixes are read from `.smp_locks`. The kernel patches them only if it booted with one processor, and
 //!   only back to `lock`.
-//! * BPF dispatchers are found by name: the entry of `bpf_dispatcher_*_func` where it is not a static call yet.
+//! * BPF dispatchers are found by name: the entry of `bpf_dispatcher_*_func`, unless the kernel uses a static call
+//!   instead.
 //!
-//! Only at boot, and for a module only before its init function runs, the kernel also patches alternatives,
-//! paravirt calls, retpolines, return thunks, call depth tracking, `ENDBR` sealing and FineIBT
-//! (`alternative.c`, `callthunks.c`), and the nops of mcount. Probes that are planned after that find the text
-//! final.
+//! The kernel also patches alternatives, paravirt calls, retpolines, return thunks, call depth tracking, `ENDBR`
+//! sealing and FineIBT (`alternative.c`, `callthunks.c`), and the nops of mcount. It does so only at boot, and in a
+//! module only before the module's init function runs. Probes that are planned after that find the text final.
 //!
-//! Beyond what `kprobes` refuses, text that the kernel copies and runs elsewhere is forbidden
+//! Beyond what the kernel's own kprobes refuse, text that the kernel copies and runs elsewhere is forbidden
 //! ([`Forbidden::Copied`]): nothing would handle a breakpoint in the copy. This is the text of the two ftrace
 //! entries above, of `relocate_kernel` (machine_kexec_64.c) and of `core_restore_code` (power/hibernate_64.c).
 
@@ -63,7 +63,7 @@ pub enum Forbidden {
     /// In `.kprobes.text`.
     #[error("it is marked __kprobes: taking the exception of a probe runs it")]
     Kprobes,
-    /// In the preamble of a function, which its indirect callers use.
+    /// In the preamble of a function, which indirect callers of the function use.
     #[error("it is the preamble of a function, whose bytes its indirect callers check")]
     Preamble,
     /// In a thunk for indirect jumps or returns.
@@ -83,7 +83,7 @@ pub enum Forbidden {
         "it is the entry of a BPF dispatcher, which the kernel rewrites as programs come and go"
     )]
     BpfDispatcher,
-    /// At a lock prefix that a kernel on one processor removed.
+    /// At a lock prefix that the kernel removed because it booted with one processor.
     #[error(
         "its lock prefix was taken away on the only processor and comes back when a second comes up"
     )]
@@ -94,7 +94,7 @@ pub enum Forbidden {
     /// Possibly on a list that the kernel should have but that cannot be found.
     #[error("the kernel's {0} cannot be found, so it is not known whether it may be probed")]
     Unknown(Unknown),
-    /// In a module with an unreadable list that could forbid it.
+    /// In a module with a list that could forbid the address, but cannot be read.
     #[error("the module's {list} cannot be read, so it is not known whether it may be probed")]
     Unreadable {
         /// The unreadable list.
@@ -122,11 +122,11 @@ pub enum Area {
 pub enum Unknown {
     /// The bounds of an area: any address may be in it.
     Area(Area),
-    /// Jump labels: any nop or jump of their forms may be one, and may lead anywhere.
+    /// Jump labels: any nop or jump in one of their forms may be one, and each may lead anywhere.
     JumpLabels,
     /// The exception table: any instruction may have an entry, and an entry may lead anywhere.
     Fixups,
-    /// Lock prefixes: any prefix that replaces one may be on the list.
+    /// Lock prefixes: any prefix of the kind that replaces them may be on the list.
     Locks,
 }
 
@@ -184,8 +184,8 @@ const TRAMPOLINE: u64 = 8;
 /// The prefix that replaces `lock` on one processor (DS, which has no effect there).
 const UNLOCKED: u8 = 0x3e;
 
-/// Prefix of the names of preambles. With kCFI a preamble has an instruction whose operand is the hash of the
-/// function's type, which callers compare with theirs. With FineIBT callers jump to the preamble
+/// Prefix of the names of preambles. With kCFI, a preamble has an instruction whose operand is the hash of the
+/// function's type, and callers compare that hash with theirs. With FineIBT, callers jump to the preamble
 /// (arch/x86/kernel/alternative.c, `__apply_fineibt`).
 const PREAMBLE: &str = "__cfi_";
 
@@ -197,9 +197,9 @@ pub(crate) struct Lists {
     functions: Vec<u64>,
     /// Start, length and kind of each site, sorted.
     sites: Vec<(u64, u64, Site)>,
-    /// Instructions in the exception table, sorted.
+    /// Instructions that have an entry in the exception table, sorted.
     fixups: Vec<u64>,
-    /// Targets of jump labels and of handled exceptions, sorted.
+    /// Addresses to which jump labels and handled exceptions lead, sorted.
     landings: Vec<u64>,
     /// Calls to `__fentry__`, sorted; `None` if there is no list of them.
     ftrace: Option<Vec<u64>>,
@@ -246,8 +246,8 @@ impl Lists {
         self.sites.push((at.0, len, site));
     }
 
-    /// Forbids the jump label at `at`, whose code begins with `code`. From 5.14 on the compiler picks a
-    /// two-byte form where the target is near: `jmp rel8` or its nop. All others have five bytes.
+    /// Forbids the jump label at `at`, whose code begins with `code`. From 5.14 on, the compiler chooses a form of
+    /// two bytes if the target is near: `jmp rel8`, or the nop in its place. All others have five bytes.
     pub(crate) fn add_jump_label(&mut self, at: Gva, code: Option<[u8; 2]>) {
         let short = matches!(code, Some([0xeb, _] | [0x66, 0x90]));
         self.add_site(at, if short { 2 } else { 5 }, Site::JumpLabel);
@@ -275,12 +275,12 @@ impl Lists {
         self.fixups.extend(at.map(|at| at.0));
     }
 
-    /// Adds addresses at which text is entered other than by its own branches.
+    /// Adds addresses at which text is entered from elsewhere than its own branches.
     pub(super) fn add_landings(&mut self, at: impl Iterator<Item = Gva>) {
         self.landings.extend(at.map(|at| at.0));
     }
 
-    /// Adds calls to `__fentry__`. From then on there is a list of them.
+    /// Adds calls to `__fentry__`. After this call, there is a list of them, even if it is empty.
     pub(crate) fn add_ftrace_sites(&mut self, at: impl Iterator<Item = u64>) {
         self.ftrace.get_or_insert_default().extend(at);
     }
@@ -323,7 +323,8 @@ impl Lists {
         &self.unknown
     }
 
-    /// Returns why the instruction `code` at `at` must not be probed because an unknown list might name it.
+    /// Returns the reason not to probe the instruction at `at`, which begins with `code`, if an unknown list might
+    /// name it.
     pub(super) fn doubt(&self, at: Gva, code: &[u8]) -> Option<Forbidden> {
         let may_be_label = || {
             let is_form = matches!(
@@ -345,6 +346,7 @@ impl Lists {
         self.unknown.contains(&list)
     }
 
+    /// Returns why `at` must not be probed, by the lists that are known; `None` if none of them forbids it.
     pub(crate) fn find(&self, at: Gva, symbols: &Symbols) -> Option<Forbidden> {
         let symbol = symbols.containing(at).map(|(symbol, _)| symbol.name);
         if symbol.is_some_and(|name| name.starts_with(PREAMBLE)) {
@@ -361,12 +363,12 @@ impl Lists {
         area.or_else(|| self.site(at).map(Into::into))
     }
 
-    /// Returns whether the instruction at `at` has an exception-table entry, or may have one.
+    /// Returns whether the instruction at `at` has, or may have, an entry in the exception table.
     pub(crate) fn has_fixup(&self, at: Gva) -> bool {
         self.is_unknown(Unknown::Fixups) || self.fixups.binary_search(&at.0).is_ok()
     }
 
-    /// Returns whether a jump label or a handled exception leads into `range`, or may.
+    /// Returns whether a jump label or a handled exception leads, or may lead, into `range`.
     pub(super) fn has_landing(&self, range: &Range<u64>) -> bool {
         if self.is_unknown(Unknown::JumpLabels) || self.is_unknown(Unknown::Fixups) {
             return true;
@@ -383,8 +385,8 @@ impl Lists {
         Some(sites.binary_search(&at.0).is_ok())
     }
 
-    /// Returns why `at` must not be probed if it is a lock prefix that the kernel removed. `first` is the byte
-    /// there now. Any other byte, such as a lock prefix that is still there, will stay.
+    /// Returns why `at` must not be probed, if that is the place of a lock prefix that the kernel removed. `first`
+    /// is the current byte at `at`. Any other byte there will stay, as will a lock prefix that was not removed.
     pub(crate) fn lock_prefix(&self, at: Gva, first: u8) -> Option<Forbidden> {
         if first != UNLOCKED {
             return None;
@@ -396,8 +398,8 @@ impl Lists {
         is_lock.then_some(Forbidden::LockPrefix)
     }
 
-    /// Returns the blacklisted function that contains `at`. As in the kernel, `foo.cold` and the like belong to
-    /// `foo`.
+    /// Returns the name of the blacklisted function that contains `at`. As in the kernel, `foo.cold` and the like
+    /// belong to `foo`.
     fn blacklisted(&self, at: Gva, symbols: &Symbols) -> Option<String> {
         let (symbol, _) = symbols.containing(at)?;
         if self.functions.binary_search(&symbol.addr.0).is_ok() {
@@ -430,8 +432,8 @@ pub(super) fn trampolines(symbols: &Symbols) -> impl Iterator<Item = Gva> {
     named.map(|symbol| symbol.addr)
 }
 
-/// Returns the addresses in the table at `place`. Its entries of `size` bytes begin with an i32 relative to the
-/// entry.
+/// Returns the addresses in the table `table`, which is at `place`. Each entry has `size` bytes, and begins with an
+/// i32 relative to the entry.
 pub(crate) fn relative(
     table: &[u8],
     place: Gva,
@@ -440,7 +442,7 @@ pub(crate) fn relative(
     relative_field(table, place, size, 0)
 }
 
-/// As [`relative`], but for the i32 that is `field` bytes into each entry and relative to itself.
+/// Like [`relative`], but for the i32 that is `field` bytes into each entry and relative to its own address.
 pub(super) fn relative_field(
     table: &[u8],
     place: Gva,

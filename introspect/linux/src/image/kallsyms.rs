@@ -3,14 +3,15 @@
 //! The table (`scripts/kallsyms.c`, `kernel/kallsyms.c`) consists of a few arrays in `.rodata` that nothing
 //! points to, so they are found by the relations between them:
 //!
-//! * `token_table`: 256 strings; a byte of a compressed name stands for one of them. The digits stand for
-//!   themselves. `token_index` follows it: 256 u16, the offset of each string.
-//! * `num_syms`, `names` (for each symbol a length and that many bytes), `markers` (the offset of every 256th
-//!   name) lie before them in this order.
-//! * Addresses lie in an array before `num_syms` (kernels up to 6.3) or after `token_index` (from 6.4 on), in
+//! * `token_table`: 256 strings. A byte of a compressed name stands for one of them; a digit stands for itself.
+//!   `token_index` follows the table: 256 u16, the offset of each string.
+//! * `num_syms`, `names` (for each symbol a length and that many bytes) and `markers` (the offset of every 256th
+//!   name) lie before the tokens, in this order.
+//! * The addresses are in an array before `num_syms` (kernels up to 6.3) or after `token_index` (from 6.4 on), in
 //!   one of the encodings of [`Encoding`].
 //!
-//! Tested on 5.10, 6.1, 6.12 and 7.2; the encodings in between follow what the kernel's own script writes.
+//! Tested on 5.10, 6.1, 6.12 and 7.2. The encodings of versions in between follow what the kernel's own script
+//! writes.
 //!
 //! Invariants: a table is accepted only if all of this fits together, the addresses ascend as the kernel's own
 //! binary search needs, and the image has code at `_stext`. All work is bounded by the size of the image and
@@ -42,8 +43,8 @@ const TRIES: usize = 16;
 /// Encoding of the addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Encoding {
-    /// An i32 each. A value that is not negative is the address itself (a per-CPU offset); a negative one means
-    /// `base - 1 - value` (`CONFIG_KALLSYMS_ABSOLUTE_PERCPU`, x86-64 until 6.14).
+    /// An i32 each. A value that is not negative is itself the address (a per-CPU offset); a negative one stands
+    /// for `base - 1 - value` (`CONFIG_KALLSYMS_ABSOLUTE_PERCPU`, x86-64 until 6.14).
     AbsolutePerCpu,
     /// A u32 each, added to the base (6.15 to 6.19).
     Relative,
@@ -125,7 +126,7 @@ fn kind(letter: u8, addr: u64) -> SymbolKind {
     }
 }
 
-/// The 256 tokens, and where their tables are in the data.
+/// The 256 tokens, with the offsets of their tables in the data.
 struct Tokens<'a> {
     table: usize,
     /// Offset just after `token_index`.
@@ -134,7 +135,8 @@ struct Tokens<'a> {
 }
 
 impl<'a> Tokens<'a> {
-    /// Finds all candidates for a token table: offsets with the digits, checked against the index.
+    /// Finds all candidates for the token table: places with the tokens of the ten digits in a row, and with an
+    /// index that fits.
     fn candidates(data: &'a [u8]) -> impl Iterator<Item = Self> {
         const DIGITS: &[u8] = b"0\x001\x002\x003\x004\x005\x006\x007\x008\x009\x00";
         memmem::find_iter(data, DIGITS)
@@ -142,7 +144,7 @@ impl<'a> Tokens<'a> {
             .filter_map(|at| Self::around(data, at))
     }
 
-    /// Returns the table whose token for `0` is at `digits`.
+    /// Returns the table whose token for `0` is at offset `digits`; `None` if no index after it fits.
     fn around(data: &'a [u8], digits: usize) -> Option<Self> {
         // Walks forward to the end of the table. The index after it then gives the start.
         let mut end = digits;
@@ -191,12 +193,14 @@ struct NamesPlace {
 }
 
 impl NamesPlace {
-    /// Finds offsets before the token table at which a count is followed by that many names, and these by
-    /// markers that fit. Nearest first.
+    /// Finds the places before the token table at which a count is followed by that many names, and these by
+    /// markers that fit. Tries tables aligned to 8 before those aligned to 4, and among each of them the nearer
+    /// places first.
     ///
-    /// Names are so dense that many offsets among them look like a count with names after it. So the gap
-    /// between count and names is checked before any name: zeroes up to the next multiple of 8, or, in kernels
-    /// that align tables to 4, no gap. In the latter kernels the markers are just before the token table.
+    /// Names are so dense that many offsets among them look like a count with names after it. So the gap between
+    /// count and names is checked before any name. Kernels that align tables to 8 have zeroes there, up to the next
+    /// multiple of 8. Kernels that align them to 4 have no gap; their markers are just before the token table, and
+    /// are checked instead.
     fn candidates(data: &[u8], tokens: &Tokens<'_>) -> impl Iterator<Item = Self> {
         let table = tokens.table;
         let padded = counts(data, table)
@@ -232,7 +236,7 @@ impl NamesPlace {
         })
     }
 
-    /// Walks all names and compares the markers after them.
+    /// Walks all names, and compares the markers after them. Returns `None` if something does not fit.
     fn markers_fit(&self, data: &[u8], limit: usize) -> Option<()> {
         let mut marks = Vec::with_capacity(self.count / MARKED + 1);
         let mut at = self.names;
@@ -243,7 +247,7 @@ impl NamesPlace {
             at = name_at(data, at)?.1;
             (at <= limit).then_some(())?;
         }
-        // A u32 each; a u64 before 4.20.
+        // A marker is a u32, and a u64 before 4.20.
         let found = [4, 8].into_iter().any(|width| {
             [at.next_multiple_of(8), at.next_multiple_of(4)]
                 .into_iter()
@@ -258,15 +262,16 @@ impl NamesPlace {
     }
 }
 
-/// Finds counts that fit their distance to the token table, each with its offset. Nearest first.
+/// Finds counts that fit their distance to the token table, each with its offset. The nearest to the table come
+/// first.
 fn counts(data: &[u8], table: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..=table.saturating_sub(8) / 4)
         .rev()
         .map(|word| 4 * word)
         .filter_map(move |num_syms| {
             let count = u64::from(u32_at(data, num_syms)?);
-            // A name takes at least two bytes and on average far fewer than 64; with the markers this bounds
-            // the distance to the token table.
+            // A name takes at least two bytes, and on average far fewer than 64. Together with the markers this
+            // bounds the distance to the token table.
             let distance = u64::try_from(table - num_syms).ok()?;
             (FEWEST..=MOST).contains(&count).then_some(())?;
             (2 * count <= distance && distance <= 64 * count + 4096).then_some(())?;
@@ -274,8 +279,8 @@ fn counts(data: &[u8], table: usize) -> impl Iterator<Item = (usize, usize)> {
         })
 }
 
-/// Returns whether the markers of `count` names, a u32 each, can be just before the token table: they ascend
-/// from 0. Checks the first few.
+/// Returns whether the markers of `count` names, a u32 each, can be just before the token table. Checks that the
+/// first few ascend from 0.
 fn has_markers(data: &[u8], table: usize, count: usize) -> bool {
     const LOOKED_AT: usize = 4;
     let marks = count.div_ceil(MARKED);
@@ -293,7 +298,7 @@ fn name_at(data: &[u8], at: usize) -> Option<(&[u8], usize)> {
         (low & 0x7f | usize::from(*data.get(at + 1)?) << 7, at + 2)
     };
     let name = data.get(start..start.checked_add(len)?)?;
-    // A token has at least one character.
+    // A name has at least one token, and a token at least one character.
     (1..=LONGEST_NAME)
         .contains(&len)
         .then_some((name, start + len))
@@ -308,8 +313,8 @@ struct Names {
 
 impl Names {
     fn expand(data: &[u8], place: &NamesPlace, tokens: &Tokens<'_>) -> Option<Self> {
-        // Joins many times as many tokens as there are names. Nearly all are joined by one copy of a constant
-        // length.
+        // There are many times as many tokens to join as names. Nearly all of them are joined by one copy of a
+        // constant length.
         const WIDE: usize = 16;
         let padded = |part: &[u8]| {
             let mut wide = [0; WIDE];
@@ -317,7 +322,7 @@ impl Names {
             wide[..short].copy_from_slice(&part[..short]);
             wide
         };
-        // The characters that assemblers and compilers use in names.
+        // Accepts only the characters that assemblers and compilers use in names.
         let is_text = |part: &&[u8]| part.iter().all(u8::is_ascii_graphic);
         let parts = tokens.parts.iter();
         let parts: Vec<_> = parts
@@ -362,7 +367,7 @@ impl Names {
     }
 }
 
-/// Returns every array that may hold the addresses, in all encodings.
+/// Returns every array that may hold the addresses, decoded in each encoding that it may have.
 fn address_candidates(
     part: &Part<'_>,
     place: &NamesPlace,
@@ -437,7 +442,7 @@ fn based_addresses(offsets: &[u8], base: u64, encoding: Encoding) -> Vec<u64> {
         .collect()
 }
 
-/// Returns whether these can be the addresses of these names: they ascend, and the image has code at `_stext`.
+/// Returns whether `addrs` can be the addresses of `names`: they ascend, and the image has code at `_stext`.
 fn plausible(names: &Names, addrs: &[u64], parts: &[&Part<'_>]) -> bool {
     let text_start = names
         .iter()

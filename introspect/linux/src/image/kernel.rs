@@ -19,7 +19,7 @@ use crate::symbols::Symbols;
 use crate::types::{BtfError, Member, Types};
 use crate::unwind::{Orc, OrcError};
 
-/// A range of text, as linked.
+/// A range of text, with its bytes as linked.
 pub(super) struct Text {
     pub(super) at: Range<u64>,
     pub(super) bytes: Box<[u8]>,
@@ -117,7 +117,7 @@ impl KernelImage {
         self.build_id.as_deref()
     }
 
-    /// Returns whether `at` lies in text that stays, `_stext` to `_etext`.
+    /// Returns whether `at` lies in text that the kernel keeps after boot, `_stext` to `_etext`.
     #[must_use]
     pub fn is_text(&self, at: Gva) -> bool {
         self.text.at.contains(&at.0)
@@ -142,23 +142,24 @@ impl KernelImage {
         })
     }
 
-    /// Returns why `at` must not be probed while the byte there is `first`, although [`Self::forbidden`] allows
-    /// it. The reason is a lock prefix: the kernel booted with one processor, removed the instruction's lock
+    /// Returns why `at` must not be probed while the byte there is `first`, even if [`Self::forbidden`] allows it.
+    /// The only such reason is a lock prefix: the kernel booted with one processor, removed the instruction's lock
     /// prefix, and will restore it when a second processor comes up.
     #[must_use]
     pub fn forbidden_as_is(&self, at: Gva, first: u8) -> Option<Forbidden> {
         self.lists.lock_prefix(at, first)
     }
 
-    /// Returns whether a jump label or a handled exception leads to an address from `start` up to, not
-    /// including, `end`.
+    /// Returns whether a jump label or a handled exception leads, or may lead, to an address from `start` up to,
+    /// but not including, `end`.
     #[must_use]
     pub fn has_landing(&self, start: Gva, end: Gva) -> bool {
         self.lists.has_landing(&(start.0..end.0))
     }
 
-    /// Returns whether the kernel's exception table has an entry for the instruction at `at`: it may fault by
-    /// design, and the kernel finds its handler by the instruction's address.
+    /// Returns whether the kernel's exception table has an entry for the instruction at `at`, or may have one if
+    /// the table cannot be found. Such an instruction may fault by design, and the kernel finds its handler by the
+    /// instruction's address.
     #[must_use]
     pub fn has_fixup(&self, at: Gva) -> bool {
         self.lists.has_fixup(at)
@@ -173,8 +174,8 @@ impl KernelImage {
             .unwrap_or_else(|| self.looks_like_ftrace_site(at))
     }
 
-    /// Implements [`Self::is_ftrace_site`] for an image without a list: checks for the bytes that a compiler or
-    /// the build leaves there.
+    /// Implements [`Self::is_ftrace_site`] for an image without a list of these calls. Checks whether the bytes at
+    /// `at` are those that a compiler or the build leaves for such a call.
     fn looks_like_ftrace_site(&self, at: Gva) -> bool {
         match self.bytes_at(at, 5) {
             Some(&[0x0f, 0x1f, 0x44, 0x00, 0x00]) => true,
@@ -187,35 +188,35 @@ impl KernelImage {
         }
     }
 
-    /// Returns the lists used by [`Self::forbidden`] that the kernel should have but that cannot be found. What
-    /// they might name is forbidden.
+    /// Returns the lists used by [`Self::forbidden`] that the kernel should have, but that cannot be found.
+    /// Whatever they might name is forbidden.
     #[must_use]
     pub fn unknown_lists(&self) -> &[Unknown] {
         self.lists.unknown()
     }
 
-    /// Returns where the current task and its fields are.
+    /// Returns where the pointer to the current task is, and where the fields are in a task.
     ///
     /// # Errors
-    /// If the image's type information does not describe it.
+    /// If the image's type information does not describe that.
     pub fn task_layout(&self) -> Result<TaskLayout, BtfError> {
         self.task_layout.clone()
     }
 
-    /// Returns what code and data of the image show of its tasks; needs no type information.
+    /// Returns what the code and data of the image show of its tasks. Needs no type information.
     #[must_use]
     pub fn task_clues(&self) -> Option<TaskClues> {
         self.task_clues
     }
 
-    /// Returns the offset, modulo 2^64, from a CPU's per-CPU base to its number, an `i32`. `None` if the image
-    /// does not show it, as with a kernel for one processor.
+    /// Returns the offset, modulo 2^64, from a CPU's per-CPU base to the CPU's number, an `i32`. `None` if the
+    /// image does not show it, as in a kernel for one processor.
     #[must_use]
     pub fn cpu_number(&self) -> Option<u64> {
         self.cpu_number
     }
 
-    /// Returns the range from the lowest to the highest address of the image in memory, without per-CPU data.
+    /// Returns the range from the lowest to the highest address of the image in memory, not counting per-CPU data.
     #[must_use]
     pub fn extent(&self) -> Range<Gva> {
         Gva(self.extent.start)..Gva(self.extent.end)
@@ -237,18 +238,18 @@ impl KernelImage {
         self.orc.as_ref().map_err(Clone::clone)
     }
 
-    /// Returns the parameters of the system call whose kernel entry is `function`, such as `__x64_sys_openat`;
-    /// the entry gets all of them in one `pt_regs`. `None` if `function` is not such an entry, or the image
-    /// does not describe it.
+    /// Returns the parameters of the system call whose entry in the kernel is `function`, such as
+    /// `__x64_sys_openat`. The entry gets all of them in one `pt_regs`. `None` if `function` is not such an entry,
+    /// or if the image does not describe its parameters.
     #[must_use]
     pub fn system_call(&self, function: &str) -> Option<&[CallParameter]> {
         self.syscalls.of_wrapper(function)
     }
 
-    /// Returns the offsets of members of structures. Any number of questions costs as much as one. A question
-    /// is a structure's name (without `struct`) and a path as in C: `list`, `core_layout.base`, `mem[4].size`.
-    /// Members of anonymous members count as the structure's own; pointers are not followed. The answer is
-    /// `None` if there is no such member, or if it is a bit field.
+    /// Returns the positions of members of structures. Any number of questions costs as much as one. A question is
+    /// a structure's name (without `struct`) and a path as in C: `list`, `core_layout.base`, `mem[4].size`. Members
+    /// of anonymous members count as the structure's own; pointers are not followed. The answer is `None` if there
+    /// is no such member, or if it is a bit field.
     ///
     /// # Errors
     /// If the image has no readable type information.
@@ -256,11 +257,11 @@ impl KernelImage {
         Ok(self.types()?.members(questions))
     }
 
-    /// Returns the offset in bytes of the member that `path` leads to in the structure `of`, as in
-    /// [`Self::members`], which is the better choice for more than one question.
+    /// Returns the offset in bytes of the member of the structure `of` to which `path` leads, as in
+    /// [`Self::members`]. For more than one question, that function is the better choice.
     ///
     /// # Errors
-    /// If the image has no readable type information, or the structure no such member.
+    /// If the image has no readable type information, or if the structure has no such member.
     pub fn member_offset(&self, of: &str, path: &str) -> Result<u64, BtfError> {
         let found = self.types()?.structures(&[of]).member(of, path);
         let member = found.ok_or_else(|| BtfError::NoField {
@@ -282,8 +283,8 @@ impl KernelImage {
         self.init_top_pgt
     }
 
-    /// Returns the `len` bytes at `at` as they are in the image, before the booting kernel rewrites them. Only
-    /// text, init text included, is kept.
+    /// Returns the `len` bytes at `at` as they are in the image, before the booting kernel rewrites them. `None`
+    /// for bytes outside text and init text, because only these are kept.
     #[must_use]
     pub fn bytes_at(&self, at: Gva, len: usize) -> Option<&[u8]> {
         [Some(&self.text), self.init_text.as_ref()]
@@ -327,10 +328,10 @@ fn text(elf: &Elf<'_>, symbols: &Symbols, start: &str, end: &str) -> Option<Text
     })
 }
 
-/// Returns the release in `linux_banner`.
+/// Returns the kernel release, as `linux_banner` gives it.
 fn release(elf: &Elf<'_>) -> Option<String> {
     const BANNER: &[u8] = b"Linux version ";
-    /// As in `struct new_utsname`, less the NUL.
+    /// Length of the longest release: that of a field of `struct new_utsname`, without the NUL.
     const LONGEST: usize = 64;
     elf.parts().filter(|part| !part.exec).find_map(|part| {
         memmem::find_iter(part.data, BANNER).find_map(|at| {

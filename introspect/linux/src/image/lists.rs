@@ -1,8 +1,8 @@
-//! Fills the lists of text that must not be probed from a kernel image.
+//! Fills the lists of text that must not be probed, from a kernel image.
 //!
-//! Invariants: the lists are read from the image, since some of them are freed once the kernel has booted. A
-//! list that the kernel should have, but that cannot be found or does not match [`super::tables`], is unknown,
-//! and whatever it might name is refused ([`Lists::unknown`]).
+//! Invariants: the lists are read from the image, because the kernel frees some of them once it has booted. A list
+//! that the kernel should have, but that cannot be found or does not have the layout in [`super::tables`], is
+//! unknown ([`Lists::unknown`]): whatever it might name is refused.
 
 use std::ops::Range;
 
@@ -14,8 +14,8 @@ use super::tables::{self, Found, Places, Table};
 use crate::bytes::u32_at;
 use crate::symbols::{SymbolKind, Symbols};
 
-/// Functions that some kernel from 5.10 to 7.2 forbids its own kprobes. Used for kernels that have no kprobes,
-/// and so no list, or whose list cannot be found.
+/// Names of the functions that at least one kernel from 5.10 to 7.2 forbids its own kprobes. Used for kernels whose
+/// list cannot be found, or that have no list because they have no kprobes.
 const NOKPROBE: &str = include_str!("nokprobe.txt");
 
 /// Reads all lists.
@@ -57,8 +57,8 @@ impl<'a> Source<'a> {
                 None => self.lists.add_unknown(Unknown::Area(area)),
             }
         }
-        // The symbols that enclose the thunks are gone in later kernels (6.12 has none), but the first and last
-        // symbol between them still exist (arch/x86/lib/retpoline.S).
+        // Later kernels lack the symbols that enclose the thunks (6.12 has neither), but still have the first and
+        // the last symbol between them (arch/x86/lib/retpoline.S).
         let area = self
             .symbols
             .between("__indirect_thunk_start", "__indirect_thunk_end")
@@ -78,8 +78,8 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Forbids code that is copied. Each range goes from one symbol to another, or to the end of another. A
-    /// kernel without kexec, hibernation or ftrace lacks some of it.
+    /// Forbids code that the kernel copies. Each range goes from one symbol up to another, or up to the end of
+    /// another. A kernel without kexec, hibernation or ftrace lacks some of these ranges.
     fn read_copied(&mut self) {
         let symbols = self.symbols;
         let copied = [
@@ -93,8 +93,9 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Reads the kernel's own kprobe blacklist, or else finds by name the functions that other kernels
-    /// blacklist. A list by name suffices, as handling a probe's breakpoint runs none of these functions here.
+    /// Reads the kernel's own kprobe blacklist. If it cannot be found, uses the names of the functions that other
+    /// kernels blacklist. Names suffice: unlike in the kernel's own kprobes, none of these functions runs here when
+    /// a probe is hit.
     fn read_blacklist(&mut self) {
         if let Found::At(_, table) = self.find(&tables::BLACKLIST) {
             self.lists.add_functions(words(table));
@@ -120,8 +121,8 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Forbids static calls and the trampolines `__SCT__*`. Without the table, any branch to a trampoline
-    /// counts as a call: the compiler generates all of them that way.
+    /// Forbids static calls and their trampolines, `__SCT__*`. Without the table, each branch to a trampoline
+    /// counts as a static call, because the compiler generates all static calls that way.
     fn read_static_calls(&mut self) {
         match self.find(&tables::STATIC_CALLS) {
             Found::At(place, table) => {
@@ -158,8 +159,8 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Forbids the entries of `bpf_dispatcher_*_func`. They begin with a nop that becomes a jump, unless they
-    /// end in a static call `bpf_dispatcher_*_call` (include/linux/bpf.h, `DEFINE_BPF_DISPATCHER`).
+    /// Forbids the entries of `bpf_dispatcher_*_func`. Such an entry begins with a nop that becomes a jump, unless
+    /// the function ends in a static call `bpf_dispatcher_*_call` (include/linux/bpf.h, `DEFINE_BPF_DISPATCHER`).
     fn read_bpf_dispatchers(&mut self) {
         let symbols = self.symbols;
         for symbol in symbols.iter() {
@@ -168,7 +169,7 @@ impl<'a> Source<'a> {
                 continue;
             };
             let call = format!("__SCT__bpf_dispatcher_{name}_call");
-            // Programs without a dispatcher are called through `nop`.
+            // `bpf_dispatcher_nop_func` calls programs without a dispatcher, so nothing patches it.
             if name != "nop" && symbols.address_of(&call).is_none() {
                 self.lists.add_bpf_dispatcher(symbol.addr);
             }
@@ -186,20 +187,21 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Adds the targets of the entries, which are their second fields.
+    /// Adds the targets of the entries of a table. The target is the second field of each entry.
     fn add_landings(&mut self, place: Gva, table: &[u8], size: usize) {
         self.lists
             .add_landings(relative_field(table, place, size, 4));
     }
 
-    /// A kernel without ftrace has no such list. If it is not known, the bytes decide.
+    /// Reads the list of calls to `__fentry__`. Without one, as in a kernel without ftrace, the bytes at an address
+    /// decide.
     fn read_ftrace_sites(&mut self) {
         if let Found::At(_, table) = self.find(&tables::FTRACE_SITES) {
             self.lists.add_ftrace_sites(words(table));
         }
     }
 
-    /// A kernel for one processor has no lock prefixes to patch.
+    /// Reads the list of lock prefixes. A kernel for one processor has none to patch.
     fn read_lock_prefixes(&mut self) {
         match self.find(&tables::LOCKS) {
             Found::At(place, table) => {
@@ -212,7 +214,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Returns the range from one symbol up to the end of another.
+    /// Returns the range from the symbol `start` up to the end of the symbol `last`.
     fn through(&self, start: &str, last: &str) -> Option<Range<u64>> {
         let start = self.symbols.address_of(start)?;
         let last = self.symbols.lookup(last).ok()?;

@@ -1,4 +1,4 @@
-//! Parameters of system calls, from what the kernel keeps for its own trace events.
+//! Parameters of system calls, from the metadata that the kernel keeps for its own trace events.
 //!
 //! `SYSCALL_METADATA` (include/linux/syscalls.h) defines a `struct syscall_metadata` for each system call, with
 //! the names and the types of its arguments as they are written in the source. Its symbol is
@@ -14,7 +14,7 @@ use crate::bytes::u64_at;
 use crate::symbols::Symbols;
 use crate::types::Types;
 
-/// Limit for arguments: a system call has this many registers for them.
+/// Limit for the number of arguments: that of the registers in which a system call gets them.
 const MOST: usize = 6;
 /// Limit for system calls; a kernel has fewer.
 const MOST_CALLS: usize = 4096;
@@ -35,12 +35,13 @@ pub struct CallParameter {
 pub(super) struct Syscalls(BTreeMap<Box<str>, Box<[CallParameter]>>);
 
 impl Syscalls {
-    /// Reads the system calls that have metadata in the image, if its types describe the layout.
+    /// Reads the system calls that have metadata in the image. There are none if `types` do not describe its
+    /// layout.
     pub(super) fn read(elf: &Elf<'_>, symbols: &Symbols, types: &Types) -> Self {
         const OF: &str = "syscall_metadata";
         let members = ["name", "types", "args"].map(|member| (OF, member));
         let members = types.members(&members);
-        // A whole word up to 6.12, and a bit field on 7.2.
+        // The number of arguments is a whole word up to 6.12, and a bit field on 7.2.
         let number = types.number(OF, "nb_args");
         let ([Some(name), Some(types), Some(names)], Some(number)) = (members.as_slice(), number)
         else {
@@ -83,7 +84,7 @@ fn pointer(elf: &Elf<'_>, at: Gva) -> Option<Gva> {
     u64_at(elf.read(at, 8)?, 0).map(Gva)
 }
 
-/// Returns the text at `at`; `None` unless it is printable and not empty.
+/// Returns the text at `at`, up to its NUL; `None` if it is empty, too long or not printable.
 fn text<'a>(elf: &Elf<'a>, at: Gva) -> Option<&'a str> {
     let bytes = elf.read_up_to(at, LONGEST + 1);
     let end = bytes.iter().position(|byte| *byte == 0)?;

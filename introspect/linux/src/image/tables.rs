@@ -1,12 +1,16 @@
 //! Finds the kernel's tables about its own text in an image, and checks their entries.
 //!
-//! A table can be found in three ways: by the symbols at its ends, which are data symbols, so a kernel without
-//! `CONFIG_KALLSYMS_ALL` does not keep them; by a section of its own; and by the code of a function that walks
-//! the table, which has its ends as constants. Symbols of functions are always kept.
+//! A table can be found in three ways:
 //!
-//! Invariants: a table is returned only if all ways that find it agree, and if every entry fits the layout:
-//! what it refers to is code, and the bytes there are what the kernel expects to find. Otherwise the table is
-//! unknown, and its users must assume that it lists everything. A table counts as absent only if the kernel
+//! * by the symbols at its ends. They are data symbols, so a kernel without `CONFIG_KALLSYMS_ALL` does not keep
+//!   them;
+//! * by a section of its own;
+//! * by the code of a function that walks the table, because that code has the table's ends as constants. Symbols
+//!   of functions are always kept.
+//!
+//! Invariants: a table is returned only if all ways that find it agree, and if every entry fits the layout: what it
+//! refers to is code, and the bytes there are what the kernel expects to find. Otherwise the table is unknown, and
+//! its users must assume that it lists everything. A table counts as absent only if it is not found, and the kernel
 //! lacks the functions that need it.
 //!
 //! The layouts are those of 5.10, 6.1, 6.12 and 7.2. Each was checked on Debian's kernels of these versions, in
@@ -29,20 +33,21 @@ mod tests;
 pub(super) struct Table {
     /// The symbols at its start and end.
     symbols: [&'static str; 2],
-    /// The section that holds only this table.
+    /// The name of the section that holds only this table.
     section: Option<&'static str>,
     /// Functions that walk the whole table.
     readers: &'static [&'static str],
-    /// A kernel with the table has at least one of these functions.
+    /// Functions that need the table: a kernel that has the table has at least one of them.
     signs: &'static [&'static str],
     /// Length of an entry in bytes.
     entry: usize,
     /// Whether entries of zeroes may fill gaps.
     gaps: bool,
+    /// Returns the kind of the entry at an address with these bytes; `None` if it is not valid.
     fit: fn(&Elf<'_>, Gva, &[u8]) -> Option<Fit>,
 }
 
-/// What a valid entry is.
+/// Kind of a valid entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fit {
     Entry,
@@ -77,7 +82,7 @@ pub(super) const JUMP_LABELS: Table = Table {
     fit: jump_label,
 };
 
-/// `.static_call_sites`: {s32 addr, s32 key}, relative in the same way (include/linux/static_call_types.h).
+/// `.static_call_sites`: {s32 addr, s32 key}, each relative to its own address (include/linux/static_call_types.h).
 pub(super) const STATIC_CALLS: Table = Table {
     symbols: ["__start_static_call_sites", "__stop_static_call_sites"],
     section: Some(".static_call_sites"),
@@ -88,7 +93,7 @@ pub(super) const STATIC_CALLS: Table = Table {
     fit: static_call,
 };
 
-/// `__ex_table`: {s32 insn, s32 fixup}, relative in the same way, and four bytes that kernel versions use
+/// `__ex_table`: {s32 insn, s32 fixup}, each relative to its own address, and four bytes that kernel versions use
 /// differently (arch/x86/include/asm/extable.h).
 pub(super) const FIXUPS: Table = Table {
     symbols: ["__start___ex_table", "__stop___ex_table"],
@@ -116,7 +121,8 @@ pub(super) const BLACKLIST: Table = Table {
     fit: function,
 };
 
-/// `__mcount_loc`: addresses of calls, with zeroes for calls that were dropped (kernel/trace/ftrace.c).
+/// `__mcount_loc`: addresses of calls to `__fentry__`, with zeroes for calls that were dropped
+/// (kernel/trace/ftrace.c).
 pub(super) const FTRACE_SITES: Table = Table {
     symbols: ["__start_mcount_loc", "__stop_mcount_loc"],
     section: Some("__mcount_loc"),
@@ -188,13 +194,13 @@ impl<'a> Places<'a, '_> {
         }
     }
 
-    /// Finds the table by the constants in the code of a function that walks it. Returns the range between two
-    /// constants that consists of entries only: of several, the one with the most entries, and then the
-    /// shortest, which has the least filler.
+    /// Finds the table by the constants in the code of a function that walks it. Returns a range between two
+    /// constants that consists of entries only. If there are several, takes the one with the most entries, and of
+    /// these the shortest, which has the least filler.
     fn in_code(&self, table: &Table) -> Option<Range<u64>> {
-        /// Limit for bytes of code per function.
+        /// Limit for the number of bytes of code that are examined of each function.
         const LONGEST: u64 = 4096;
-        /// Limit for bytes of possible tables.
+        /// Limit for the number of bytes of possible tables that are checked.
         const MOST: usize = 1 << 25;
         let mut best = (0, Reverse(usize::MAX));
         let mut found = None;
@@ -235,12 +241,13 @@ impl<'a> Places<'a, '_> {
         found
     }
 
-    /// Returns the number of entries at the start of `bytes`, and the length in bytes of entries and filler.
+    /// Returns the number of entries at the start of `bytes`, and the length in bytes of these entries and their
+    /// filler.
     fn entries(&self, table: &Table, at: Gva, bytes: &[u8]) -> (usize, usize) {
         let (mut count, mut len) = (0, 0);
         while let Some((entry, behind)) = bytes[len..].split_at_checked(table.entry) {
             if table.gaps && entry.iter().all(|byte| *byte == 0) {
-                // Between two constants there are often long runs of zeroes.
+                // Skips all zeroes at once, as there are often long runs of them between two constants.
                 len += table.entry + zeroes(behind) / table.entry * table.entry;
                 continue;
             }
@@ -333,7 +340,7 @@ fn lock(elf: &Elf<'_>, place: Gva, entry: &[u8]) -> Option<Fit> {
     let at = target(place, entry, 0)?;
     match elf.read(at, 1)? {
         LOCK => entry_if(elf.is_code(at.0)),
-        // An alternative will be patched in here; until then there is another instruction.
+        // An alternative with the lock prefix will be patched in here. Until then, another instruction is here.
         _ => elf.is_code(at.0).then_some(Fit::Filler),
     }
 }

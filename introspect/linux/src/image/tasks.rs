@@ -1,8 +1,9 @@
-//! Finds where an image keeps the current task and the number of a processor, from its types or from its code.
+//! Finds where a kernel keeps the current task and the number of a processor, from the image's types or from its
+//! code.
 //!
-//! Invariants: what code shows is used only if all functions that should load it agree, and if none of them
-//! loads another candidate. The functions are system calls, which every kernel has. Checked on 5.10, 6.1, 6.12
-//! and 7.2, where they agree with types and symbols.
+//! Invariants: what code shows is used only if all functions that should load the same value agree on its offset,
+//! and if none of them loads another candidate. These functions are system calls, which every kernel has. Checked
+//! on 5.10, 6.1, 6.12 and 7.2, where code, types and symbols agree.
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::insn::per_cpu_loads;
@@ -13,7 +14,7 @@ use crate::bytes::u64_at;
 use crate::symbols::Symbols;
 use crate::types::{BtfError, Types};
 
-/// Layout of a task's identity, starting from the per-CPU base. Offsets in bytes.
+/// Where the identity of the current task is, starting from a CPU's per-CPU base. All offsets are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskLayout {
     /// Offset, modulo 2^64, from a CPU's per-CPU base (`GS_BASE` in kernel mode) to its pointer to the current
@@ -27,18 +28,18 @@ pub struct TaskLayout {
     pub comm: u64,
 }
 
-/// What an image shows of its tasks without types. The rest can only be seen in a running guest.
+/// What an image without types shows of its tasks. The rest can only be seen in a running guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskClues {
-    /// As in [`TaskLayout`].
+    /// The same as [`TaskLayout::current_task`].
     pub current_task: u64,
-    /// Address of the first task, which is part of the image: the idle task of the first processor.
+    /// Address of the first task: the idle task of the first processor, which is part of the image.
     pub init_task: Gva,
-    /// As in [`TaskLayout`].
+    /// The same as [`TaskLayout::comm`].
     pub comm: u64,
 }
 
-/// System calls that load the current task only to pass it on.
+/// System calls that load the pointer to the current task, and only pass it on.
 const OF_CURRENT: [&str; 2] = ["__x64_sys_getpid", "__x64_sys_gettid"];
 /// The system call that returns the number of the processor.
 const OF_CPU: [&str; 1] = ["__x64_sys_getcpu"];
@@ -48,8 +49,8 @@ const INIT_COMM: &[u8; 16] = b"swapper\0\0\0\0\0\0\0\0\0";
 /// Limit for the offset of `comm` in `task_struct`; none has more bytes before it.
 const LONGEST: usize = 1 << 14;
 
-/// Returns the offset from a CPU's per-CPU base to its variable `name` of `size` bytes. The variable has a
-/// symbol of its own up to 6.1 and from 6.15 on; in between it is a member of a structure.
+/// Returns the offset from a CPU's per-CPU base to the CPU's variable `name` of `size` bytes. Up to 6.1 and from
+/// 6.15 on, the variable has a symbol of its own; in between, it is a member of a structure.
 fn per_cpu(btf: &Types, symbols: &Symbols, name: &str, size: u64) -> Result<u64, BtfError> {
     match symbols.address_of(name) {
         Some(at) => Ok(at.0),
@@ -76,7 +77,8 @@ pub(super) fn layout(btf: &Types, symbols: &Symbols) -> Result<TaskLayout, BtfEr
 /// Returns the clues in the code and data of the image.
 pub(super) fn clues(elf: &Elf<'_>, symbols: &Symbols) -> Option<TaskClues> {
     let current_task = loaded(elf, symbols, &OF_CURRENT, 8)?;
-    // Per-CPU data of the first processor, where this is the current task from the start.
+    // The image holds the initial per-CPU data of the first processor, whose current task is this one from the
+    // start.
     let init_task = Gva(u64_at(elf.read(Gva(current_task), 8)?, 0)?);
     let task = elf.read_up_to(init_task, LONGEST);
     let mut found = memmem::find_iter(task, INIT_COMM);
@@ -95,8 +97,8 @@ pub(super) fn cpu_number(elf: &Elf<'_>, symbols: &Symbols, btf: Option<&Types>) 
         .or_else(|| loaded(elf, symbols, &OF_CPU, 4))
 }
 
-/// Returns the one offset in per-CPU data from which all of `functions` load `size` bytes; `None` if there is
-/// none, or more than one.
+/// Returns the one offset in per-CPU data from which all of `functions` load `size` bytes. `None` if a function
+/// loads from none, or if there is more than one.
 fn loaded(elf: &Elf<'_>, symbols: &Symbols, functions: &[&str], size: usize) -> Option<u64> {
     let mut found = None;
     for function in functions {

@@ -177,14 +177,14 @@ fn lists_that_forbid_nothing_are_looked_up_apart() {
     assert!(image.has_fixup(at(0x640)));
     assert!(!image.has_fixup(at(0x63f)) && !image.has_fixup(at(0x641)));
     assert!(image.is_ftrace_site(at(0x104)) && image.is_ftrace_site(at(0x660)));
-    // The bytes look like one, but the list decides.
+    // The bytes look like such a site, but the list decides.
     assert!(!image.is_ftrace_site(at(0x610)));
     assert_eq!(image.forbidden(at(0x650)), None);
     let lock = |offset, first| image.forbidden_as_is(at(offset), first);
     assert_eq!(lock(0x650, 0x3e), Some(Forbidden::LockPrefix));
     assert_eq!(lock(0x650, 0xf0), None);
     assert_eq!(lock(0x651, 0x3e), None);
-    // Filler in the list is not an entry.
+    // Filler in the list of lock prefixes is not an entry.
     assert_eq!(image.lists.locks(), 1);
 }
 
@@ -410,8 +410,9 @@ proptest! {
     }
 }
 
-/// Expectations for a stock Debian 6.1 cloud kernel. Runs only if `HVPROBE_TEST_VMLINUX` names an uncompressed
-/// x86-64 `vmlinux`; any kernel with kprobes, BTF and `KALLSYMS_ALL` should pass.
+/// Checks what is read from a real kernel. Runs only if `HVPROBE_TEST_VMLINUX` names an uncompressed x86-64
+/// `vmlinux`. Written for Debian's 6.1 cloud kernel, but any kernel with kprobes, BTF and `KALLSYMS_ALL` should
+/// pass.
 #[test]
 fn real_kernel_is_understood_when_one_is_given() {
     let Some(path) = std::env::var_os("HVPROBE_TEST_VMLINUX") else {
@@ -486,8 +487,8 @@ fn real_kernel_is_understood_when_one_is_given() {
     }
     assert_eq!(exported, 500);
 
-    // Code that the kernel copies is forbidden. Functions that hvprobe itself watches are not, and ftrace can
-    // trace them.
+    // Code that the kernel copies is forbidden. Functions that hvprobe itself watches are not, and ftrace can trace
+    // these.
     for (name, forbidden) in [
         ("ftrace_caller", Some(Forbidden::Copied)),
         ("relocate_kernel", Some(Forbidden::Copied)),
@@ -507,8 +508,8 @@ fn real_kernel_is_understood_when_one_is_given() {
     let member = image.members(&[("module", "kallsyms"), ("module", "list")]);
     assert!(matches!(member.as_deref(), Ok([Some(_), Some(_)])));
 
-    // Entries of the lock list are lock prefixes, except a few inside alternatives; calls to `__fentry__` are
-    // calls or nops.
+    // Entries of the lock list are lock prefixes, except for a few inside alternatives. Entries of the list of
+    // calls to `__fentry__` are calls or nops.
     let (mut locks, mut others) = (0, 0);
     for (at, code) in (image.text.at.start..).zip(&image.text.bytes) {
         let at = Gva(at);

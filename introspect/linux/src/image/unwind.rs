@@ -9,7 +9,7 @@ use crate::symbols::{SymbolKind, Symbols};
 use crate::unwind::{Orc, OrcError, Tables};
 
 /// Functions whose addresses the kernel puts in place of the return addresses of calls that it follows: the
-/// trampolines of its kretprobes (since 5.18; from 5.15 on; before 5.15) and of its function graph tracer.
+/// trampolines of its kretprobes (from 5.18 on; 5.15 to 5.17; before 5.15), and that of its function graph tracer.
 const TRAMPOLINES: [&str; 4] = [
     "arch_rethook_trampoline",
     "__kretprobe_trampoline",
@@ -17,7 +17,8 @@ const TRAMPOLINES: [&str; 4] = [
     "return_to_handler",
 ];
 
-/// Reads the unwind tables of `text`, from their sections or from the addresses of the symbols at their ends.
+/// Reads the unwind tables of `text` and of init text. They are found by their sections or, without these, by the
+/// symbols at their ends.
 pub(super) fn read(elf: &Elf<'_>, symbols: &Symbols, text: Range<u64>) -> Result<Orc, OrcError> {
     let table = |section, start, stop| {
         if let Some(section) = elf.section(section) {
@@ -47,7 +48,7 @@ pub(super) fn read(elf: &Elf<'_>, symbols: &Symbols, text: Range<u64>) -> Result
         .iter()
         .filter_map(|name| symbols.address_of(name));
     let init_text = symbols.between("_sinittext", "_einittext");
-    // All addresses must have the same upper 32 bits.
+    // All addresses must have the same upper 32 bits, so init text elsewhere is left out.
     let init_text = init_text.filter(|init| init.start >> 32 == text.start >> 32);
     let text = (text.clone(), init_text.unwrap_or_default());
     Orc::read(tables, text, functions, trampolines.collect())

@@ -14,14 +14,15 @@ use super::list::Module;
 use super::read::{Guest, ModuleReader};
 use crate::notes::build_id;
 
-/// Limits for the note sections to read and for the bytes of each; modules have two or three short ones.
+/// Limit for the number of note sections to read; modules have two or three.
 const MOST_NOTES: u64 = 8;
+/// Limit for the length in bytes of a note section; those of modules are short.
 const LONGEST_NOTES: u64 = 4096;
-/// Limit for all bytes read; above the limits for notes together.
+/// Limit for all bytes read; more than all notes within the limits above take together.
 const BUDGET: usize = 1 << 20;
 
 impl ModuleReader {
-    /// Returns the build id of `module`, if the kernel keeps it.
+    /// Returns the build id of `module`; `None` if the kernel does not keep it, or it cannot be read.
     #[must_use]
     pub fn build_id<M: PhysMemory + ?Sized>(
         &self,

@@ -27,7 +27,7 @@ pub enum ModuleError {
         /// Number of kinds supported.
         expected: u64,
     },
-    /// A link of the list, or a module, is not in memory.
+    /// A link of the list, or a module on it, is not in memory.
     #[error("the guest's list of modules leads to {at}, which cannot be read")]
     Unreadable {
         /// The address that cannot be read.
@@ -45,7 +45,7 @@ pub enum ModuleError {
         /// The limit.
         most: usize,
     },
-    /// The modules' tables together are longer than those of any guest.
+    /// The tables of all modules together are longer than those of any guest.
     #[error("the guest's modules claim more than {most} bytes of tables and names")]
     TooMuch {
         /// The limit in bytes.
@@ -62,7 +62,7 @@ pub enum NoModuleTypes {
     /// The kernel is built without `CONFIG_DEBUG_INFO_BTF_MODULES`, or older than 5.11.
     #[error("this kernel keeps no types of modules")]
     NotKept,
-    /// The module was built without types, or for another kernel.
+    /// The kernel has no types of the module, which was built without types or for another kernel.
     #[error("the module has no type information that the kernel took")]
     None,
     /// The types cannot be read.
@@ -73,7 +73,7 @@ pub enum NoModuleTypes {
     Malformed(BtfError),
 }
 
-/// Why a name does not stand for one address in a module.
+/// Why a name does not identify exactly one address in a module.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ModuleLookupError {
     /// No module of that name is loaded.
@@ -104,7 +104,7 @@ pub enum ModuleLookupError {
     Ambiguous {
         /// The name asked for.
         name: String,
-        /// Module and address of each symbol, in the order of the list.
+        /// The module and the address of each symbol, in the order of the list of modules.
         at: Vec<(String, Gva)>,
     },
 }

@@ -1,12 +1,12 @@
 //! The layout of `struct module` and of its tables, from the kernel's BTF.
 //!
-//! Invariants: a field is used only if it has the size that the reader expects, and all fields lie in the first
-//! [`Layout::len`] bytes of the structure. Fields that depend on the kernel's configuration are optional: a
-//! kernel without such a field lacks the list.
+//! Invariants: a field is used only if it has the size that the reader expects, and all fields used lie in the
+//! first [`Layout::len`] bytes of the structure. Fields that depend on the kernel's configuration are optional: a
+//! kernel without such a field lacks the list to which it leads.
 //!
-//! Both forms, up to 6.3 and from 6.4 on, were checked on 5.10, 6.1, 6.12 and 7.2. The list of modules is
-//! checked whenever it is read: it must return to its head, and memory outside the address range of modules
-//! does not count as a module's.
+//! The layouts up to 6.3 and from 6.4 on were both checked on 5.10, 6.1, 6.12 and 7.2. The list of modules is
+//! checked whenever it is read: it must return to its head, and memory outside the address range of modules does
+//! not count as that of a module.
 
 use std::cell::Cell;
 
@@ -14,16 +14,16 @@ use super::error::ModuleError;
 use crate::image::KernelImage;
 use crate::types::{BtfError, Member, Structures};
 
-/// Length of a module's name in `struct module`. `MODULE_NAME_LEN` is 64 less a long
-/// (include/linux/moduleparam.h).
+/// Length in bytes of a module's name in `struct module`, with its NUL. `MODULE_NAME_LEN` is 64 minus the size of a
+/// `long` (include/linux/moduleparam.h).
 pub(super) const NAME_LEN: u64 = 56;
-/// Number of memory kinds since 6.4 (`enum mod_mem_type`): text, data, rodata, ro_after_init, and for init
-/// text, data and rodata.
+/// Number of memory kinds since 6.4 (`enum mod_mem_type`): text, data, rodata and ro_after_init, and text, data and
+/// rodata for init.
 const MEMORIES: u64 = 7;
-/// Limit for the length of `struct module`, which is read in one piece; none is that long.
+/// Limit for the length in bytes of `struct module`, which is read in one piece; no kernel has a longer one.
 const LONGEST: u64 = 1 << 16;
 
-/// A pointer and the number of elements it points to.
+/// Where a structure has a pointer to a table, and the number of the table's elements.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Table {
     /// Offset of the pointer, a u64.
@@ -39,13 +39,13 @@ pub(super) struct Memory {
     pub(super) base: u64,
     /// Offset of the length in bytes, a u32.
     pub(super) size: u64,
-    /// Offset of the length of the text at its start, a u32, if it has any.
+    /// Offset of the length in bytes, a u32, of the text at the start of the area; `None` if it has no text.
     pub(super) text: Option<u64>,
     /// Whether the area is freed after the module's init function has run.
     pub(super) init: bool,
 }
 
-/// An entry of the list of modules with lock prefixes (`struct smp_alt_module`).
+/// Offsets in an entry of the list of modules with lock prefixes (`struct smp_alt_module`).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LockEntry {
     pub(super) module: u64,
@@ -54,22 +54,22 @@ pub(super) struct LockEntry {
     pub(super) next: u64,
 }
 
-/// An entry of the list of modules' types (`struct btf_module`), and the `struct btf` it points to.
+/// Offsets in an entry of the list of modules' types (`struct btf_module`).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TypesEntry {
     pub(super) next: u64,
     pub(super) module: u64,
     pub(super) types: u64,
-    /// Address and length in bytes of the types, in `struct btf`.
+    /// Address and length in bytes of the types. These are offsets in the `struct btf` to which `types` points.
     pub(super) data: Table,
 }
 
 /// The unwind tables of a module (`struct mod_arch_specific`). Offsets in `struct module`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Unwind {
-    /// The addresses and their number.
+    /// The pointer to the addresses, and their number.
     pub(super) addresses: Table,
-    /// Offset of the pointer to the entries.
+    /// Offset of the pointer to the entries, of which there are as many.
     pub(super) entries: u64,
 }
 
@@ -82,27 +82,28 @@ pub(super) struct Notes {
     /// long.
     pub(super) first: u64,
     pub(super) len: u64,
-    /// Offsets in `struct bin_attribute` of the address, and of the length in bytes, a u64.
+    /// Offset in `struct bin_attribute` of the address of the notes.
     pub(super) start: u64,
+    /// Offset in `struct bin_attribute` of the length in bytes of the notes, a u64.
     pub(super) size: u64,
 }
 
-/// Layout of the structures. All offsets are in bytes.
+/// Layout of the structures. All offsets are in bytes, and in `struct module` unless said otherwise.
 #[derive(Clone, Debug)]
 pub(super) struct Layout {
     /// Number of bytes from the start of `struct module` that contain all its fields used here.
     pub(super) len: usize,
     /// The state, a u32.
     pub(super) state: u64,
-    /// The `list_head`: pointers to the next and the previous one.
+    /// The `list_head` by which the module is on the list of modules: pointers to the next and the previous one.
     pub(super) list: u64,
     pub(super) name: u64,
     pub(super) memories: Vec<Memory>,
     /// The pointer to `struct mod_kallsyms`.
     pub(super) kallsyms: u64,
-    /// Pointer and count of the symbols, in `struct mod_kallsyms`.
+    /// Pointer to the symbols and their number, in `struct mod_kallsyms`.
     pub(super) symtab: Table,
-    /// The pointer to the names, in `struct mod_kallsyms`.
+    /// Pointer to the names of symbols, in `struct mod_kallsyms`.
     pub(super) strtab: u64,
     pub(super) extable: Option<Table>,
     pub(super) jump_entries: Option<Table>,
@@ -136,7 +137,7 @@ impl Answers<'_> {
         Some(member)
     }
 
-    /// Returns the offset of a member of exactly `size` bytes, if there is one.
+    /// Returns the offset of a member of exactly `size` bytes; `None` if there is none.
     fn optional(&self, of: &str, path: &str, size: u64) -> Option<u64> {
         self.required(of, path, size).ok()
     }
@@ -145,7 +146,7 @@ impl Answers<'_> {
         Member::exactly(self.get(of, path), of, path, size)
     }
 
-    /// Returns a pointer and a count in `struct module`, if both exist.
+    /// Returns the offsets of a pointer and a count in `struct module`, if both exist.
     fn table(&self, start: &str, count: &str) -> Option<Table> {
         Some(Table {
             start: self.optional("module", start, 8)?,
@@ -153,7 +154,7 @@ impl Answers<'_> {
         })
     }
 
-    /// Returns the two memory areas of kernels up to 6.3, each with text first.
+    /// Returns the two memory areas of kernels up to 6.3, each of which begins with text.
     fn layouts(&self) -> Option<Vec<Memory>> {
         let offset = |path, size| self.optional("module", path, size);
         Some(vec![
@@ -185,8 +186,9 @@ impl Answers<'_> {
                 expected: MEMORIES,
             });
         }
-        /// `MOD_TEXT` and `MOD_INIT_TEXT`.
+        /// Number of the memory kind `MOD_TEXT`.
         const TEXT: u64 = 0;
+        /// Number of the memory kind `MOD_INIT_TEXT`, the first of those that are freed.
         const INIT_TEXT: u64 = 4;
         let memory = |kind| Memory {
             base: base + kind * stride,
@@ -281,7 +283,7 @@ impl Layout {
             types_entry: answers.types_entry(),
             unwind: answers.unwind(),
             notes: answers.notes(),
-            // Last, as every question above may extend it.
+            // Must be last, as every look-up above may extend it.
             len: usize::try_from(answers.len.get().min(LONGEST)).unwrap_or(0),
         })
     }

@@ -35,7 +35,7 @@ pub struct Module {
     pub(super) memory: Vec<Range<Gva>>,
     pub(super) symbols: Symbols,
     pub(super) lists: Lists,
-    /// The first list that could not be read.
+    /// Name of the first list that could not be read.
     pub(super) unreadable: Option<&'static str>,
     /// Empty until the types are read.
     pub(super) types: OnceLock<Result<Arc<Types>, NoModuleTypes>>,
@@ -60,13 +60,13 @@ impl Module {
         self.state
     }
 
-    /// Returns the text that stays until the module is unloaded; empty while it is unformed.
+    /// Returns the text that stays until the module is unloaded. Empty while the module is unformed.
     #[must_use]
     pub fn text(&self) -> Range<Gva> {
         self.text.clone()
     }
 
-    /// Returns the init text, while the module has any.
+    /// Returns the init text; `None` if the module has none, or it has been freed.
     #[must_use]
     pub fn init_text(&self) -> Option<Range<Gva>> {
         self.init_text.clone()
@@ -87,7 +87,7 @@ impl Module {
         self.memory.iter().any(|memory| memory.contains(&at))
     }
 
-    /// Returns the symbols. Symbols of init text are included while the module has it.
+    /// Returns the symbols. Those of init text are included as long as the module has it.
     #[must_use]
     pub fn symbols(&self) -> &Symbols {
         &self.symbols
@@ -96,7 +96,7 @@ impl Module {
     /// Returns the types, if they [were read](super::ModuleReader::read_types).
     ///
     /// # Errors
-    /// If there are none, with the reason.
+    /// If there are no types; the error says why.
     pub fn types(&self) -> Result<&Arc<Types>, NoModuleTypes> {
         let read = self.types.get().ok_or(NoModuleTypes::NotRead)?;
         read.as_ref().map_err(Clone::clone)
@@ -114,7 +114,7 @@ impl Module {
         })
     }
 
-    /// Returns why `at` must not be probed while the byte there is `first`, like
+    /// Returns why `at` must not be probed while the byte there is `first`. For the reason, see
     /// [`KernelImage::forbidden_as_is`](crate::image::KernelImage::forbidden_as_is).
     #[must_use]
     pub fn forbidden_as_is(&self, at: Gva, first: u8) -> Option<Forbidden> {
@@ -134,24 +134,24 @@ impl Module {
     }
 }
 
-/// The modules that a guest had loaded when they were read.
+/// The modules that were loaded in a guest at the time when they were read.
 #[derive(Debug)]
 pub struct ModuleList {
     pub(super) modules: Vec<Module>,
     pub(super) restores_locks: bool,
-    /// Bytes left for reading types of these modules, all together.
+    /// Number of bytes that may still be read of the types of all these modules together.
     pub(super) types_left: AtomicUsize,
 }
 
 impl ModuleList {
-    /// Returns an iterator over all modules, the last loaded first.
+    /// Returns an iterator over all modules. The one loaded last comes first.
     pub fn iter(&self) -> std::slice::Iter<'_, Module> {
         self.modules.iter()
     }
 
-    /// Returns whether the kernel will restore lock prefixes that it removed: it booted with one processor, and
-    /// has room for more. If not, [`Forbidden::LockPrefix`] is no reason to refuse an address in the kernel
-    /// image, where it is decided by the bytes alone. When in doubt, returns true.
+    /// Returns whether the kernel will restore lock prefixes that it removed: it booted with one processor, and may
+    /// get more. If not, [`Forbidden::LockPrefix`] is no reason to refuse an address in the kernel image, because
+    /// there the image's list and the current byte alone give this reason. When in doubt, returns true.
     #[must_use]
     pub fn restores_lock_prefixes(&self) -> bool {
         self.restores_locks
@@ -200,10 +200,11 @@ impl ModuleList {
         }
     }
 
-    /// Looks up the only symbol called `symbol` in any module: for names that the kernel image does not have.
+    /// Looks up the only symbol called `symbol` in all modules. Meant for names that the kernel image does not
+    /// have.
     ///
     /// # Errors
-    /// If there is none, or several.
+    /// If no module has such a symbol, or there are several.
     pub fn lookup(&self, symbol: &str) -> Result<(&Module, Symbol<'_>), ModuleLookupError> {
         let found: Vec<_> = self
             .iter()

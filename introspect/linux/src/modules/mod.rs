@@ -1,4 +1,4 @@
-//! Reads from a guest's memory which modules are loaded.
+//! Reads from a guest's memory which modules are loaded, and what they consist of.
 //!
 //! Invariants: a [`ModuleList`] is a copy taken at one moment, best while the guest is stopped, and never
 //! changes. Everything in it is the guest's claim:

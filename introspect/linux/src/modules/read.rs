@@ -1,9 +1,9 @@
 //! Reads modules from guest memory.
 //!
-//! Invariants: every byte read from the guest is charged to one budget per reading before it is read, so work
-//! and memory are bounded whatever counts, pointers and lists say. No list is followed past [`MOST_MODULES`]
-//! entries. If part of one module cannot be read, that is recorded in the module and does not keep the others
-//! from being read.
+//! Invariants: each reading of modules has one budget. Every table, structure and name is charged to it before it
+//! is read from the guest, so work and memory are bounded whatever counts, pointers and lists say. No list is
+//! followed past [`MOST_MODULES`] entries. If part of one module cannot be read, that is recorded in the module and
+//! does not keep the others from being read.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -22,27 +22,28 @@ use crate::image::{Area, KernelImage, Lists, relative, words};
 use crate::symbols::{RawSymbol, SymbolKind, Symbols};
 use crate::unwind::{ModuleTables, Text};
 
-/// Ten times the number of modules that a distribution's kernel loads on a large machine.
+/// Limit for the number of modules: ten times that which a distribution's kernel loads on a large machine.
 const MOST_MODULES: usize = 2048;
-/// Limit in bytes for tables, symbols and names in one reading, and again for the types read of its modules. A
-/// desktop's two hundred modules need ten million.
+/// Limit in bytes for the tables, symbols and names that one reading takes. The same limit applies separately to
+/// the types that are read of its modules. A desktop's two hundred modules need ten million bytes.
 const BUDGET: usize = 64 << 20;
-/// Charge for each symbol besides its name and its entry in the guest's table: the bytes it takes in our table.
+/// Charge in bytes for the place of a symbol in our table. Its name and its entry in the guest's table are charged,
+/// too.
 const PER_SYMBOL: usize = 64;
-/// The longest name in bytes with its NUL (`KSYM_NAME_LEN` from 6.1 on).
+/// Length in bytes of the longest name, with its NUL (`KSYM_NAME_LEN` from 6.1 on).
 const LONGEST_NAME: usize = 512;
-/// A function that every kernel with modules has.
+/// A function that a kernel has if it supports modules.
 const LOADS: &str = "do_init_module";
-/// Widest address range of modules: above the kernel image, which has 512 MiB or 1 GiB, and below the fixmap
-/// (`MODULES_VADDR`, `MODULES_END` in Documentation/arch/x86/x86_64/mm.rst). Neither the image nor our own
-/// mappings are there.
+/// The widest address range in which modules can be: above the kernel image, which has 512 MiB or 1 GiB, and below
+/// the fixmap (`MODULES_VADDR`, `MODULES_END` in Documentation/arch/x86/x86_64/mm.rst). Neither the image nor our
+/// own mappings are there.
 const SPACE: Range<u64> = 0xffff_ffff_a000_0000..0xffff_ffff_ff00_0000;
 const PAGE: u64 = 4096;
 
 /// Reads the modules of guests that run one kernel.
 #[derive(Debug)]
 pub struct ModuleReader {
-    /// The head of the list.
+    /// Head of the list of modules.
     modules: Gva,
     /// The head of the list of modules with lock prefixes.
     pub(super) locks: Option<Gva>,
@@ -55,7 +56,8 @@ impl ModuleReader {
     /// Finds where this kernel keeps its modules, and reads their layout.
     ///
     /// # Errors
-    /// If the kernel has no modules, or no type information that describes them.
+    /// If the kernel does not support modules, has no symbol for their list, or has no type information that
+    /// describes them.
     pub fn new(image: &KernelImage) -> Result<Self, ModuleError> {
         let symbols = image.symbols();
         Ok(Self {
@@ -71,7 +73,7 @@ impl ModuleReader {
         })
     }
 
-    /// Returns where modules keep their unwind tables, if this kernel has any.
+    /// Returns where modules keep their unwind tables; `None` if this kernel has no such tables.
     #[must_use]
     pub fn unwind_tables(&self) -> Option<ModuleTables> {
         let unwind = self.layout.unwind?;
@@ -93,10 +95,10 @@ impl ModuleReader {
         })
     }
 
-    /// Reads the module whose memory contains `at`; `None` if no module's does.
+    /// Reads the module whose memory contains `at`; `None` if there is no such module.
     ///
     /// # Errors
-    /// As [`Self::read`], for the list and for that module.
+    /// Those of [`Self::read`], for the list and for that module.
     pub fn containing<M: PhysMemory + ?Sized>(
         &self,
         at: Gva,
@@ -106,7 +108,8 @@ impl ModuleReader {
         let mut guest = Guest::new(tables, mem);
         for link in guest.list(self.modules)? {
             let module = link.wrapping_sub(self.layout.list);
-            // A module that is being unloaded does not keep others from being found.
+            // Skips a module whose structure cannot be read, as when it is being unloaded; others can still be
+            // found.
             let Some(raw) = guest.bytes(module, self.layout.len)?.map(Raw) else {
                 continue;
             };
@@ -124,8 +127,9 @@ impl ModuleReader {
     /// Reads all modules on the guest's list.
     ///
     /// # Errors
-    /// If the list cannot be followed to its end, or is longer than the limits. A module that cannot be read
-    /// completely is still listed, but forbidden.
+    /// If the list cannot be followed to its end, if the `struct module` of a module on it cannot be read, or if
+    /// the list or the tables exceed the limits. A module whose tables cannot all be read is still returned, but
+    /// forbidden.
     pub fn read<M: PhysMemory + ?Sized>(
         &self,
         tables: &PageTables,
@@ -148,11 +152,11 @@ impl ModuleReader {
         })
     }
 
-    /// Reads the module whose `struct module` is at `at`: the argument of the kernel's `do_init_module` and
-    /// `free_module`.
+    /// Reads the module whose `struct module` is at `at`. The kernel's `do_init_module` and `free_module` get this
+    /// address as their argument.
     ///
     /// # Errors
-    /// If there is no module, or its tables exceed the limits.
+    /// If the structure cannot be read, or the module's tables exceed the limits.
     pub fn read_one<M: PhysMemory + ?Sized>(
         &self,
         at: Gva,
@@ -213,8 +217,8 @@ impl ModuleReader {
         Ok(module)
     }
 
-    /// Returns the lists of lock prefixes of each module and of the kernel itself. They exist only in a kernel
-    /// that booted with one processor and may get more (`alternatives_smp_module_add` in
+    /// Returns where the lists of lock prefixes of the kernel itself and of each module are. They exist only in a
+    /// kernel that booted with one processor and may get more (`alternatives_smp_module_add` in
     /// arch/x86/kernel/alternative.c).
     fn lock_tables<M: PhysMemory + ?Sized>(&self, guest: &mut Guest<'_, M>) -> LockTables {
         let Some(head) = self.locks else {
@@ -234,23 +238,23 @@ impl ModuleReader {
     }
 }
 
-/// The list of lock prefixes cannot be read.
+/// The lists of lock prefixes cannot be read.
 #[derive(Clone, Copy, Debug)]
 struct NoLocks;
 
 /// Stands for the kernel itself where a module's address is expected.
 const KERNEL: u64 = 0;
 
-/// Start and end of the list of lock prefixes, by the address of the module.
+/// Start and end of each list of lock prefixes, by the address of its module.
 type LockTables = Result<HashMap<u64, Range<u64>, rustc_hash::FxBuildHasher>, NoLocks>;
 
-/// Returns the range of `len` bytes at `start`, if modules can be there.
+/// Returns the range of `len` bytes at `start`; `None` if it is empty or modules cannot be there.
 fn range(start: u64, len: u32) -> Option<Range<Gva>> {
     let end = start.checked_add(len.into())?;
     (len > 0 && SPACE.start <= start && end <= SPACE.end).then_some(Gva(start)..Gva(end))
 }
 
-/// The bytes of a structure. Fields outside it read as zero.
+/// The bytes of a structure. A field outside them reads as zero.
 struct Raw(Vec<u8>);
 
 impl Raw {
@@ -267,7 +271,7 @@ impl Raw {
         u64::from_le_bytes(self.at(offset).unwrap_or_default())
     }
 
-    /// Returns the memory areas of the module whose structure this is.
+    /// Returns the memory areas of the module; these bytes are its `struct module`.
     fn memories(&self, layout: &Layout) -> impl Iterator<Item = Range<u64>> {
         let memories = layout.memories.iter();
         memories.filter_map(|memory| {
@@ -294,13 +298,13 @@ struct Reading<'a, 'g, M: ?Sized> {
 }
 
 impl<M: PhysMemory + ?Sized> Reading<'_, '_, M> {
-    /// Records that a list cannot be read; the first such list is kept.
+    /// Records that `list` cannot be read, unless another list is already recorded.
     fn cannot_read(&mut self, list: &'static str) {
         self.module.unreadable.get_or_insert(list);
     }
 
-    /// Reads the symbols from the table of {u32 name, u8 info, u8 other, u16 section, u64 value, u64 size} that
-    /// kernel/module/kallsyms.c keeps.
+    /// Reads the symbols. The kernel keeps them in a table of {u32 name, u8 info, u8 other, u16 section, u64 value,
+    /// u64 size} (kernel/module/kallsyms.c).
     fn symbols(&mut self) -> Result<(), ModuleError> {
         const ENTRY: usize = 24;
         /// Section numbers from here on are special: absolute values, file names.
@@ -419,8 +423,8 @@ impl<M: PhysMemory + ?Sized> Reading<'_, '_, M> {
         Ok(())
     }
 
-    /// Returns address and bytes of a table of entries of `size` bytes. `None` if there is no such table or it
-    /// cannot be read; the latter is recorded.
+    /// Returns the address and the bytes of a table whose entries have `size` bytes. `None` if there is no such
+    /// table, or if it cannot be read; then, records that `list` cannot be read.
     fn table(
         &mut self,
         table: Option<Table>,
@@ -443,7 +447,7 @@ pub(super) struct Guest<'a, M: ?Sized> {
     tables: &'a PageTables,
     mem: &'a M,
     pub(super) left: usize,
-    /// Pages that names and code were read from; `None` for a page that cannot be read.
+    /// The pages from which names and code were read; `None` for a page that cannot be read.
     pages: FxHashMap<u64, Option<Box<[u8]>>>,
 }
 
@@ -475,7 +479,7 @@ impl<'a, M: PhysMemory + ?Sized> Guest<'a, M> {
         self.tables.read_u64(self.mem, at).ok()
     }
 
-    /// Follows the list with its head at `head`; returns its links without the head.
+    /// Follows the list whose head is at `head`. Returns its links without the head.
     pub(super) fn list(&self, head: Gva) -> Result<Vec<Gva>, ModuleError> {
         let mut links = Vec::new();
         let mut seen = FxHashSet::default();
@@ -503,7 +507,7 @@ impl<'a, M: PhysMemory + ?Sized> Guest<'a, M> {
         Ok(read.is_ok().then_some(bytes))
     }
 
-    /// Reads the `count` entries of `size` bytes at `at`, as [`Self::bytes`].
+    /// Reads the table of `count` entries of `size` bytes at `at`; `None` if not all of it can be read.
     fn table(
         &mut self,
         at: Gva,

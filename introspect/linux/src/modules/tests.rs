@@ -379,7 +379,7 @@ fn kernel_without_modules_or_types_is_an_error() {
 #[test]
 fn unknown_kind_of_memory_is_an_error() {
     let mut damaged = types(Age::V64).bytes();
-    // The array's length is the only word with value 7 in the types.
+    // The length of the array of memories is the only word with the value 7 in the types.
     let at = damaged
         .windows(4)
         .position(|word| word == 7_u32.to_le_bytes())
@@ -392,8 +392,8 @@ fn unknown_kind_of_memory_is_an_error() {
     );
 }
 
-/// Expectations for the modules of a stock Debian 6.1 cloud kernel. Runs only if `HVPROBE_TEST_VMLINUX` names
-/// an uncompressed x86-64 `vmlinux`; any distribution's kernel should pass.
+/// Checks what a real kernel says about the layout of its modules. Runs only if `HVPROBE_TEST_VMLINUX` names an
+/// uncompressed x86-64 `vmlinux`. Written for Debian's 6.1 cloud kernel, but any distribution's kernel should pass.
 #[test]
 fn real_kernel_describes_its_modules_when_one_is_given() {
     let Some(path) = std::env::var_os("HVPROBE_TEST_VMLINUX") else {

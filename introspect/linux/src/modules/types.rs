@@ -1,12 +1,12 @@
 //! Reads the types of modules.
 //!
-//! Invariants: a module's types are read at most once for each [`ModuleList`], when they are first wanted, as
-//! most never are. Like everything about a module they are the guest's claim, and those of one list share one
-//! budget.
+//! Invariants: a module's types are read at most once for each [`ModuleList`], and only when they are first needed,
+//! as most never are. Like everything about a module, they are what the guest claims. The types of all modules of
+//! one list share one budget.
 //!
-//! The section `.BTF` of a module is freed once its init function has run. A copy exists from before that
-//! function runs until the module is unloaded, on the list `btf_modules` in kernel/bpf/btf.c. Its type ids
-//! continue where the kernel's end, whatever they were in the file.
+//! The kernel frees a module's section `.BTF` once the module's init function has run. A copy exists from before
+//! that function runs until the module is unloaded, on the list `btf_modules` in kernel/bpf/btf.c. Its type ids
+//! continue where those of the kernel end, whatever they were in the file.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -29,7 +29,8 @@ impl ModuleReader {
     }
 
     /// Reads the types of `module`, which must be in `modules`, unless they were read before. `kernel` are the
-    /// types of its kernel. Afterwards [`Module::types`] returns the types, or why there are none.
+    /// types of the kernel that loaded it. Afterwards, [`Module::types`] returns the types, or the reason why there
+    /// are none.
     pub fn read_types<M: PhysMemory + ?Sized>(
         &self,
         modules: &ModuleList,
@@ -64,7 +65,7 @@ impl ModuleReader {
             }
             let types = Gva(word(guest, at, types)?);
             let start = Gva(word(guest, types, entry.data.start)?);
-            // A u32, read together with the bytes after it.
+            // The length is a u32. The upper half of the word read here is what follows it.
             let len = word(guest, types, entry.data.count)? & u64::from(u32::MAX);
             let len = usize::try_from(len).unwrap_or(usize::MAX);
             let data = guest.bytes(start, len)?;

@@ -31,7 +31,7 @@ fn table() -> Symbols {
         size: if name == "sized" { Some(0x20) } else { size },
         kind,
     });
-    // The table sorts its entries, so their order does not matter.
+    // The table sorts its entries by address, so their order matters only among names of one address.
     Symbols::new(
         raw.into_iter().rev(),
         &[

@@ -43,7 +43,7 @@ impl TaskLayout {
         walker.read_u64(mem, pointer).ok().map(Gva)
     }
 
-    /// Reads the task whose `task_struct` is at `task`; `None` if the guest's memory cannot be read there.
+    /// Reads the task whose `task_struct` is at `task`; `None` if not all of it that is needed can be read.
     /// Allocates nothing.
     #[inline]
     pub fn read(
@@ -55,7 +55,7 @@ impl TaskLayout {
         if self.tgid != self.pid.wrapping_add(4) {
             return self.read_apart(walker, mem, task);
         }
-        // The kernel has `pid` and `tgid` side by side: one word.
+        // The kernel has `pid` and `tgid` side by side, so both are read as one word.
         let offsets = [self.pid, self.comm, self.comm.wrapping_add(8)];
         let [both, first, second] = walker.read_words(mem, task, offsets).ok()?;
         let [a, b, c, d, rest @ ..] = both.to_le_bytes();
@@ -70,7 +70,7 @@ impl TaskLayout {
         })
     }
 
-    /// Like [`Self::read`], for a layout where `pid` and `tgid` are apart.
+    /// Like [`Self::read`], but for a layout in which `tgid` does not directly follow `pid`.
     #[inline(never)]
     fn read_apart(
         &self,
@@ -109,7 +109,7 @@ mod tests {
         comm: 0x18,
     };
 
-    /// Maps one page, in which the pointer to the current task is `task`.
+    /// Creates a memory in which one page is mapped, with `task` as the pointer to the current task.
     fn memory(task: u64) -> Memory {
         let mem = Memory::new(0);
         Mapper::new(&mem).map(PAGE, FRAME);

@@ -1,15 +1,15 @@
 //! Determines the layout of tasks, from the kernel's types or from the guest's memory, and checks it against
 //! the guest.
 //!
-//! Invariant: a [`TaskLayout`] returned here fits the guest as it was when its tasks were first read. That is
-//! just before the first program runs: the current task is number 1, and still has the name from the image. A
-//! layout that does not fit is not used, wherever it comes from.
+//! Invariant: a [`TaskLayout`] returned here fits the guest at the time when its tasks are first read. That is just
+//! before the first program runs: the current task has number 1, and still has the name from the image. A layout
+//! that does not fit is not used, wherever it comes from.
 //!
-//! Without types (CONFIG_DEBUG_INFO_BTF) the image shows where the current and the first task are, and the
-//! offset of a task's name ([`TaskClues`]). The first task heads a list of all processes; the list is
-//! recognised because each member has a name at the same offset as the first. All process numbers differ, 0 and
-//! 1 come first, and the first thread of each process has the process's number. This identifies `pid` and
-//! `tgid`, which are side by side. Checked on 5.10, 6.1, 6.12 and 7.2.
+//! Without types (CONFIG_DEBUG_INFO_BTF), the image shows where the current task and the first task are, and the
+//! offset of a task's name ([`TaskClues`]). The first task heads a list of all processes. The list is recognised
+//! because each member has a name at the same offset as the first task. All process numbers differ, 0 and 1 come
+//! first, and the first thread of each process has the number of the process. This identifies `pid` and `tgid`,
+//! which are side by side. Checked on 5.10, 6.1, 6.12 and 7.2.
 
 use std::collections::BTreeSet;
 
@@ -29,7 +29,7 @@ pub enum TaskUnknown {
          current task is"
     )]
     NoClues,
-    /// No list of tasks, or several candidates for their numbers.
+    /// There is no list of tasks, or several offsets may be those of the tasks' numbers.
     #[error(
         "the kernel has no type information (CONFIG_DEBUG_INFO_BTF), and its tasks do not show where they \
          have their {0}"
@@ -48,11 +48,11 @@ const FIRST: i32 = 1;
 const BOOTING: &[u8] = b"swapper";
 /// Limit for the number of tasks.
 const MOST: usize = 1 << 12;
-/// A list with fewer tasks proves nothing.
+/// Minimum number of tasks on the list; a shorter one proves nothing.
 const FEWEST: usize = 4;
 
 impl TaskLayout {
-    /// Determines the layout of tasks in a guest that is about to run its first program, on the processor whose
+    /// Determines the layout of tasks in a guest that is about to run its first program on the processor whose
     /// per-CPU base is `gs_base`.
     ///
     /// # Errors
@@ -63,7 +63,8 @@ impl TaskLayout {
         mem: &(impl PhysMemory + ?Sized),
         gs_base: u64,
     ) -> Result<Self, TaskUnknown> {
-        /// More than one, as other processors may be changing the list.
+        /// Number of times that the tasks are read. Other processors may be changing the list, so one attempt may
+        /// fail.
         const TRIES: usize = 5;
         let guest = Guest {
             walker: Walker::new(tables),
@@ -93,6 +94,7 @@ struct Guest<'a, M: ?Sized> {
 }
 
 impl<M: PhysMemory + ?Sized> Guest<'_, M> {
+    /// Returns whether the current task, read by `layout`, is the first process and has not yet run a program.
     fn confirms(&self, layout: TaskLayout, gs_base: u64) -> bool {
         self.walker.begin();
         let current = layout.pointer(&self.walker, self.mem, gs_base);
@@ -102,7 +104,7 @@ impl<M: PhysMemory + ?Sized> Guest<'_, M> {
         })
     }
 
-    /// Determines the layout from the tasks themselves.
+    /// Determines the layout from the guest's tasks themselves.
     fn shows(&self, clues: TaskClues) -> Result<TaskLayout, TaskUnknown> {
         let missing = TaskUnknown::NoEvidence;
         self.walker.begin();
@@ -124,7 +126,8 @@ impl<M: PhysMemory + ?Sized> Guest<'_, M> {
                 Some(i32::from_le_bytes(bytes.try_into().ok()?))
             };
             let mut seen = BTreeSet::new();
-            // Tasks are listed in order of creation, except for two that were created at the same time.
+            // Tasks are listed in the order of their creation, except that two created at the same time may be
+            // swapped.
             heads.iter().enumerate().all(|(n, head)| {
                 let (pid, tgid) = (number(head, at), number(head, at + 4));
                 let pid = pid.filter(|pid| Some(*pid) == tgid && seen.insert(*pid));
@@ -149,8 +152,8 @@ impl<M: PhysMemory + ?Sized> Guest<'_, M> {
         })
     }
 
-    /// Returns the tasks on the list whose head is the `list_head` at offset `link` of the first task,
-    /// including that task. `next` is the first link after the head. `None` if it is not a list of tasks.
+    /// Returns the tasks on the list whose head is the `list_head` at offset `link` in the first task; the first
+    /// task is included. `next` is the link to which the head points. `None` if this is not a list of tasks.
     fn list(&self, clues: TaskClues, link: u64, mut next: Gva) -> Option<Vec<Gva>> {
         let head = clues.init_task.wrapping_add(link);
         let mut before = head;
@@ -167,7 +170,7 @@ impl<M: PhysMemory + ?Sized> Guest<'_, M> {
         (tasks.len() >= FEWEST).then_some(tasks)
     }
 
-    /// Returns whether there is a task's name at `at`: printable characters, terminated by a NUL.
+    /// Returns whether the bytes at `at` are the name of a task: printable characters, terminated by a NUL.
     fn has_name(&self, at: Gva) -> bool {
         let Some(comm) = self.bytes(at, super::current::COMM_LEN) else {
             return false;

@@ -1,6 +1,6 @@
-//! Reads the task that a hit belongs to from the guest's `task_struct`.
+//! Reads from the guest's `task_struct` which task a hit belongs to.
 //!
-//! Invariant: every read is bounds-checked, and a failed one yields "no task", never an error: a hit is an
+//! Invariant: every read is bounds-checked. A read that fails yields "no task", never an error, because a hit is an
 //! event even if the guest's own structures are nonsense.
 
 mod current;

@@ -1,6 +1,6 @@
 //! Errors of reading types.
 
-/// Why BTF does not give the offset of a field.
+/// Why type information (BTF) cannot be used, or does not give the offset of a field.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BtfError {
     /// The image has no BTF.
@@ -12,7 +12,7 @@ pub enum BtfError {
     /// No symbol for a variable that could point to the current task.
     #[error("no symbol `current_task` or `pcpu_hot` leads to the current task")]
     NoCurrentTask,
-    /// No such field, or it is a bit field.
+    /// There is no such field, or it is a bit field.
     #[error("no field `{field}` in `struct {of}`")]
     NoField {
         /// The structure.
@@ -20,7 +20,7 @@ pub enum BtfError {
         /// The field.
         field: String,
     },
-    /// The field has a size other than the one that the code can read.
+    /// The field does not have the size that the code can read.
     #[error("field `{field}` of `struct {of}` has {found} bytes, not {expected}")]
     Size {
         /// The structure.
@@ -40,7 +40,7 @@ pub enum PrototypeError {
     /// The types contain no such function.
     #[error("the kernel's types do not contain a function `{0}`")]
     Unknown(String),
-    /// Functions of that name differ in their parameters.
+    /// Functions of that name differ in their parameters or in what they return.
     #[error("the kernel has functions `{0}` with different parameters")]
     Ambiguous(String),
     /// The types describe the function in a way that makes no sense.

@@ -1,22 +1,22 @@
 //! The encoding of BTF (Documentation/bpf/btf.rst), as in 5.10, 6.1, 6.12 and 7.2.
 //!
-//! Invariant: an [`Entry`] has all the bytes that its kind and number of parts require, so that readers of the
-//! parts need not check again.
+//! Invariant: an [`Entry`] has all the bytes that its kind and its number of parts require, so that the code which
+//! reads the parts need not check again.
 
 use super::error::BtfError;
 use crate::bytes::u32_at;
 
 /// The magic number as little-endian kernels write it.
 const MAGIC: u16 = 0xeb9f;
-/// Bytes of a type's fixed part (`struct btf_type`).
+/// Length in bytes of the fixed part of a type (`struct btf_type`).
 const FIXED: usize = 12;
-/// Bytes of a member of a structure (`struct btf_member`).
+/// Length in bytes of a member of a structure (`struct btf_member`).
 pub(super) const MEMBER: usize = 12;
-/// Bytes of a value of an enumeration (`struct btf_enum`).
+/// Length in bytes of a value of an enumeration (`struct btf_enum`).
 pub(super) const ENUMERATOR: usize = 8;
-/// Bytes of a value of an enumeration of 64 bits (`struct btf_enum64`).
+/// Length in bytes of a value of a 64-bit enumeration (`struct btf_enum64`).
 pub(super) const ENUMERATOR_64: usize = 12;
-/// Bytes of a parameter (`struct btf_param`).
+/// Length in bytes of a parameter (`struct btf_param`).
 pub(super) const PARAMETER: usize = 8;
 
 /// The `BTF_KIND_*` constants used here.
@@ -44,16 +44,16 @@ pub(super) mod kind {
 
 /// The entry of a type.
 pub(super) struct Entry<'a> {
-    /// Offset of its name among the strings; 0 for none.
+    /// Offset of the type's name among the strings; 0 if it has none.
     pub(super) name: u32,
     /// One of [`kind`].
     pub(super) kind: u32,
-    /// Meaning by kind. Structure: the top byte of member offsets is the size of a bit field. Enumeration: it
-    /// is signed. Forward declaration: it is of a union.
+    /// A flag whose meaning depends on the kind. Structure: the top byte of a member's offset is the width of a bit
+    /// field. Enumeration: the values are signed. Forward declaration: it is that of a union.
     pub(super) flag: bool,
-    /// The size of the type, or the id of the type it refers to.
+    /// The size of the type, or the id of the type to which it refers.
     pub(super) size_or_type: u32,
-    /// The bytes after the fixed part: members, array bounds.
+    /// The bytes after the fixed part, such as members or the bounds of an array.
     pub(super) rest: &'a [u8],
 }
 
@@ -80,7 +80,7 @@ pub(super) fn sections(data: &[u8]) -> Result<Sections<'_>, BtfError> {
     })
 }
 
-/// Returns the start of each entry, and whether enumerations say that they are signed, as they do since 6.0.
+/// Returns the offset of each entry, and whether enumerations are marked as signed, as they are since 6.0.
 pub(super) fn starts(types: &[u8]) -> Result<(Vec<u32>, bool), BtfError> {
     let mut starts = Vec::new();
     let mut signs = false;
@@ -94,9 +94,9 @@ pub(super) fn starts(types: &[u8]) -> Result<(Vec<u32>, bool), BtfError> {
     Ok((starts, signs))
 }
 
-/// Returns the entry that begins at `at`.
+/// Returns the entry at offset `at`; `None` if it is not complete or of an unknown kind.
 pub(super) fn entry_at(types: &[u8], at: usize) -> Option<Entry<'_>> {
-    /// The last kind that is known; the length of any later one is unknown.
+    /// The last known kind. The length of entries of any later kind is unknown.
     const LAST: u32 = kind::ENUM64;
 
     let info = u32_at(types, at.checked_add(4)?)?;

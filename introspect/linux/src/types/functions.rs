@@ -1,9 +1,10 @@
 //! Prototypes of functions.
 //!
 //! Invariants: nothing is guessed. A function that exists several times with different prototypes has none, and
-//! neither has a variant that the compiler made under another name, such as `vfs_read.isra.0`. For a module its
-//! own functions count, whatever functions the kernel has. A function of the kernel counts only if the module
-//! has none of that name, as a function that is the same in both is described only once.
+//! neither has a variant that the compiler made under another name, such as `vfs_read.isra.0`. Among the types of a
+//! module, the module's own functions count, whatever functions the kernel has. The kernel's functions of a name
+//! count only if the module has none of that name: a function that is the same in both is described only once,
+//! among the types of the kernel.
 
 use super::error::PrototypeError;
 use super::kinds::Kind;
@@ -19,7 +20,7 @@ pub struct Prototype {
     pub parameters: Vec<Parameter>,
     /// The return type; `None` for `void`.
     pub returns: Option<TypeId>,
-    /// Whether the function takes any number of further arguments.
+    /// Whether further arguments may follow the parameters (`...`).
     pub variadic: bool,
 }
 
@@ -33,7 +34,7 @@ pub struct Parameter {
 }
 
 impl Types {
-    /// Returns the prototype of the function `name`, which is the whole name of its symbol.
+    /// Returns the prototype of the function `name`. That must be the whole name of the function's symbol.
     ///
     /// # Errors
     /// If the types do not describe it, or describe several that differ.
@@ -55,7 +56,7 @@ impl Types {
         found.ok_or_else(|| PrototypeError::Unknown(name.to_owned()))
     }
 
-    /// Returns all functions called `name`: a module's own, or those of its kernel if it has none.
+    /// Returns all functions called `name`: those of the module, or those of the kernel if the module has none.
     #[must_use]
     pub fn functions(&self, name: &str) -> Vec<TypeId> {
         let is_function = |id: &TypeId| matches!(self.kind(*id), Some(Kind::Function(_)));
@@ -66,7 +67,8 @@ impl Types {
         }
     }
 
-    /// Returns the prototype with this id, such as the target of a function pointer.
+    /// Returns the prototype whose id is `id`, such as the target of a function pointer. `None` if `id` is no
+    /// prototype, or if the prototype makes no sense.
     #[must_use]
     pub fn prototype(&self, id: TypeId) -> Option<Prototype> {
         let Kind::Prototype {

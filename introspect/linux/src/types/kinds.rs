@@ -1,7 +1,7 @@
 //! Describes a type one step deep.
 //!
-//! Invariant: only what that one step needs is looked up; callers that follow types further limit the number of
-//! steps.
+//! Invariant: only what this one step needs is looked up. Callers that follow types further limit the number of
+//! their steps.
 
 use super::format::{ENUMERATOR, ENUMERATOR_64, Entry, MEMBER, PARAMETER, kind};
 use super::table::{TypeId, Types};
@@ -16,7 +16,7 @@ pub enum Kind<'a> {
     Int(Int),
     /// A floating-point number.
     Float,
-    /// A pointer.
+    /// A pointer to this type.
     Pointer(TypeId),
     /// Consecutive elements of one type.
     Array {
@@ -27,7 +27,7 @@ pub enum Kind<'a> {
     },
     /// A structure, or a union.
     Struct {
-        /// Whether it is a union: the members share the same bytes.
+        /// Whether it is a union, whose members share the same bytes.
         union: bool,
         /// The members.
         members: Members<'a>,
@@ -44,21 +44,21 @@ pub enum Kind<'a> {
         /// Whether it is a union.
         union: bool,
     },
-    /// Another name of a type.
+    /// Another name of this type.
     Typedef(TypeId),
-    /// `const`.
+    /// This type with `const`.
     Const(TypeId),
-    /// `volatile`.
+    /// This type with `volatile`.
     Volatile(TypeId),
-    /// `restrict`.
+    /// This type with `restrict`.
     Restrict(TypeId),
-    /// A type tag, such as `__user`.
+    /// This type with a type tag, such as `__user`.
     Tag(TypeId),
-    /// A function, of this prototype.
+    /// A function with this prototype.
     Function(TypeId),
-    /// A function's parameters and return type.
+    /// The prototype of a function.
     Prototype {
-        /// The return type; [`TypeId::VOID`] for nothing.
+        /// The return type; [`TypeId::VOID`] if the function returns nothing.
         returns: TypeId,
         /// The parameters.
         parameters: Parameters<'a>,
@@ -70,24 +70,24 @@ pub enum Kind<'a> {
 /// An integer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Int {
-    /// Whether it is signed (two's complement).
+    /// Whether the integer is signed (two's complement).
     pub signed: bool,
-    /// Whether it is `char`.
+    /// Whether the integer is `char`.
     pub char: bool,
-    /// Whether it is `_Bool`.
+    /// Whether the integer is `_Bool`.
     pub bool: bool,
-    /// First bit and number of bits, if it does not use all of its bytes.
+    /// The first bit and the number of bits, if the integer does not use all bits of its bytes.
     pub bits: Option<(u8, u8)>,
 }
 
 /// A member of a structure, one level deep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field<'a> {
-    /// The name; empty if it has none.
+    /// The name; empty if the member has none.
     pub name: &'a str,
     /// Offset in bits from the start of the structure.
     pub bit_offset: u64,
-    /// Width in bits, if it is a bit field.
+    /// Width in bits, if the member is a bit field.
     pub width: Option<u8>,
     /// The type.
     pub ty: TypeId,
@@ -152,15 +152,15 @@ impl Types {
         let whole = offset == 0 && u32::from(bits) == entry.size_or_type.saturating_mul(8);
         Some(Int {
             signed: word & SIGNED != 0,
-            // Compilers do not set the bit that the format has for this.
+            // The format has a bit that marks `char`, but compilers do not set it.
             char: entry.size_or_type == 1 && self.is_named(entry.name, "char"),
             bool: word & BOOL != 0,
             bits: (!whole).then_some((offset, bits)),
         })
     }
 
-    /// Returns whether an enumeration has signed values. If no enumeration in the data says so, those with a
-    /// negative value count as signed.
+    /// Returns whether an enumeration has signed values. If no enumeration in the data is marked as signed, one
+    /// with a negative value counts as signed.
     fn is_signed(&self, entry: &Entry<'_>) -> bool {
         entry.flag
             || !self.signs
@@ -179,8 +179,8 @@ impl Types {
         }
     }
 
-    /// Returns first bit and number of bits of an integer that does not use all of its bytes. BTF without bit
-    /// fields in structures describes bit fields in this way.
+    /// Returns the first bit and the number of bits of an integer that does not use all bits of its bytes. If
+    /// structures have no widths of bit fields, this is how BTF describes a bit field.
     fn odd_bits(&self, id: TypeId) -> Option<(u8, u8)> {
         let entry = self.resolved(id)?;
         let int = (entry.kind == kind::INT).then(|| self.int(&entry))?;
@@ -188,7 +188,7 @@ impl Types {
     }
 }
 
-/// Splits off the first `len` bytes.
+/// Splits the first `len` bytes off `raw`, and returns them; `None` if there are fewer.
 fn take<'a>(raw: &mut &'a [u8], len: usize) -> Option<&'a [u8]> {
     let (first, rest) = raw.split_at_checked(len)?;
     *raw = rest;
@@ -233,7 +233,7 @@ impl<'a> Iterator for Members<'a> {
 pub struct Value<'a> {
     /// The name.
     pub name: &'a str,
-    /// The value; for an unsigned enumeration, its bits.
+    /// The value. For an unsigned enumeration, the bits of the value.
     pub value: i64,
 }
 
@@ -273,7 +273,7 @@ impl<'a> Iterator for Enumerators<'a> {
 /// A parameter of a prototype.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Argument<'a> {
-    /// The name; empty if it has none.
+    /// The name; empty if the parameter has none.
     pub name: &'a str,
     /// The type; [`TypeId::VOID`] for the `...` at the end of the list.
     pub ty: TypeId,

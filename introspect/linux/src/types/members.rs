@@ -1,7 +1,7 @@
 //! Looks up fields of structures by name.
 //!
-//! Invariants: any number of questions about structures by name is answered in one pass over the types, and the
-//! work for one question is bounded.
+//! Invariants: all questions about structures that are asked together take one pass over the types, however many
+//! they are. The work for one question is bounded.
 
 use super::error::BtfError;
 use super::format::{Entry, kind};
@@ -19,12 +19,13 @@ const LONGEST_PATH: usize = 8;
 pub struct Member {
     /// Offset in bytes from the start of the structure.
     pub offset: u64,
-    /// Size in bytes, for an array of all elements together; 0 if BTF does not say.
+    /// Size in bytes; for an array, that of all elements together. 0 if BTF does not say.
     pub size: u64,
 }
 
 impl Member {
-    /// Returns the offset of the member `field` of the structure `of`, if it was `found` and has `size` bytes.
+    /// Returns the offset of `found`, which is the member `field` of the structure `of`. Fails if the member was
+    /// not found, or does not have `size` bytes.
     pub(crate) fn exactly(
         found: Option<Self>,
         of: &str,
@@ -45,20 +46,20 @@ impl Member {
     }
 }
 
-/// Position of a number in a structure, which may be a bit field.
+/// Position of a number in a structure. The number may be a bit field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NumberPlace {
-    /// Offset of its first byte from the start of the structure.
+    /// Offset in bytes from the start of the structure to the number's first byte.
     pub(crate) offset: u64,
-    /// Number of bytes that it occupies at least in part, at most 8.
+    /// Number of bytes that the number occupies at least in part; at most 8.
     pub(crate) bytes: usize,
-    /// Number of bits below it in the first byte.
+    /// Number of bits in the first byte that are below the number.
     shift: u64,
     mask: u64,
 }
 
 impl NumberPlace {
-    /// Extracts the value from its bytes.
+    /// Extracts the number from `bytes`, which begin with its first byte.
     pub(crate) fn of(&self, bytes: &[u8]) -> u64 {
         let whole = bytes.iter().take(self.bytes);
         let whole = whole.rfold(0, |all, byte| all << 8 | u64::from(*byte));
@@ -67,7 +68,8 @@ impl NumberPlace {
 }
 
 impl Types {
-    /// Returns the member `name` of a structure or union. Members of anonymous members count as its own.
+    /// Returns the member `name` of a structure or union. Members of anonymous members count as those of `of`
+    /// itself.
     #[must_use]
     pub fn member(&self, of: TypeId, name: &str) -> Option<Field<'_>> {
         let entry = self.composite(of).filter(|_| !name.is_empty())?;
@@ -75,8 +77,8 @@ impl Types {
         self.member_of(&entry, name, true, DEEPEST, &mut budget)
     }
 
-    /// Returns the positions of members. Each question is the name of a structure and a path into it. Takes one
-    /// pass over the types, whatever the number of questions.
+    /// Returns the positions of members. Each question is the name of a structure, and a path into the structure.
+    /// Takes one pass over the types for all questions together.
     pub(crate) fn members(&self, questions: &[(&str, &str)]) -> Vec<Option<Member>> {
         let mut names: Vec<_> = questions.iter().map(|(of, _)| *of).collect();
         names.dedup();
@@ -87,7 +89,7 @@ impl Types {
             .collect()
     }
 
-    /// Returns the structures with these names, in one pass over the types.
+    /// Finds all structures with these names, in one pass over the types.
     pub(crate) fn structures(&self, names: &[&str]) -> Structures<'_> {
         let is_wanted = |ty: &Entry<'_>| {
             let is_named = ty.kind == kind::STRUCT && ty.name != 0;
@@ -100,7 +102,7 @@ impl Types {
         }
     }
 
-    /// Returns the position of the unsigned number `name` in the structure `of`.
+    /// Returns the position of the unsigned number `name` in the first structure called `of`.
     pub(crate) fn number(&self, of: &str, name: &str) -> Option<NumberPlace> {
         let place = self.ids().find_map(|id| {
             let entry = self.entry(id)?;
@@ -121,14 +123,14 @@ impl Types {
         })
     }
 
-    /// Returns the offset of a field of exactly `size` bytes. Fields of anonymous members count as the
-    /// structure's own.
+    /// Returns the offset in the structure `of` of a field of exactly `size` bytes. Fields of anonymous members
+    /// count as the structure's own.
     pub(crate) fn field(&self, of: &str, path: &str, size: u64) -> Result<u64, BtfError> {
         let found = self.structures(&[of]).member(of, path);
         Member::exactly(found, of, path, size)
     }
 
-    /// Follows a path such as `mem[4].base` into a structure.
+    /// Follows a path such as `mem[4].base` in a structure.
     fn follow(&self, ty: &Entry<'_>, path: &str, budget: &mut u32) -> Option<Member> {
         let mut offset = 0_u64;
         let mut place = None;
@@ -210,18 +212,18 @@ pub(crate) struct Structures<'a> {
 }
 
 impl Structures<'_> {
-    /// Returns the size of the structure in bytes; of several with that name, of the first.
+    /// Returns the size in bytes of the structure `of`; of the first one, if several have that name.
     pub(crate) fn size(&self, of: &str) -> Option<u64> {
         let mut named = self.entries.iter();
         let found = named.find(|ty| self.types.is_named(ty.name, of))?;
         Some(found.size_or_type.into())
     }
 
-    /// Returns the position of a member of the structure `of`.
+    /// Returns the position of the member of the structure `of` to which `path` leads.
     pub(crate) fn member(&self, of: &str, path: &str) -> Option<Member> {
         let mut budget = MOST_MEMBERS;
         let mut named = self.entries.iter();
-        // Several structures may share a name: the first one with such a member counts.
+        // If several structures share the name, the first one with such a member counts.
         named.find_map(|ty| {
             let is_it = self.types.is_named(ty.name, of);
             is_it.then(|| self.types.follow(ty, path, &mut budget))?

@@ -1,7 +1,7 @@
 //! Types of a kernel and of its modules, from BTF.
 //!
-//! Invariants: nothing in the data is trusted. Ids and offsets are checked, loops are bounded, and nonsense is
-//! left out or shown as bytes; there is never a panic or unbounded work.
+//! Invariants: nothing in the data is trusted. Ids and offsets are checked, and loops are bounded. Nonsense is left
+//! out or shown as bytes; it never causes a panic or unbounded work.
 
 mod error;
 mod format;

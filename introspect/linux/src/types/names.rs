@@ -1,7 +1,7 @@
 //! An index from names to the ids of types.
 //!
-//! Invariants: entries are sorted by the hash of the name and then by id. No name owns an allocation, so a
-//! look-up compares the names of the few entries with the same hash.
+//! Invariants: entries are sorted by the hash of the name, and then by id. No name owns an allocation: a look-up
+//! returns the few entries with the same hash, and its caller compares their names.
 
 use std::hash::Hasher;
 
@@ -10,12 +10,12 @@ use rustc_hash::FxHasher;
 /// An index of types by name.
 #[derive(Default)]
 pub(super) struct Names {
-    /// Hash of the name, and id of the type.
+    /// Hash of the name, and id of the type; sorted.
     entries: Vec<(u32, u32)>,
 }
 
 impl Names {
-    /// Builds the index from types that have a name.
+    /// Builds the index from the names and ids of types.
     pub(super) fn new<'a>(named: impl Iterator<Item = (&'a str, u32)>) -> Self {
         let mut entries: Vec<_> = named.map(|(name, id)| (hash(name), id)).collect();
         entries.sort_unstable();

@@ -1,5 +1,5 @@
-//! Where a function's parameters are at its entry and its return value is at its return, by the System V
-//! calling convention for AMD64 (section 3.2.3), as far as kernels use it.
+//! Where a function's parameters are at its entry, and where its return value is at its return. Follows the System
+//! V calling convention for AMD64 (section 3.2.3), as far as kernels use it.
 //!
 //! Invariant: a place is returned only where the convention leaves no doubt. Kernels pass no floating-point
 //! numbers; if the types claim one, the places of that parameter and of all later ones are unknown.
@@ -12,19 +12,20 @@ use super::table::{DEEPEST, TypeId, Types};
 
 /// The registers for parameters, in order.
 const REGISTERS: [Gpr; 6] = [Gpr::Rdi, Gpr::Rsi, Gpr::Rdx, Gpr::Rcx, Gpr::R8, Gpr::R9];
-/// Limit for members and array elements examined per parameter in registers.
+/// Limit for the number of members and array elements examined for each value; none that fits into registers has as
+/// many.
 const MOST_PARTS: u32 = 256;
-/// Limit for the size of a parameter in bytes; no parameter is larger.
+/// Limit for the size of a value in bytes; no parameter is larger.
 const MOST_BYTES: u64 = 1 << 20;
 
 /// Where a parameter is before the function's first instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// In a register; bits beyond the size of the parameter mean nothing.
+    /// In a register. Bits beyond the size of the parameter mean nothing.
     Register(Gpr),
-    /// In two registers, eight bytes in the first.
+    /// In two registers; the first one has the first eight bytes.
     Registers(Gpr, Gpr),
-    /// On the stack, from this word above RSP on. Word 0 is the return address.
+    /// On the stack, from this word on. Word 0 is the one at RSP, the return address.
     Stack(u16),
     /// Unknown.
     Unknown,
@@ -35,29 +36,29 @@ pub enum Place {
 pub enum Returned {
     /// In RAX. Bits beyond the size of the value mean nothing.
     Register,
-    /// In RAX for the first eight bytes, and in RDX for the rest.
+    /// In RAX and RDX. RAX has the first eight bytes.
     Registers,
-    /// In memory, whose address is in RAX.
+    /// In memory. RAX has the address.
     Memory,
     /// Unknown.
     Unknown,
 }
 
-/// How a value of up to 16 bytes is passed.
+/// How a value is passed or returned.
 enum Class {
     /// In this number of registers, 1 or 2.
     Integer(usize),
     /// On the stack.
     Memory,
-    /// In another way, or it has no bytes. pahole drops the bytes of some unions that a parameter may have as
-    /// its type (`__attribute__((transparent_union))`); such a parameter has a place nevertheless.
+    /// In another way, or the value has no bytes. pahole describes some unions with
+    /// `__attribute__((transparent_union))` as types without bytes, although a parameter of such a type is passed.
     Other,
 }
 
 /// Properties of the parts of a value.
 #[derive(Default)]
 struct Parts {
-    /// Whether there is an integer part in each of the two words.
+    /// For each of the first two words of the value, whether a part that is passed like an integer is in it.
     words: [bool; 2],
     /// Whether a part is not aligned to its size.
     unaligned: bool,
@@ -65,11 +66,12 @@ struct Parts {
     other: bool,
     /// Whether a part needs 16 bytes of alignment.
     wide: bool,
+    /// Number of parts that may still be examined.
     left: u32,
 }
 
 impl Types {
-    /// Returns where the parameters of a function are at its entry, in their order.
+    /// Returns where each parameter of a function is at its entry.
     #[must_use]
     pub fn places(&self, prototype: &Prototype) -> Vec<Place> {
         let mut registers = REGISTERS.as_slice();
@@ -77,9 +79,10 @@ impl Types {
         let mut lost = false;
         if let Some(returns) = prototype.returns {
             match self.class(returns).0 {
-                // The caller passes the address for the return value before all other parameters.
+                // The caller passes the address for the return value in the first register, before all other
+                // parameters.
                 Class::Memory => registers = &REGISTERS[1..],
-                // Nothing in a kernel returns a value in another kind of register.
+                // No function of a kernel returns a value in registers of another kind.
                 Class::Integer(_) | Class::Other => {}
             }
         }
@@ -112,7 +115,7 @@ impl Types {
         places
     }
 
-    /// Returns where a value of this type is after the function that returns it has returned.
+    /// Returns where a function that returns a value of this type leaves that value.
     #[must_use]
     pub fn returned(&self, id: TypeId) -> Returned {
         match self.class(id).0 {
@@ -123,7 +126,8 @@ impl Types {
         }
     }
 
-    /// Places a parameter in the next words of the stack. One that is `wide` begins at a multiple of 16 bytes.
+    /// Places a parameter in the next words of the stack. If it is `wide`, it begins at a multiple of 16 bytes.
+    /// `word` is the first free word.
     fn on_stack(&self, id: TypeId, wide: bool, word: &mut u16) -> Option<Place> {
         let words = u16::try_from(self.size(id)?.div_ceil(8)).ok()?;
         if wide && (*word).is_multiple_of(2) {
@@ -134,7 +138,7 @@ impl Types {
         Some(place)
     }
 
-    /// Returns how a value is passed, and whether it is aligned to 16 bytes in memory.
+    /// Returns how a value is passed, and whether it is aligned to 16 bytes when it is in memory.
     fn class(&self, id: TypeId) -> (Class, bool) {
         let Some(size) = self.size(id) else {
             return (Class::Other, false);
@@ -161,7 +165,7 @@ impl Types {
         (class, parts.wide)
     }
 
-    /// Records the parts of a value, which begins at bit `at` of the parameter.
+    /// Records the parts of a value of type `id` that begins at bit `at` of the parameter.
     fn classify(&self, id: TypeId, at: u64, depth: u32, parts: &mut Parts) {
         let size = self.size(id).filter(|size| *size <= MOST_BYTES);
         let (Some(left), Some(size)) = (parts.left.checked_sub(1), size) else {
@@ -194,8 +198,8 @@ impl Types {
                 }
             }
             (Some(Kind::Array { element, count }), Some(depth)) => {
-                // An array that does not fit into registers is on the stack, whatever its elements are, so a
-                // few of them suffice.
+                // Examines only a few elements. An array with more of them does not fit into registers, so it is on
+                // the stack whatever its other elements are.
                 let Some(stride) = self.size(element) else {
                     parts.other = true;
                     return;

@@ -20,14 +20,14 @@ const DEEPEST: u32 = 16;
 const LEFT_OUT: &str = "...";
 
 impl Types {
-    /// Writes the type as in C without a variable: `unsigned int`, `struct file *`, `char[16]` or, for a
-    /// pointer to a function, `int (*)(struct inode *)`. A type without a name is `struct {...}`.
+    /// Writes a type as in C, but without a variable: `unsigned int`, `struct file *`, `char[16]` or, for a pointer
+    /// to a function, `int (*)(struct inode *)`. A structure without a name is `struct {...}`.
     #[must_use]
     pub fn name(&self, id: TypeId) -> String {
         self.with_name(id, String::new())
     }
 
-    /// Declares a variable `name` of the type as in C: `char name[16]`.
+    /// Writes the declaration of a variable `name` of the type as in C: `char name[16]`.
     #[must_use]
     pub fn variable(&self, id: TypeId, name: &str) -> String {
         self.with_name(id, name.to_owned())
@@ -41,8 +41,8 @@ impl Types {
         printer.declare(id, name, None, DEEPEST)
     }
 
-    /// Writes the definition of a type as in C, or the declaration of a function. A structure is written with
-    /// its members; the members' own types are only named if they have a name.
+    /// Writes the definition of a type as in C, or the declaration of a function. A structure is written with its
+    /// members. The type of a member is written out only if it has no name.
     #[must_use]
     pub fn declaration(&self, id: TypeId) -> String {
         let mut printer = Printer {
@@ -64,7 +64,7 @@ impl Types {
     }
 }
 
-/// Qualifiers collected for the next type.
+/// Qualifiers of the type that comes next.
 #[derive(Default)]
 struct Qualifiers {
     constant: bool,
@@ -91,8 +91,8 @@ struct Printer<'a> {
 }
 
 impl Printer<'_> {
-    /// Declares `inner`, a name or a declarator around one, with type `id`. Types without a name are written
-    /// out if there is an `indent`.
+    /// Writes the declaration of `inner` with type `id`; `inner` is a name, or a declarator around a name. With an
+    /// `indent`, types without a name are written out.
     fn declare(
         &mut self,
         mut id: TypeId,
@@ -159,7 +159,8 @@ impl Printer<'_> {
         joined(&self.left_out(), &inner)
     }
 
-    /// Returns whether C writes part of the type after the name, so that a pointer to it needs parentheses.
+    /// Returns whether C writes a part of the type after the name of the variable, so that a pointer to the type
+    /// needs parentheses.
     fn has_suffix(&self, mut id: TypeId) -> bool {
         for _ in 0..MOST_STEPS {
             match self.types.kind(id) {
@@ -201,7 +202,7 @@ impl Printer<'_> {
         }
     }
 
-    /// Writes a structure or enumeration with its contents.
+    /// Writes a structure, union or enumeration with its contents.
     fn defined(&mut self, id: TypeId, indent: usize, depth: u32) -> String {
         const AROUND: usize = "struct  {\n}".len();
         self.spend(AROUND + indent);
@@ -286,7 +287,7 @@ impl Printer<'_> {
         LEFT_OUT.to_owned()
     }
 
-    /// Takes `bytes` bytes from what may still be written. Returns whether there were that many left.
+    /// Takes `bytes` bytes from those that may still be written. Returns whether that many were left.
     fn spend(&mut self, bytes: usize) -> bool {
         let left = self.left.checked_sub(bytes);
         self.left = left.unwrap_or(0);
@@ -294,7 +295,7 @@ impl Printer<'_> {
     }
 }
 
-/// Joins two words, with a space where C needs one.
+/// Joins two words, with a space between them where C needs one.
 fn joined(first: &str, second: &str) -> String {
     if first.is_empty() || second.is_empty() || second.starts_with(['[', ':']) {
         return format!("{first}{second}");

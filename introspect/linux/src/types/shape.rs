@@ -1,4 +1,4 @@
-//! Converts types into shapes, by which values are printed.
+//! Converts types into shapes, according to which values are printed.
 //!
 //! Invariant: a shape has no more levels, members and named values than its limits allow, whatever the types
 //! say; the rest is shown as bytes. Anonymous members are replaced by their own members.
@@ -14,11 +14,11 @@ const MOST_STEPS: u32 = 1 << 16;
 /// How much of a type a shape describes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Nesting of structures and arrays.
+    /// Depth of structures and arrays inside each other.
     pub depth: u32,
     /// Members in total.
     pub members: usize,
-    /// Named values in total. An enumeration with more is shown as a number.
+    /// Number of named values in total. An enumeration that exceeds it is shown as a number.
     pub values: usize,
 }
 
@@ -49,7 +49,7 @@ impl Types {
 struct Builder<'a> {
     types: &'a Types,
     left: Limits,
-    /// Number of members that may still be examined, anonymous ones included.
+    /// Number of members, including anonymous ones, that may still be examined.
     steps: u32,
 }
 
@@ -111,7 +111,7 @@ impl<'a> Builder<'a> {
         let Some(depth) = depth.checked_sub(1) else {
             return ShapeKind::Bytes;
         };
-        // Counts all members of a structure before descending into any of them.
+        // Counts all members of a structure before it converts the type of any of them.
         let mut fields = Vec::new();
         if self.fields(members, 0, DEEPEST, &mut fields).is_none() {
             return ShapeKind::Bytes;
@@ -138,8 +138,8 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Collects the members that have a name. Anonymous members are replaced by their own. `None` if there are
-    /// more than the limits allow.
+    /// Collects the members that have a name. Anonymous members are replaced by the members that they have. `None`
+    /// if there are more than the limits allow.
     fn fields(
         &mut self,
         members: Members<'a>,

@@ -1,9 +1,10 @@
 //! Types, found by id and by name.
 //!
-//! Invariants: parsing records only where each type begins. Nothing else is built then, because only a handful
-//! of a hundred thousand types is needed at every start (a general BTF crate takes eighty times as long to
-//! build its maps). Names are indexed at the first look-up by name. Ids, offsets and loops in the data are
-//! bounded. A module's types continue the ids and strings of the kernel's types, which they share.
+//! Invariants: parsing records only where each type begins. It builds nothing else, because only a handful of a
+//! hundred thousand types is needed at every start (a general BTF crate takes eighty times as long to build its
+//! maps). Names are indexed at the first look-up by name. Ids and offsets in the data are checked, and loops in it
+//! are followed for a bounded number of steps. A module's types share the kernel's types, and continue their ids
+//! and strings.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -17,9 +18,9 @@ use crate::bytes::u32_at;
 
 /// Limit for consecutive modifiers and typedefs, and for nested anonymous members, in case they form a loop.
 pub(super) const DEEPEST: u32 = 16;
-/// Longest name in bytes (`KSYM_NAME_LEN`).
+/// Length in bytes of the longest name (`KSYM_NAME_LEN`).
 const LONGEST_NAME: usize = 512;
-/// The compiler's name of an integer type, and how C writes it.
+/// The name of each integer type in the compiler's output, and in C.
 const INTEGERS: [(&str, &str); 7] = [
     ("long int", "long"),
     ("long unsigned int", "unsigned long"),
@@ -43,11 +44,11 @@ impl TypeId {
 pub struct Types {
     types: Box<[u8]>,
     strings: Box<[u8]>,
-    /// Where the type of each id, from [`Self::first`] on, begins in `types`.
+    /// For each id from [`Self::first`] on, the offset in `types` at which the type begins.
     starts: Vec<u32>,
-    /// Whether enumerations say that they are signed.
+    /// Whether signed enumerations are marked as signed.
     pub(super) signs: bool,
-    /// The kernel's types, if these are a module's.
+    /// The types of the kernel, if these are a module's types.
     pub(super) base: Option<Arc<Types>>,
     /// The first id that is not one of the kernel's.
     first: u32,
@@ -73,7 +74,7 @@ impl Types {
         Self::read(data, None)
     }
 
-    /// Parses the types in a `.BTF` section of a module. They continue those of its kernel, `base`.
+    /// Parses the types in a `.BTF` section of a module. They continue those of the module's kernel, `base`.
     ///
     /// # Errors
     /// If the bytes violate the format.
@@ -105,18 +106,18 @@ impl Types {
         })
     }
 
-    /// Returns the id after the last one.
+    /// Returns the id after the last type.
     fn end(&self) -> Option<u32> {
         let own = u32::try_from(self.starts.len()).ok()?;
         self.first.checked_add(own)
     }
 
-    /// Returns the ids of all types, those of a module's kernel first.
+    /// Returns the ids of all types. For a module, those of its kernel come first.
     pub fn ids(&self) -> impl Iterator<Item = TypeId> {
         (1..self.end().unwrap_or(u32::MAX)).map(TypeId)
     }
 
-    /// Strips typedefs and modifiers from a type.
+    /// Strips typedefs and modifiers from a type. `None` if the type does not exist, or has too many of them.
     #[must_use]
     pub fn resolve(&self, mut id: TypeId) -> Option<TypeId> {
         for _ in 0..=DEEPEST {
@@ -134,19 +135,19 @@ impl Types {
         None
     }
 
-    /// Returns the entry of a type without its typedefs and modifiers.
+    /// Returns the entry of a type, after stripping its typedefs and modifiers.
     pub(super) fn resolved(&self, id: TypeId) -> Option<Entry<'_>> {
         self.entry(self.resolve(id)?)
     }
 
-    /// Returns the type that a pointer points to.
+    /// Returns the type to which a pointer points; `None` if `id` is not a pointer.
     #[must_use]
     pub fn pointee(&self, id: TypeId) -> Option<TypeId> {
         let entry = self.resolved(id)?;
         (entry.kind == kind::PTR).then_some(TypeId(entry.size_or_type))
     }
 
-    /// Returns the size of a value in bytes, for an array of all elements together.
+    /// Returns the size in bytes of a value of a type; for an array, that of all elements together.
     #[must_use]
     pub fn size(&self, id: TypeId) -> Option<u64> {
         let mut id = id;
@@ -173,7 +174,7 @@ impl Types {
         None
     }
 
-    /// Returns the type's own name as C writes it, without `struct` and the like; empty if it has none.
+    /// Returns the own name of a type as C writes it, without `struct` and the like; empty if the type has no name.
     #[must_use]
     pub fn own_name(&self, id: TypeId) -> &str {
         let Some(entry) = self.entry(id) else {
@@ -187,9 +188,9 @@ impl Types {
         }
     }
 
-    /// Returns the types that `name` stands for: `struct NAME`, `union NAME` or `enum NAME`, a typedef or an
-    /// integer. Several may have the same name. Forward declarations count only if there is no other type of
-    /// that name.
+    /// Returns the types for which `name` stands: `struct NAME`, `union NAME`, `enum NAME`, a typedef or an
+    /// integer. Several types may share a name. Forward declarations count only if there is no other type of that
+    /// name.
     #[must_use]
     pub fn find(&self, name: &str) -> Vec<TypeId> {
         let words: Vec<_> = name.split_ascii_whitespace().collect();
@@ -220,14 +221,14 @@ impl Types {
         named(&|entry| entry.kind == kind::FWD && Some(entry.flag) == forward)
     }
 
-    /// Returns all types and functions of exactly this name, those of a module's kernel first.
+    /// Returns all types and functions called exactly `name`. For a module, those of its kernel come first.
     pub fn named<'a>(&'a self, name: &'a str) -> impl Iterator<Item = TypeId> + 'a {
         let base = self.base.as_deref();
         let of_base = base.into_iter().flat_map(move |base| base.own_named(name));
         of_base.chain(self.own_named(name))
     }
 
-    /// Returns the types and functions of this name without those of the base.
+    /// Returns the types and functions called exactly `name`, without those of `base`.
     pub(super) fn own_named<'a>(&'a self, name: &'a str) -> impl Iterator<Item = TypeId> + use<'a> {
         let names = self.names.get_or_init(|| {
             let own = (self.first..).zip(&self.starts).filter_map(|(id, _)| {
@@ -255,14 +256,14 @@ impl Types {
         format::entry_at(&self.types, usize::try_from(*start).ok()?)
     }
 
-    /// Returns whether the string at `name` is `wanted`.
+    /// Returns whether the string at offset `name` is `wanted`.
     pub(super) fn is_named(&self, name: u32, wanted: &str) -> bool {
         self.bytes(name)
             .and_then(|bytes| bytes.strip_prefix(wanted.as_bytes()))
             .is_some_and(|rest| rest.first() == Some(&0))
     }
 
-    /// Returns the string at `at`; empty if there is none, or one that cannot be a name.
+    /// Returns the string at offset `at`; empty if there is none, or if it cannot be a name.
     pub(super) fn string(&self, at: u32) -> &str {
         let Some(bytes) = self.bytes(at) else {
             return "";
@@ -273,7 +274,7 @@ impl Types {
             .unwrap_or_default()
     }
 
-    /// Returns the bytes from `at` to the end of the strings.
+    /// Returns the bytes from offset `at` to the end of the strings.
     fn bytes(&self, at: u32) -> Option<&[u8]> {
         match at.checked_sub(self.strings_from) {
             Some(at) => self.strings.get(usize::try_from(at).ok()?..),

@@ -18,14 +18,14 @@ const SIGNED: u32 = 1;
 const BOOL: u32 = 4;
 const STRUCT: u32 = 4 << 24;
 const UNION: u32 = 5 << 24;
-/// Set if members' offsets include the width of bit fields.
+/// Flag of a structure whose members' offsets include the widths of bit fields.
 const BIT_FIELDS: u32 = 1 << 31;
 
 fn parsed(btf: &Btf) -> Types {
     Types::parse(&btf.bytes()).unwrap()
 }
 
-/// Returns the only type of that name.
+/// Returns the only type called `name`.
 fn one(types: &Types, name: &str) -> TypeId {
     let found = types.find(name);
     assert_eq!(found.len(), 1, "{name}: {found:?}");
@@ -76,7 +76,8 @@ fn members_are_found_in_anonymous_ones() {
 fn bit_fields_of_both_encodings_are_the_same() {
     let mut btf = Btf::default();
     let whole = btf.int("unsigned int", 4, 0);
-    // Old encoding: an integer type of three bits, from its second on, for each bit field.
+    // In the old encoding, each bit field has an integer type of its own: here of three bits, from the second bit
+    // on.
     let odd = btf.odd_int("unsigned int", 4, 1 << 16 | 3);
     let odd = btf.refer(8, "u32", odd);
     let name = btf.refer(8, "u32", whole);
@@ -157,7 +158,7 @@ fn module_goes_on_with_the_ids_and_names_of_its_kernel() {
     let sizes: Vec<_> = both.iter().map(|id| types.size(*id)).collect();
     assert_eq!(sizes, [Some(24), Some(4)]);
     assert_eq!(types.ids().count(), base.ids().count() + 4);
-    // A module of one kernel cannot be used without that kernel's types.
+    // The types of a module cannot be used without those of its kernel.
     let lone = Types::parse(&module.bytes()).unwrap();
     assert!(lone.function("m_open").is_err());
 }
@@ -190,7 +191,7 @@ fn loops_come_to_an_end() {
     }
 }
 
-/// Each turn of the loop adds more to the text than it takes up in the types.
+/// Each turn of the loop adds more to the text than its type takes in the data.
 #[test]
 fn functions_that_return_themselves_come_to_an_end() {
     let mut btf = Btf::default();

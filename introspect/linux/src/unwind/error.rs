@@ -6,7 +6,7 @@ pub enum OrcError {
     /// The image has no tables, or not at the expected places.
     #[error("the kernel has no unwind tables (CONFIG_UNWINDER_ORC)")]
     Missing,
-    /// The two tables do not belong together.
+    /// The two tables do not belong together, as their lengths differ.
     #[error("the kernel's unwind tables have {addresses} addresses and {rules} rules")]
     Lengths {
         /// Number of addresses.
@@ -14,13 +14,13 @@ pub enum OrcError {
         /// Number of rules.
         rules: usize,
     },
-    /// The addresses are not sorted.
+    /// The addresses are not sorted, or are not in the same 4 GiB as the text.
     #[error("the kernel's unwind tables are not sorted")]
     Unsorted,
     /// The format of the entries is unknown.
     #[error("the kernel's unwind tables are of no known format")]
     Format,
-    /// More entries than any kernel has.
+    /// There are more entries, or more different ones, than any kernel has, or the text is not within 4 GiB.
     #[error("the kernel's unwind tables have too many entries, or too many different ones")]
     TooMany,
 }

@@ -1,7 +1,7 @@
 //! Unwinds the stack of the kernel, from each function to its caller.
 //!
-//! Invariants: only the unwind tables (ORC) of the kernel and its modules are followed; nothing is guessed.
-//! Where they have no rule, or the guest's memory does not fit it, the stack ends and is reported as
+//! Invariants: only the unwind tables (ORC) of the kernel and its modules are followed; nothing is guessed. Where
+//! the tables have no rule, or the guest's memory does not fit the rule, the stack ends and is reported as
 //! incomplete. Work is bounded by the room for frames, whatever tables and stacks hold.
 
 mod error;

@@ -1,12 +1,12 @@
 //! The unwind tables of modules, read from the guest's memory.
 //!
-//! Invariants: nothing about a module is kept from one stack to the next, as it may be unloaded by then. The
-//! number of words read for one stack is bounded, however long the guest's list of modules is and whatever its
-//! tables say. Finding a rule allocates nothing.
+//! Invariants: nothing about a module is kept from one stack to the next, as the module may be unloaded by then.
+//! The number of words read for one stack is bounded, however long the guest's list of modules is, and whatever the
+//! tables of modules say. Finding a rule allocates nothing.
 //!
-//! A module has two tables like the kernel's, sorted before any of its code runs (`unwind_module_init` in
-//! arch/x86/kernel/unwind_orc.c). Their entries are in the kernel's format: a module with another one is not
-//! loaded.
+//! A module has two tables like the kernel's. They are sorted before any of the module's code runs
+//! (`unwind_module_init` in arch/x86/kernel/unwind_orc.c). Their entries have the kernel's format: a module with
+//! another format is not loaded.
 
 use std::ops::Range;
 
@@ -15,14 +15,15 @@ use hvprobe_arch::Gva;
 use super::rule::{Format, Rule};
 use super::surroundings::Surroundings;
 
-/// Limit for words of modules read per stack. Searching fifty modules takes 300, and finding an address among
-/// ten thousand 28.
+/// Limit for the number of words of modules that are read for one stack. To search fifty modules takes 300 words,
+/// and to find an address among ten thousand takes 28.
 const MOST_WORDS: u32 = 1 << 13;
-/// Length in bytes of an entry of the table of addresses, and of the table of rules.
+/// Length in bytes of an entry of the table of addresses.
 const ADDRESS: u64 = 4;
+/// Length in bytes of an entry of the table of rules.
 const ENTRY: u64 = 6;
 
-/// A text area of a module: offsets in `struct module` of its address, and of its length, a u32.
+/// A text area of a module, given by the offsets in `struct module` of its address and of its length, a u32.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Text {
     pub(crate) base: u64,
@@ -34,21 +35,23 @@ pub(crate) struct Text {
 pub struct ModuleTables {
     /// The head of the list of modules.
     pub(crate) head: Gva,
-    /// Offset of the list's link in `struct module`.
+    /// Offset in `struct module` of the link of that list.
     pub(crate) list: u64,
     /// The text that stays, and the init text.
     pub(crate) texts: [Text; 2],
-    /// Offsets in `struct module` of the pointers to the two tables, and of their length, a u32.
+    /// Offset in `struct module` of the pointer to the table of addresses.
     pub(crate) addresses: u64,
+    /// Offset in `struct module` of the pointer to the table of rules.
     pub(crate) entries: u64,
+    /// Offset in `struct module` of the number of entries of each of the two tables, a u32.
     pub(crate) count: u64,
 }
 
-/// State of reading modules for one stack.
+/// State of the search in modules for one stack.
 #[derive(Debug)]
 pub(super) struct Search {
     left: u32,
-    /// The module that was found last, and its text.
+    /// The module that was found last, with its text and init text.
     last: Option<(Gva, [Range<u64>; 2])>,
 }
 
@@ -62,7 +65,8 @@ impl Search {
 }
 
 impl ModuleTables {
-    /// Returns the rule for the instruction that contains `at`, if that is in a module.
+    /// Returns the rule for the instruction that contains `at`; `None` if the instruction is not in a module, or
+    /// has no rule.
     pub(super) fn find(
         &self,
         at: Gva,
@@ -85,7 +89,7 @@ impl ModuleTables {
         let count = words.u32(field(self.count))?;
         let addresses = Gva(words.u64(field(self.addresses))?);
         let entries = Gva(words.u64(field(self.entries))?);
-        // Of several entries for one address the last one counts, as in the kernel (`__orc_find`).
+        // If several entries have the same address, the last one counts, as in the kernel (`__orc_find`).
         let (mut behind, mut end) = (0, count);
         while behind < end {
             let middle = behind + (end - behind) / 2;
@@ -143,7 +147,7 @@ impl<G: Surroundings + ?Sized> Words<'_, G> {
         self.bytes(at).map(u32::from_le_bytes)
     }
 
-    /// Reads up to eight bytes at `at`. The tables of a module need not be aligned.
+    /// Reads up to eight bytes at `at`, which need not be aligned: the tables of a module may not be.
     fn bytes<const N: usize>(&mut self, at: Gva) -> Option<[u8; N]> {
         let first = Gva(at.0 & !7);
         let from = usize::try_from(at.0 & 7).ok()?;

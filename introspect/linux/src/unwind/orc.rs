@@ -1,12 +1,12 @@
 //! The unwind tables of a kernel.
 //!
-//! Invariants: addresses ascend and each has a rule. An address outside the text that the tables cover has
-//! none. Finding a rule allocates nothing.
+//! Invariants: addresses ascend, and each has a rule. An address outside the text that the tables cover has no
+//! rule. Finding a rule allocates nothing.
 //!
-//! The kernel has two tables. `.orc_unwind_ip` consists of s32s, each relative to its own address: the
-//! addresses from which the entries of `.orc_unwind` apply, one each. They are sorted when the kernel is linked
-//! (scripts/sorttable.c, since 5.6). A kernel has some hundred thousand entries, of which only some hundred
-//! differ, so each distinct rule is kept once.
+//! The kernel has two tables. `.orc_unwind_ip` consists of s32s, each relative to its own address: for each entry
+//! of `.orc_unwind`, the address from which the entry applies. They are sorted when the kernel is linked
+//! (scripts/sorttable.c, since 5.6). A kernel has some hundred thousand entries, of which only some hundred differ,
+//! so each distinct rule is kept once.
 
 use std::ops::Range;
 
@@ -16,8 +16,9 @@ use rustc_hash::FxHashMap;
 use super::error::OrcError;
 use super::rule::{Format, Rule};
 
-/// Length in bytes of an entry of the table of addresses, and of the table of rules.
+/// Length in bytes of an entry of the table of addresses.
 const ADDRESS: usize = 4;
+/// Length in bytes of an entry of the table of rules.
 const ENTRY: usize = 6;
 /// Limit for entries: Debian's kernels have 430,000.
 const MOST: usize = 1 << 22;
@@ -26,16 +27,16 @@ const MOST: usize = 1 << 22;
 #[derive(Debug)]
 pub struct Orc {
     text: Range<u64>,
-    /// Text that is freed at the end of boot. The idle task of the first processor came from there.
+    /// Text that is freed at the end of boot. The outermost calls of the first processor's idle task are in it.
     init_text: Range<u64>,
-    /// The low halves of the addresses, which are all in the same 4 GiB.
+    /// The low halves of the addresses from which rules apply. All these addresses are in the same 4 GiB.
     from: Box<[u32]>,
-    /// Index into `rules` of the rule that applies from each address on.
+    /// For each of these addresses, the index into `rules` of the rule that applies from there on.
     rule: Box<[u16]>,
     rules: Box<[Rule]>,
-    /// Format of the entries, for the kernel and its modules.
+    /// Format of the entries. It is the same for the kernel and its modules.
     format: Format,
-    /// Addresses that the kernel puts in place of the return addresses of calls that it follows itself.
+    /// Addresses of code that the kernel puts in place of the return addresses of calls that it follows itself.
     trampolines: Box<[Gva]>,
 }
 
@@ -51,7 +52,8 @@ pub(crate) struct Tables<'a> {
 }
 
 impl Orc {
-    /// Reads the tables that cover `text`, in which `functions` begin, and `init_text`.
+    /// Reads the tables that cover `text` and `init_text`. `functions` are the addresses at which functions in
+    /// `text` begin.
     pub(crate) fn read(
         tables: Tables<'_>,
         (text, init_text): (Range<u64>, Range<u64>),
@@ -125,18 +127,18 @@ impl Orc {
         self.text.contains(&at.0) || self.init_text.contains(&at.0)
     }
 
-    /// Returns the rule for the instruction that contains `at`.
+    /// Returns the rule for the instruction that contains `at`; `None` if there is none.
     pub(super) fn find(&self, at: Gva) -> Option<&Rule> {
         if !self.covers(at) {
             return None;
         }
-        // Of several entries for one address the last one counts, as in the kernel (`__orc_find`).
+        // If several entries have the same address, the last one counts, as in the kernel (`__orc_find`).
         let behind = self.from.partition_point(|from| *from <= low(at.0));
         let index = self.rule.get(behind.checked_sub(1)?)?;
         self.rules.get(usize::from(*index))
     }
 
-    /// Returns the format of the entries; those of modules have the same.
+    /// Returns the format of the entries. Those of modules have the same format.
     pub(super) fn format(&self) -> Format {
         self.format
     }
@@ -157,17 +159,20 @@ fn low(at: u64) -> u32 {
     low
 }
 
-/// Determines the format of the entries.
+/// Determines the format of the entries from those at the starts of functions. `from` has the low halves of the
+/// addresses of all entries.
 fn format(
     from: &[u32],
     entries: &[[u8; ENTRY]],
     functions: impl Iterator<Item = Gva>,
 ) -> Option<Format> {
-    /// `sp_offset` and `bp_offset` at a function's entry, where the return address is on top.
+    /// `sp_offset` and `bp_offset` at a function's entry, where the return address is on top of the stack.
     const OFFSETS: [u8; 4] = [8, 0, 0, 0];
-    /// Bits that mark a frame of registers, in formats with a type of two bits.
+    /// The bits of the type, in formats with a type of two bits.
     const TYPE: u16 = 3 << 8;
+    /// The type of a frame of registers, in these formats.
     const REGISTERS: u16 = 1 << 8;
+    /// The bit above the type. For a frame of registers, it is set only in 6.3.
     const SIGNAL: u16 = 1 << 10;
     let mut begin: FxHashMap<u16, usize> = FxHashMap::default();
     let mut all = 0;

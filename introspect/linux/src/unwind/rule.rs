@@ -3,9 +3,9 @@
 //! Invariant: an entry is decoded once, when the image is read. Unknown values become a rule that cannot be
 //! followed, never a guess.
 //!
-//! An entry is {s16 sp_offset, s16 bp_offset, u16} (`struct orc_entry` in arch/x86/include/asm/orc_types.h). In
-//! the last word, the lowest four bits are the register that the caller's stack pointer is computed from, and
-//! the next four the register for its RBP. The bits above them, and the numbers of the registers, have changed:
+//! An entry is {s16 sp_offset, s16 bp_offset, u16} (`struct orc_entry` in arch/x86/include/asm/orc_types.h). In the
+//! last word, the lowest four bits are the register from which the caller's stack pointer is computed, and the next
+//! four are the register for the caller's RBP. The bits above them, and the numbers of the registers, have changed:
 //!
 //! | kernels     | type                                            | bits above the type    |
 //! |-------------|-------------------------------------------------|------------------------|
@@ -14,7 +14,7 @@
 //! | 6.4 on      | 3 bits: unknown 0, end 1, call 2, registers 3, IRET frame 4 | signal     |
 //! | 7.2         | as 6.4                                          | signal; other registers |
 //!
-//! From 6.4 on a hash in `.orc_header` distinguishes kernels and modules whose formats differ, but does not say
+//! From 6.4 on, a hash in `.orc_header` distinguishes kernels and modules whose formats differ. It does not say
 //! what the bits mean. The entries at the starts of functions do: see [`Format::of`].
 
 /// How to get from a function to its caller.
@@ -31,7 +31,7 @@ pub(super) enum Rule {
 /// How to compute the caller's registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Caller {
-    /// Base of the address at which [`Caller::frame`] lies.
+    /// Base of the address of [`Caller::frame`].
     pub(super) base: Base,
     /// Offset added to the base.
     pub(super) offset: i16,
@@ -39,7 +39,7 @@ pub(super) struct Caller {
     pub(super) frame: Frame,
     /// Location of the caller's RBP.
     pub(super) rbp: Rbp,
-    /// Whether the caller was interrupted. It did not call, so its address is that of its next instruction,
+    /// Whether the caller was interrupted. Then it did not call, and its address is that of its next instruction,
     /// which may be the first one of another function.
     pub(super) interrupted: bool,
 }
@@ -48,9 +48,9 @@ pub(super) struct Caller {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Base {
     Register(Register),
-    /// The word at RBP + offset.
+    /// The word in memory at RBP plus the offset.
     AtRbp,
-    /// The word at RSP, plus the offset (since 5.12; no earlier kernel has such entries).
+    /// The word in memory at RSP, plus the offset (since 5.12; no earlier kernel has such entries).
     AtRsp,
 }
 
@@ -67,7 +67,7 @@ pub(super) enum Register {
 /// Contents of the stack at [`Caller::base`] plus [`Caller::offset`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Frame {
-    /// A call frame: the return address is just below that address.
+    /// The end of a call frame: the return address is just below this address.
     Call,
     /// `struct pt_regs`.
     Registers,
@@ -78,9 +78,9 @@ pub(super) enum Frame {
 /// Location of the caller's RBP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Rbp {
-    /// Still in RBP, or with the other registers of the frame.
+    /// Still in RBP, or with the other registers if the frame has registers.
     Kept,
-    /// On the stack, at the caller's RSP plus this offset.
+    /// On the stack, at this offset from the address of [`Caller::frame`], which for a call is the caller's RSP.
     Above(i16),
     /// On the stack, at the function's RBP plus this offset.
     Beside(i16),
@@ -100,10 +100,10 @@ pub(super) enum Format {
 }
 
 impl Format {
-    /// Determines the format from the entries at the starts of functions. `begin` returns the number of
-    /// functions whose first entry has a given last word: right after a `call` the return address is on top of
-    /// the stack, and RBP is the caller's. `all` is the number of functions. `signals` says whether the bit
-    /// above a type of two bits is set for a frame of registers.
+    /// Determines the format from the entries at the starts of functions. Right after a `call`, the return address
+    /// is on top of the stack and RBP is the caller's, so most of these entries are equal. `begin` returns the
+    /// number of functions whose first entry says so and has the given last word. `all` is the number of functions.
+    /// `signals` says whether the bit above a type of two bits is set for a frame of registers.
     pub(super) fn of(begin: impl Fn(u16) -> usize, all: usize, signals: bool) -> Option<Self> {
         let two_bits = if signals { Self::V63 } else { Self::V414 };
         let formats = [two_bits, Self::V64, Self::V72];

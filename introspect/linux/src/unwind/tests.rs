@@ -13,9 +13,9 @@ const TEXT: u64 = 0xffff_ffff_8100_0000;
 const TABLES: Gva = Gva(0xffff_ffff_8200_0000);
 const STACK: u64 = 0xffff_c900_0000_4000 - 0x400;
 const OTHER: u64 = 0xffff_c900_0010_0000;
-/// The address that the guest puts in place of return addresses.
+/// Address of the trampoline that the guest's kernel puts in place of return addresses.
 const TRAMPOLINE: u64 = TEXT + 0x900;
-/// The address that return probes put in place of return addresses.
+/// Address of the stub that our return probes put in place of return addresses.
 const OURS: u64 = 0xffff_ffff_8000_1000;
 /// An address in a detour for the start of a function.
 const DETOUR: u64 = 0xffff_ffff_8000_2000;
@@ -67,8 +67,8 @@ fn entry(sp: i16, bp: i16, word: u16) -> [u8; 6] {
     [a, b, c, d, e, f]
 }
 
-/// Returns entries of functions that are 0x100 bytes apart. Each function has the rule for its first
-/// instruction, and one of the rules below from 16 bytes on.
+/// Returns the entries of functions that are 0x100 bytes apart. Each function has an entry for its first
+/// instruction, and from 16 bytes on one of the rules below.
 fn entries(dialect: Dialect) -> Vec<(u64, [u8; 6])> {
     let Dialect {
         call,
@@ -80,7 +80,7 @@ fn entries(dialect: Dialect) -> Vec<(u64, [u8; 6])> {
         bp_indirect,
     } = dialect;
     let inside = [
-        // 0x000: `push %rbp; sub $8, %rsp`.
+        // 0x000: after `push %rbp; sub $8, %rsp`.
         entry(24, -16, call | sp | prev_sp),
         // 0x100: three words on the stack.
         entry(32, 0, call | sp),
@@ -94,7 +94,7 @@ fn entries(dialect: Dialect) -> Vec<(u64, [u8; 6])> {
         entry(8, 0, iret | sp),
         // 0x600: the outermost function.
         entry(0, 0, end),
-        // 0x700: on another stack, whose top word leads back.
+        // 0x700: on another stack, whose top word leads back to the first one.
         entry(16, 0, call | 9),
         // 0x800: an unknown rule.
         entry(0, 0, 15 << 8),
@@ -148,7 +148,7 @@ impl Surroundings for Guest {
     }
 }
 
-/// Unwinds the stack of a guest with these words in memory. Returns the frames as offsets in the text, and
+/// Unwinds the stack of a guest whose memory has these words. Returns the frames as offsets in the text, and
 /// whether the stack goes on.
 fn stack(dialect: Dialect, regs: Regs, returned: bool, words: &[(u64, u64)]) -> (Vec<u64>, bool) {
     let unwinder = Unwinder::new(Arc::new(read(&entries(dialect)).expect("tables")), None);
@@ -175,14 +175,15 @@ fn at(rip: u64) -> Regs {
 fn callers_are_found_by_the_rules_of_every_format() {
     for dialect in ALL {
         let words = [
-            // The caller of the function that has just been entered.
+            // The function at 0x100, just entered: its return address.
             (STACK, TEXT + 0x20),
-            // The RBP of that caller, and its own caller, which has a frame pointer.
+            // The function at 0x20, and then the one at 0x220, which has a frame pointer: the saved RBP and the
+            // return address.
             (STACK + 16, STACK + 0x40),
             (STACK + 24, TEXT + 0x220),
             (STACK + 0x40, STACK + 0x60),
             (STACK + 0x48, TEXT + 0x320),
-            // The stack pointer of its caller.
+            // The function at 0x320: its caller's stack pointer, the saved RBP, and the return address.
             (STACK + 0x58, STACK + 0x80),
             (STACK + 0x60, 0),
             (STACK + 0x78, TEXT + 0x620),
@@ -200,7 +201,7 @@ fn interrupted_functions_are_found_by_their_next_instruction() {
             let at = frame + 128;
             [(at, rip), (at + 8, code), (at + 24, sp)]
         };
-        // Interrupted before the first instruction of a function: the instruction before it is another
+        // The interrupt came before the first instruction of a function, so the instruction before it is another
         // function's.
         let mut words = registers(STACK, TEXT + 0x100, OTHER, 0x10).to_vec();
         words.push((STACK + 32, 0x1234));
@@ -208,7 +209,7 @@ fn interrupted_functions_are_found_by_their_next_instruction() {
         let found = stack(dialect, at(0x420), false, &words);
         assert_eq!(found, (vec![0x420, 0x100, 0x620], false), "{dialect:?}");
 
-        // A process was interrupted, so the kernel's stack ends there.
+        // The interrupted code is a process, so the kernel's stack ends there.
         let words = registers(STACK, 0x40_0000, 0x7fff_0000, 0x33);
         let found = stack(dialect, at(0x420), false, &words);
         assert_eq!(found, (vec![0x420], false), "{dialect:?}");
@@ -255,7 +256,7 @@ fn what_return_probes_put_there_is_reported_as_what_was_there() {
 #[test]
 fn stacks_lead_through_code_that_serves_probes() {
     let caller = TEXT + 0x620;
-    // First an interrupt in the detour, then a function of the kernel that the detour called.
+    // First, an interrupt in the detour; then, a function of the kernel that the detour called.
     let frame = STACK + 8;
     let words = [
         (frame, DETOUR),
@@ -273,8 +274,8 @@ fn stacks_lead_through_code_that_serves_probes() {
 #[test]
 fn returns_are_found_by_the_call_before_them() {
     let words = [(STACK + 0x18, TEXT + 0x620)];
-    // The call was the last instruction of the function at 0x100, so the next function begins at its return
-    // address.
+    // The call was the last instruction of the function at 0x100, so its return address is the start of the next
+    // function.
     let found = stack(V64, at(0x200), true, &words);
     assert_eq!(found, (vec![0x200, 0x620], false));
 }

@@ -1,8 +1,8 @@
 //! Walks a stack.
 //!
-//! Invariants: a word is read only from the function's own stack, above its stack pointer, or from another
-//! stack that the tables lead to; the number of stacks is limited. The first frame is where the walk begins,
-//! and callers follow in turn. Every caller is an address in kernel text.
+//! Invariants: a word is read only from the function's own stack, above its stack pointer, or from another stack to
+//! which the tables lead. The number of stacks is limited. The first frame is where the walk begins, and the
+//! callers follow, from the innermost on. Every caller is an address in kernel text.
 
 use std::sync::Arc;
 
@@ -13,10 +13,11 @@ use super::orc::Orc;
 use super::rule::{Base, Caller, Frame, Rbp, Register, Rule};
 use super::surroundings::Surroundings;
 
-/// Limit for stacks, above the number that can be nested: of a task, of interrupts, and of each kind of
-/// exception that has its own (arch/x86/include/asm/cpu_entry_area.h).
+/// Limit for the number of changes to another stack. It is above the number of stacks that can be nested: of a
+/// task, of interrupts, and of each kind of exception that has its own (arch/x86/include/asm/cpu_entry_area.h).
 const MOST_STACKS: usize = 8;
-/// Length of the largest stacks: `THREAD_SIZE` and `IRQ_STACK_SIZE` (arch/x86/include/asm/page_64_types.h).
+/// Length in bytes of the largest stacks: `THREAD_SIZE` and `IRQ_STACK_SIZE`
+/// (arch/x86/include/asm/page_64_types.h).
 const STACK: u64 = 16 << 10;
 /// Lowest address of text of the kernel and its modules (`__START_KERNEL_map`).
 const KERNEL_TEXT: u64 = 0xffff_ffff_8000_0000;
@@ -26,10 +27,9 @@ const KERNEL_HALF: u64 = 1 << 63;
 /// Where to begin unwinding.
 #[derive(Clone, Copy, Debug)]
 pub struct Start<'a> {
-    /// The registers at the start.
+    /// The registers with which unwinding begins.
     pub regs: &'a Regs,
-    /// Whether RIP is an address that a call has returned to, rather than the next instruction of an
-    /// interrupted function.
+    /// Whether a call has returned to RIP. Otherwise, RIP is the next instruction of an interrupted function.
     pub returned: bool,
 }
 
@@ -38,14 +38,14 @@ struct State<'a> {
     ip: Gva,
     sp: Gva,
     bp: u64,
-    /// Whether `ip` is the next instruction of an interrupted function, rather than one after a call.
+    /// Whether `ip` is the next instruction of an interrupted function. Otherwise, `ip` is a return address.
     interrupted: bool,
     others: Others<'a>,
     stacks: usize,
     modules: Search,
 }
 
-/// The current function's other registers.
+/// Where the current function's registers are, except for RIP, RSP and RBP.
 #[derive(Clone, Copy)]
 enum Others<'a> {
     Here(&'a Regs),
@@ -62,16 +62,17 @@ pub struct Unwinder {
 }
 
 impl Unwinder {
-    /// Creates an unwinder from the kernel's tables and, if known, the tables of its modules.
+    /// Creates an unwinder from the unwind tables of the kernel and, if they are known, those of its modules.
     #[must_use]
     pub fn new(orc: Arc<Orc>, modules: Option<ModuleTables>) -> Self {
         Self { orc, modules }
     }
 
-    /// Writes the addresses on the stack to `into`: first where it begins, then return addresses, the innermost
-    /// first. All but the first are in the highest 2 GiB. Returns the number of addresses, and whether the
-    /// stack goes on after them, because there is no more room or no rule to follow. Allocates nothing. Reads
-    /// at most five words for each address, and some thousand words of the guest's modules in all.
+    /// Writes the addresses on the stack to `into`: first that at which the walk begins, then the return addresses,
+    /// from the innermost on. All but the first are in the highest 2 GiB. Returns the number of addresses, and
+    /// whether the stack goes on after them, because there is no more room or because the next caller cannot be
+    /// found. Allocates nothing. Reads at most five words for each address, and some thousand words of the guest's
+    /// modules in all.
     pub fn walk(
         &self,
         guest: &(impl Surroundings + ?Sized),
@@ -101,7 +102,7 @@ impl Unwinder {
     }
 }
 
-/// Result of going to the caller.
+/// Result of a step from a function to its caller.
 enum Step {
     Caller,
     /// There is no caller.
@@ -116,7 +117,8 @@ impl State<'_> {
         if !self.interrupted && orc.is_trampoline(self.ip) {
             return Step::Lost;
         }
-        // A call may be the last instruction of its function.
+        // A call may be the last instruction of its function. Then the return address is already in the next
+        // function.
         let at = if self.interrupted {
             self.ip
         } else {
@@ -136,7 +138,7 @@ impl State<'_> {
         }
     }
 
-    /// Goes to the caller; `None` if it cannot be found.
+    /// Makes the caller the current function; `None` if the caller cannot be found.
     fn caller(&mut self, caller: Caller, guest: &(impl Surroundings + ?Sized)) -> Option<Step> {
         let offset = i64::from(caller.offset);
         let frame = match caller.base {
@@ -177,7 +179,7 @@ impl State<'_> {
                 let word = |n: u64| guest.word(rip.wrapping_add(n * 8));
                 let (ip, code, sp) = (word(0)?, word(1)?, word(3)?);
                 if code & 3 != 0 {
-                    // The interrupted code was a process.
+                    // The interrupted code was that of a process in user mode.
                     return Some(Step::End);
                 }
                 let rbp = rbp.or_else(|| read(others, Register::Rbp, guest));
@@ -195,23 +197,24 @@ impl State<'_> {
         }
         self.ip = ip;
         self.bp = rbp.unwrap_or(self.bp);
-        // Code that has pushed words stands for an instruction, so `ip` does not follow a call.
+        // Code that has pushed words stands for an instruction, so `ip` is not a return address.
         self.interrupted = caller.interrupted || pushed > 0;
         Some(Step::Caller)
     }
 
-    /// Returns the word at `at`, which must be on the function's stack.
+    /// Returns the word at `at`, which must be on the stack of the current function.
     fn word(&self, at: Gva, guest: &(impl Surroundings + ?Sized)) -> Option<u64> {
         guest.word(self.inside(at)?)
     }
 
-    /// Returns `at` if it is on the function's stack, above its stack pointer.
+    /// Returns `at` if it is on the stack of the current function, at or above the stack pointer.
     fn inside(&self, at: Gva) -> Option<Gva> {
         let above = at.0.checked_sub(self.sp.0)?;
         (above < STACK && at.0 >= KERNEL_HALF).then_some(at)
     }
 
-    /// Moves the stack pointer up to `at`, or to another stack if there may be one more.
+    /// Moves the stack pointer to `at`: further up on the same stack, or to another stack. `None` if `at` is not in
+    /// the kernel's half of the address space, or if there have been too many changes to another stack.
     fn enter(&mut self, at: Gva) -> Option<()> {
         if at.0 < KERNEL_HALF {
             return None;
@@ -232,7 +235,7 @@ impl State<'_> {
     }
 }
 
-/// Returns a register from `others`.
+/// Returns a register of the current function from `others`; `None` if it is not known.
 fn read(
     others: Others<'_>,
     register: Register,

@@ -26,7 +26,7 @@ fn a_modules_file_gives_the_same_as_a_kernels_by_its_own_symbols() {
         let offsets = places.iter().map(|it| it.at.0 - function.addr.0);
         assert_eq!(offsets.collect::<Vec<_>>(), wanted, "{point}");
     }
-    // The same as for the kernel, which is linked elsewhere.
+    // The variables are the same as with the kernel's file, which is linked elsewhere.
     let kernel = super::file();
     let kernel = DebugFile::parse(&kernel).unwrap();
     assert!(kernel.module().is_none());

@@ -27,7 +27,8 @@ fn what_a_call_takes_is_known_of_the_kernels_entry_of_it_alone() {
     }
 }
 
-/// Changes the first four words of the metadata in the image, and returns the number of parameters found.
+/// Changes the first four words of the metadata of `openat` in the image. Returns the number of parameters then
+/// found.
 fn changed(change: impl Fn(&mut [u64; 4])) -> Option<usize> {
     let (_, mut sections) = kernel::kernel(Layout::Offsets64);
     let data = sections.iter_mut().find(|it| it.name == ".data").unwrap();
@@ -58,11 +59,12 @@ fn what_makes_no_sense_is_not_reported() {
             );
         }
     }
-    // Another call's name.
+    // The name is that of another call.
     assert_eq!(changed(|words| words[0] += 1), None);
 }
 
-/// Runs only if `HVPROBE_TEST_VMLINUX` names a kernel with `CONFIG_FTRACE_SYSCALLS`.
+/// Checks the system calls of a real kernel. Runs only if `HVPROBE_TEST_VMLINUX` names one with
+/// `CONFIG_FTRACE_SYSCALLS`.
 #[test]
 fn real_kernel_describes_its_calls_when_one_is_given() {
     let Some(path) = std::env::var_os("HVPROBE_TEST_VMLINUX") else {

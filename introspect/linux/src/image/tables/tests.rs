@@ -32,8 +32,8 @@ const READERS: [(&str, &str, &str); 6] = [
     ("alternative_instructions", "__smp_locks", "__smp_locks_end"),
 ];
 
-/// Returns sections and symbols of a kernel without `CONFIG_KALLSYMS_ALL` and without section names that give
-/// tables away. It has only symbols of functions, and those in `readers` walk tables.
+/// Returns sections and symbols of a kernel without `CONFIG_KALLSYMS_ALL`, and without section names that give
+/// tables away. It has only symbols of functions. The functions in `readers` walk tables.
 fn stripped(readers: &[(&str, &str, &str)]) -> (Vec<kernel::Section>, Vec<(String, u64, u64)>) {
     const CODE: u64 = 0x20;
     let (all, mut sections) = kernel::kernel(Layout::Offsets61);
@@ -114,7 +114,7 @@ fn tables_without_symbols_are_found_by_their_sections() {
         let (all, _) = kernel::kernel(Layout::Offsets61);
         let at = |wanted: &str| all.iter().find(|it| it.1 == wanted).unwrap().2;
         let (start, stop) = (at(start), at(stop));
-        // The table gets a section of its own, the rest of the data another.
+        // The table gets a section of its own, and the data after it another.
         let data = sections.iter_mut().find(|it| it.name == ".data").unwrap();
         let place = |at: u64| usize::try_from(at - data.at).unwrap();
         let (from, to) = (place(start), place(stop));
@@ -154,7 +154,7 @@ fn what_an_unknown_table_might_name_is_forbidden() {
         [Unknown::JumpLabels, Unknown::Fixups, Unknown::Locks]
     );
     let unknown = |list| Some(Forbidden::Unknown(list));
-    // A nop of five bytes, a short jump, and what can be neither.
+    // A nop of five bytes, a short jump, and an instruction that can be neither.
     assert_eq!(image.forbidden(at(0x610)), unknown(Unknown::JumpLabels));
     assert_eq!(image.forbidden(at(0x620)), unknown(Unknown::JumpLabels));
     assert_eq!(image.forbidden(at(0x640)), None);
@@ -164,7 +164,7 @@ fn what_an_unknown_table_might_name_is_forbidden() {
         unknown(Unknown::Locks)
     );
     assert_eq!(image.forbidden_as_is(at(0x6a0), 0xf0), None);
-    // By name, as the blacklist is not found.
+    // The function is found by its name, as the blacklist is not found.
     let function = "do_int3".to_owned();
     assert_eq!(
         image.forbidden(at(0x400)),
@@ -203,7 +203,8 @@ fn table_with_an_entry_that_is_none_is_unknown() {
         let data = data(&sections);
         let end = symbols.iter().find(|it| it.1 == symbol).unwrap().2;
         let end = usize::try_from(end - sections[data].at).unwrap();
-        // Overwrites the last 8 bytes of the last entry: the key of a jump label, the target of a fixup.
+        // Overwrites the last 8 bytes of the last entry: the key of a jump label, or the target and the data of a
+        // fixup.
         sections[data].data[end - 8..end].fill(0x7f);
         let image = KernelImage::parse(&kernel::elf(&sections, &[])).unwrap();
         assert_eq!(image.unknown_lists(), [list]);

@@ -10,7 +10,7 @@ const COMM: u64 = 0x3a0;
 const CURRENT: u64 = 0x1fb80;
 const CPU: u64 = 0x1fb88;
 
-/// Returns a kernel without types and without data symbols. The three system calls load from these per-CPU
+/// Returns a kernel without types and without data symbols. The three system calls load from the given per-CPU
 /// offsets.
 fn image(getpid: u64, gettid: u64, getcpu: u64) -> KernelImage {
     let (_, mut sections) = kernel::kernel(Layout::Offsets61);
@@ -76,7 +76,7 @@ fn functions_that_disagree_prove_nothing() {
     assert_eq!(image(0x100, 0x100, CPU).task_clues(), None);
 }
 
-/// Types and code agree on kernels that have both.
+/// Checks that types and code agree on a kernel that has both.
 #[test]
 fn real_kernels_code_shows_what_its_types_do() {
     let Some(path) = std::env::var_os("HVPROBE_TEST_VMLINUX") else {

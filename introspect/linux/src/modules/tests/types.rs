@@ -7,7 +7,7 @@ use hvprobe_fixtures::modules::TYPES;
 use super::super::NoModuleTypes;
 use super::*;
 
-/// Reads the types of each module in `list`, together with those of its kernel.
+/// Reads the types of each module in `list`, on top of those of its kernel.
 fn read_types(guest: &Guest, list: &ModuleList) -> Vec<Result<Arc<Types>, NoModuleTypes>> {
     let kernel = kernel_types(guest.age);
     let types = |module: &Module| {
@@ -23,7 +23,7 @@ fn refused(guest: &Guest) -> NoModuleTypes {
     types.last().unwrap().unwrap_err()
 }
 
-/// Returns the addresses of `struct btf_module` of the module added last, and of its `struct btf`.
+/// Returns the address of the `struct btf_module` of the module added last, and that of its `struct btf`.
 fn entry(guest: &Guest) -> (Gva, Gva) {
     let entry = Gva(guest.word(TYPES));
     (entry, Gva(guest.word(entry.wrapping_add(24))))

@@ -3,11 +3,13 @@ use hvprobe_fixtures::{MODULE_FRAMES, MODULE_PAGES, MODULE_VIRT, Mapper, Memory,
 use super::*;
 
 const SIZE: u64 = 0x400;
-/// Offsets in a task of the list, of its numbers, and of its name.
+/// Offset in a task of its link on the list of tasks.
 const LINK: u64 = 0x48;
+/// Offset in a task of its two numbers.
 const PID: u64 = 0x80;
+/// Offset in a task of its name.
 const COMM: u64 = 0x100;
-/// Offset of the pointer to the current task.
+/// Offset in per-CPU data of the pointer to the current task.
 const CURRENT: u64 = 0x20;
 const PER_CPU: Gva = Gva(MODULE_VIRT.0 + (MODULE_PAGES - 1) * 4096);
 const CLUES: TaskClues = TaskClues {
@@ -20,7 +22,7 @@ fn task(n: u64) -> Gva {
     MODULE_VIRT.wrapping_add(SIZE * n)
 }
 
-/// A guest with tasks of the given names and numbers. The second one is current.
+/// A guest that has tasks with given names and numbers. The second one is the current task.
 struct Tasks(Memory);
 
 impl Tasks {
@@ -107,7 +109,7 @@ fn two_tasks_made_at_once_may_be_in_any_order() {
 #[test]
 fn what_is_no_list_of_tasks_is_no_evidence() {
     let unknown = |what| Err(TaskUnknown::NoEvidence(what));
-    // Too few tasks; a task without a name; lists that do not return to their head.
+    // Too few tasks; a task without a name; a list that does not return to its head; a list that leads nowhere.
     let few = Tasks::new(&[("swapper/0", 0), ("init", 1), ("kthreadd", 2)]);
     assert_eq!(few.look().shows(CLUES), unknown("list"));
     let unnamed = Tasks::booted();

@@ -129,8 +129,8 @@ fn parameters_are_where_the_calling_convention_has_them() {
         &[int, padded, empty, int],
         &[Register(Rdi), Register(Rsi), Unknown, Unknown],
     );
-    // A parameter that does not fit into the registers left goes on the stack as a whole; a later one may use
-    // the last register.
+    // A parameter that does not fit into the remaining registers is on the stack as a whole. A later one may still
+    // be in the last register.
     case(
         0,
         &[int, int, int, int, int, pair, int, int],

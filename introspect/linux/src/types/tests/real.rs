@@ -8,8 +8,8 @@ use super::one;
 use crate::image::KernelImage;
 use crate::types::{Kind, Limits, Place, PrototypeError, Types};
 
-/// Expectations for a kernel from 5.10 on. Runs only if `HVPROBE_TEST_VMLINUX` names an uncompressed x86-64
-/// `vmlinux` with BTF.
+/// Checks the types of a real kernel, from 5.10 on. Runs only if `HVPROBE_TEST_VMLINUX` names an uncompressed
+/// x86-64 `vmlinux` with BTF.
 #[test]
 fn types_of_a_real_kernel_are_read_when_one_is_given() {
     let Some(path) = std::env::var_os("HVPROBE_TEST_VMLINUX") else {
@@ -46,7 +46,7 @@ fn types_of_a_real_kernel_are_read_when_one_is_given() {
     check_all_types(types);
 }
 
-/// Checks that both ways to look up a member find the same position.
+/// Checks that both ways to look up a member find it at the same position.
 fn members_agree(image: &KernelImage, types: &Types, of: &str) {
     let id = one(types, &format!("struct {of}"));
     let Some(Kind::Struct { members, .. }) = types.kind(id) else {
@@ -90,7 +90,7 @@ fn check_all_types(types: &Types) {
             }
             _ => {}
         }
-        // `...` marks what is left out, except for the parameters of variadic functions.
+        // In a name, `...` marks what is left out, except for the parameters of variadic functions.
         let text = types.name(id).replace("{...}", "").replace(", ...", "");
         let is_other = matches!(types.kind(id), Some(Kind::Other));
         assert!(is_other || !text.contains("..."), "{text}");

@@ -7,7 +7,7 @@ use hvprobe_spec::shape::{Shape, ShapeKind};
 use super::{one, parsed};
 use crate::types::{Limits, TypeId};
 
-/// Writes a shape on lines: offset, width, name, type, size and kind.
+/// Writes a shape in lines. The line of a member has its offset, width, name, type, size and kind.
 pub(super) fn rendered(shape: &Shape) -> String {
     let mut text = format!("{} ({}) ", shape.name, shape.size);
     match &shape.kind {
@@ -120,7 +120,7 @@ fn shape_is_cut_at_its_limits() {
 #[test]
 fn enumerations_have_the_sign_that_they_say() {
     let values = [("LOW", -2), ("HIGH", 3)];
-    // If no enumeration says that it is signed, a negative value makes one signed.
+    // If no enumeration is marked as signed, one with a negative value counts as signed.
     let mut old = Btf::default();
     old.enumeration(false, "errors", &values);
     old.enumeration(false, "plain", &[("HIGH", 3)]);

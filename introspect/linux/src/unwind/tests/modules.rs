@@ -12,10 +12,10 @@ use crate::unwind::ModuleTables;
 
 /// `MODULE_STATE_LIVE`.
 const LIVE: u32 = 0;
-/// Limit for words read of the stack itself and of modules.
+/// Maximum number of words that may be read, of the stack itself and of modules.
 const MOST_READ: u32 = 31 * 5 + (1 << 13);
 
-/// A guest with modules, a stack, and a count of the words read.
+/// A guest with modules and a stack. Counts the words that are read.
 struct Whole {
     guest: Guest,
     stack: HashMap<u64, u64>,
@@ -44,7 +44,7 @@ fn module_tables(age: Age) -> ModuleTables {
     reader.unwind_tables().expect("their tables are told of")
 }
 
-/// Unwinds the stack of `guest`, which has these words in memory.
+/// Unwinds a stack of `guest` that consists of `words`.
 fn follow(guest: Guest, dialect: Dialect, rip: u64, words: &[(u64, u64)]) -> (Vec<u64>, bool) {
     let orc = read(&entries(dialect)).expect("tables");
     let unwinder = Unwinder::new(Arc::new(orc), Some(module_tables(guest.age)));
@@ -68,7 +68,8 @@ fn follow(guest: Guest, dialect: Dialect, rip: u64, words: &[(u64, u64)]) -> (Ve
     (frames[..count].iter().map(|at| at.0).collect(), goes_on)
 }
 
-/// Rules for the functions of [`with_modules`]' second module, which keep two or more words on the stack.
+/// Returns rules for the functions of the second module in [`with_modules`]. After its start, each function keeps
+/// at least one word on the stack besides the return address.
 fn rules(dialect: Dialect) -> Vec<(u64, [u8; 6])> {
     let word = dialect.call | dialect.sp;
     [
@@ -112,7 +113,8 @@ fn functions_of_modules_lead_to_their_callers() {
         let found = follow(guest, dialect, base + 0x120, &through(base));
         let expected = vec![base + 0x120, base + 0x20, base + 0x2020, TEXT + 0x620];
         assert_eq!(found, (expected, false), "{age:?} {dialect:?}");
-        // From the kernel into a module and back, where a function has just been entered.
+        // The stack leads from the kernel into a module and back. The module's function there has just been
+        // entered.
         let (guest, base) = with_modules(age, dialect);
         let words = [(STACK, base + 0x101), (STACK + 8, TEXT + 0x620)];
         let found = follow(guest, dialect, TEXT + 0x100, &words);
@@ -155,7 +157,7 @@ fn modules_without_tables_end_a_stack() {
 
 #[test]
 fn lists_and_tables_without_an_end_are_left() {
-    // The list returns to the first module and never ends.
+    // The list returns to its first module instead of its head, so it never ends.
     let (guest, base) = with_modules(Age::V64, V64);
     let first = guest.word(MODULES);
     let last = guest.word(Gva(first));
@@ -164,7 +166,7 @@ fn lists_and_tables_without_an_end_are_left() {
     let found = follow(guest, V64, nowhere, &through(base));
     assert_eq!(found, (vec![nowhere], true));
 
-    // The table claims all of memory.
+    // The table claims to fill all of memory.
     let mut guest = Guest::new(Age::V64);
     let made = guest.add("second", LIVE).unwind(&rules(V64));
     made.field(UNWIND.1, &u32::MAX.to_le_bytes());
