@@ -7,7 +7,7 @@ pub(crate) use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-/// Number of cells in which a task may be, from the one that it hashes to.
+/// Number of cells in which a task may be, starting with the one that its address hashes to.
 pub(crate) const WINDOW: usize = 32;
 /// Binary logarithm of the number of instances in the first segment of a pool.
 pub(crate) const FIRST_LOG2: u32 = 4;

@@ -1,7 +1,7 @@
 //! What is read from the guest at a hit, and whether it passes the probe's filter.
 //!
-//! Invariants: the guest cannot make anything here fail: what cannot be read is zeros and marked; work is
-//! bounded by the limits of [`hvprobe_spec`].
+//! Invariants: the guest cannot make anything here fail: what cannot be read is zeroed and marked as unreadable;
+//! work is bounded by the limits of [`hvprobe_spec`].
 
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::{Gva, Regs};
@@ -15,7 +15,8 @@ use crate::fetch::{fetch, whole_text};
 use crate::filter;
 use crate::stack_trace::stack_trace;
 
-/// Appends `items`. `regs` are the registers to read with; at a return, `entry` are those at the call's entry.
+/// Appends what `items` capture to `into`. `regs` are the registers to read with; at a return, `entry` are those at
+/// the call's entry.
 pub(super) fn capture<M: PhysMemory + ?Sized, C>(
     scene: &Scene<'_, M, C>,
     into: &mut Captured,
@@ -63,7 +64,7 @@ pub(super) fn passes<M: PhysMemory + ?Sized, C>(
         task: task.as_ref(),
         vcpu,
     };
-    // What was captured at the entry of a call may have changed since.
+    // What was captured at the entry of a call may have changed since, so it is not read again.
     let now = if entry.is_some() {
         &[][..]
     } else {

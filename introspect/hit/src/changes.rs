@@ -19,7 +19,7 @@ pub(super) fn apply<M: PhysMemory + ?Sized, C>(
     changes.is_empty() || apply_all(changes, regs, scene)
 }
 
-/// Separate from [`apply`], so that hits that change nothing do not need all registers.
+/// Does the work of [`apply`]. Separate from it, so that hits that change nothing do not need all registers.
 #[inline(never)]
 fn apply_all<M: PhysMemory + ?Sized, C>(
     changes: &[Change],

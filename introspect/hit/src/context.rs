@@ -1,11 +1,11 @@
 //! Where a hit happens, and what it can reach from there.
 //!
-//! Invariant: the result of a walk through the guest's page tables is not used in a later hit without reading
-//! the tables again, nor after a stop of the vCPUs: see [`Walker`]. Handlers access what the hit itself would:
-//! addresses of the kernel's half through the kernel's own tables, those of the process through the tables it
-//! runs with, which are walked anew each time. With page-table isolation these are the kernel's copy, which has
-//! the process's pages too. What the process could not write is not written: a page that is copied on write
-//! would have to be copied first, which only the guest can do.
+//! Invariant: the result of a walk through the guest's page tables is not used in a later hit without reading the
+//! tables again, nor after a stop of the vCPUs: see [`Walker`]. Handlers access the memory that the interrupted
+//! code itself would access: addresses in the kernel's half through the kernel's own tables, addresses of the
+//! process through the tables in CR3, which are walked anew each time. With page-table isolation the tables in CR3
+//! are the kernel's copy, which maps the process's pages too. Memory that the process could not write is not
+//! written: a copy-on-write page would have to be copied first, which only the guest can do.
 
 use std::cell::Cell;
 
@@ -56,7 +56,7 @@ pub(super) struct Scene<'a, M: ?Sized, C> {
 }
 
 impl<'a, M: PhysMemory + ?Sized, C> Scene<'a, M, C> {
-    /// Creates the scene of another hit.
+    /// Creates the scene of one hit.
     pub(super) fn new(
         table: &'a ProbeTable,
         kernel: &'a KernelReader,
@@ -117,9 +117,9 @@ impl<'a, M: PhysMemory + ?Sized, C> Scene<'a, M, C> {
     /// Calls `each` with the address and the value of every word of a stack of the kernel, from `from` to the
     /// stack's end.
     pub(super) fn words_above(&self, from: Gva, mut each: impl FnMut(Gva, Gva)) {
-        /// Stacks are aligned to their size. This is the size in kernels that look for errors of their own
-        /// (`THREAD_SIZE` in arch/x86/include/asm/page_64_types.h); in others it is half of this, and what
-        /// follows their stacks is not mapped, or is nothing that is searched for.
+        /// Size of a stack, to which it is aligned, in kernels that check themselves with KASAN (`THREAD_SIZE` in
+        /// arch/x86/include/asm/page_64_types.h). In other kernels it is half of this. What follows their stacks is
+        /// not mapped, or contains nothing that is searched for.
         const STACK: u64 = 32 << 10;
         const PIECE: usize = 512;
         // The address comes from the guest, so it can be anything.
@@ -168,7 +168,7 @@ impl<'a, M: PhysMemory + ?Sized, C> Scene<'a, M, C> {
     }
 }
 
-/// Returns whether `at` is in the half of the addresses that each process has for itself.
+/// Returns whether `at` is in the lower half of the addresses, which each process has for itself.
 pub(super) fn is_of_process(at: Gva) -> bool {
     at.0.leading_zeros() > 0
 }

@@ -1,8 +1,8 @@
 //! Unwinding of a stack that a detour has copied, when its record is read.
 //!
-//! Invariant: all of the stack is in the copy, so the guest's memory is only read for what stays there: the
-//! tables of its modules. Detours copy stacks only while no return probe replaces return addresses. So an
-//! address in the code of return probes is not a return address, and the stack ends there.
+//! Invariant: all of the stack is in the copy, so the guest's memory is read only for something else: the unwind
+//! tables of its modules. Detours copy stacks only while no return probe replaces return addresses. So an address
+//! in the code of return probes is not a return address, and the stack ends there.
 
 use std::sync::Arc;
 
@@ -21,8 +21,8 @@ use crate::table::ProbeTable;
 /// What is needed to unwind copied stacks.
 #[derive(Debug)]
 pub struct Stacks {
-    /// Has the unwind tables, and translates addresses in copies of instructions, which hits may have
-    /// interrupted.
+    /// Has the unwinder. Also translates addresses in copies of instructions, because a hit may have interrupted a
+    /// copy.
     pub table: Arc<ProbeTable>,
     /// The kernel's own page tables.
     pub kernel: PageTables,

@@ -27,8 +27,9 @@ struct VcpuCounts {
 pub struct Counts {
     /// Hits whose handlers ran; for a return probe, calls that returned through its handler.
     pub hits: u64,
-    /// Hits without handlers (`nmissed`): because the vCPU was handling another one, a handler before this one
-    /// changed the execution path, or a return probe had no free instance.
+    /// Hits whose handlers did not run (`nmissed`): the vCPU was handling another hit, an earlier handler changed
+    /// the execution path, a return probe had no free instance or was disabled at the return, or a filter could not
+    /// decide.
     pub missed: u64,
     /// Displaced instructions that faulted.
     pub faults: u64,
@@ -98,7 +99,7 @@ impl Counters {
         admitted
     }
 
-    /// Charges the hit at `now_ns` with its cost of `cost_ns`.
+    /// Takes `cost_ns`, the cost of the hit at `now_ns`, off the budget.
     pub fn charge(&self, now_ns: u64, cost_ns: u64) {
         if let Some(meter) = &self.meter {
             meter.charge(now_ns, cost_ns);
@@ -129,19 +130,19 @@ impl Counters {
         }
     }
 
-    /// Adds a number for which no vCPU is known.
+    /// Adds `number` to a counter when the vCPU is not known.
     fn add_number(&self, number: u64, which: impl Fn(&VcpuCounts) -> &AtomicU64) {
         if let Some(counts) = self.vcpus.first() {
             which(counts).fetch_add(number, Ordering::Relaxed);
         }
     }
 
-    /// Adds hits for which no vCPU is known.
+    /// Adds `number` hits when the vCPU is not known.
     pub fn add_hits(&self, number: u64) {
         self.add_number(number, |c| &c.hits);
     }
 
-    /// Adds hits that a condition rejected.
+    /// Adds `number` hits that a condition rejected.
     pub fn add_vetoed(&self, number: u64) {
         self.add_number(number, |c| &c.vetoed);
     }
@@ -151,17 +152,17 @@ impl Counters {
         self.add(vcpu, |c| &c.hits);
     }
 
-    /// Adds calls for which there was no free instance.
+    /// Adds `number` calls for which there was no free instance.
     pub fn add_missed(&self, number: u64) {
         self.add_number(number, |c| &c.missed);
     }
 
-    /// Adds calls that never returned.
+    /// Adds `number` calls that never returned.
     pub fn add_orphans(&self, number: u64) {
         self.add_number(number, |c| &c.orphans);
     }
 
-    /// Counts a hit without handlers.
+    /// Counts a hit whose handlers did not run.
     pub fn miss(&self, vcpu: u32) {
         self.add(vcpu, |c| &c.missed);
     }
@@ -171,8 +172,8 @@ impl Counters {
         self.add(vcpu, |c| &c.faults);
     }
 
-    /// Returns whether a hit counts, by what its filter says. If not, counts it as vetoed, or as a hit without
-    /// handlers if the filter cannot decide.
+    /// Returns whether `filter`, the result of the probe's filter, lets a hit count. If not, counts the hit as
+    /// vetoed, or as missed if the filter could not decide (`None`).
     pub(crate) fn lets_pass(&self, vcpu: u32, filter: Option<bool>) -> bool {
         match filter {
             Some(true) => return true,

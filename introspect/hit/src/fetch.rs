@@ -42,8 +42,8 @@ pub(super) fn fetch<M: PhysMemory + ?Sized, C>(
     }
 }
 
-/// Reads the whole text, of which `fetched` reads the beginning, to the front of `bytes`, as far as there is
-/// space.
+/// Reads the text of which `fetched` captures only the beginning, to the front of `bytes`, as far as there is
+/// space. Returns `None` if it cannot be read.
 pub(super) fn whole_text<M: PhysMemory + ?Sized, C>(
     scene: &Scene<'_, M, C>,
     fetched: &Fetched,
@@ -100,7 +100,7 @@ fn follow<M: PhysMemory + ?Sized, C>(
     Some(There::At(address(value, *last)?))
 }
 
-/// Returns the address that `pointer` leads to from `value`, if that is in the memory that it has to be in.
+/// Returns the address that `pointer` leads to from `value`, if it is in the memory that `pointer` requires.
 fn address(value: u64, pointer: Pointer) -> Option<Gva> {
     let at = Gva(value.wrapping_add_signed(pointer.offset));
     let right = match pointer.memory {
@@ -111,7 +111,8 @@ fn address(value: u64, pointer: Pointer) -> Option<Gva> {
     right.then_some(at)
 }
 
-/// Reads the text at `at` to the front of `bytes`, page by page: the memory after its end may not be readable.
+/// Reads the text at `at` to the front of `bytes`, page by page, because the memory after the text's end may not be
+/// readable.
 fn text<M: PhysMemory + ?Sized, C>(
     scene: &Scene<'_, M, C>,
     at: Gva,

@@ -1,9 +1,9 @@
 //! Decides by a probe's filter whether a hit counts.
 //!
-//! Invariant: nothing is allocated. The work is bounded by the filter, by what was captured and, for texts that
-//! this does not decide, by [`TEXT_MAX`]; the work of one pattern by [`LOOKS`], whatever it is matched with. No
-//! condition holds for a value that could not be read. A text that goes on after the captured part is never
-//! taken for that part: what its beginning does not decide is decided by the whole text, or not at all.
+//! Invariant: nothing is allocated. The work is bounded by the filter, by what was captured and, for texts that the
+//! captured part does not decide, by [`TEXT_MAX`]. One match with a pattern takes at most [`LOOKS`] steps. No
+//! condition holds for a value that could not be read. A text that continues after its captured part is never
+//! treated as if it ended there: if the captured part does not decide, the whole text does, or nothing.
 
 use hvprobe_arch::Regs;
 use hvprobe_linux::task::Task;
@@ -28,15 +28,16 @@ pub(crate) struct Seen<'a> {
 /// Maximum length of a text that is read, as in the kernel (`MAX_STRING_SIZE` in kernel/trace/trace_probe.h).
 const TEXT_MAX: usize = 4096;
 
-/// Maximum number of characters of a pattern that are looked at for one text: some for each character of the
-/// longest text. A pattern that begins to match at each of a thousand places, and fails far after each, would
-/// take many times as long.
+/// Maximum number of steps for matching one text with a pattern: 32 for each character of the longest text. Without
+/// this limit, a pattern that matches for a long stretch from each of a thousand places, and then fails, would take
+/// many times as many.
 const LOOKS: usize = 32 * TEXT_MAX;
 
-/// Reads the whole text of which the captured item at a position has the beginning; `None` if it cannot be read.
+/// Reads the whole text of a captured item, given by its index, of which only the beginning was captured. Returns
+/// `None` if the text cannot be read.
 pub(crate) type Whole<'a> = dyn Fn(usize, &mut [u8]) -> Option<TextHeader> + 'a;
 
-/// Reads nothing: for filters that are evaluated when the guest has gone on.
+/// A [`Whole`] that reads nothing: for filters that are evaluated after the guest has continued.
 pub(crate) fn no_more(_: usize, _: &mut [u8]) -> Option<TextHeader> {
     None
 }
@@ -60,7 +61,8 @@ impl Seen<'_> {
     /// Returns whether `filter` accepts the event; `None` if that depends on the rest of a text that `whole`
     /// cannot read.
     pub(crate) fn passes(&self, filter: &Predicate, whole: &Whole<'_>) -> Option<bool> {
-        // Returns `by` if one filter does; otherwise `None` if one of them is undecided, or else the opposite.
+        // Returns `by` if the result of a filter is `by`; otherwise `None` if a filter is undecided; otherwise the
+        // opposite of `by`.
         let decides = |filters: &[Predicate], by: bool| {
             let mut all = Some(!by);
             for filter in filters {
@@ -111,7 +113,7 @@ impl Seen<'_> {
             .or_else(|| whole_matches(index, operator, with, whole))
     }
 
-    /// Returns a number, extended to 64 bits, and whether it is signed.
+    /// Returns the number in `field`, extended to 64 bits, and whether it is signed.
     pub(crate) fn number(&self, field: &Field) -> Option<(u64, bool)> {
         let task = |of: fn(&Task) -> i32| Some((i64::from(of(self.task?)).cast_unsigned(), true));
         match field {
@@ -162,7 +164,7 @@ impl Seen<'_> {
         self.found(wanted).map(|(bytes, _)| bytes)
     }
 
-    /// Like [`Seen::item`], and whether it is a text that goes on after that.
+    /// Like [`Seen::item`], and also returns whether the item is a text that continues after the captured part.
     fn found(&self, wanted: usize) -> Option<(&[u8], bool)> {
         let mut rest = self.captured.bytes();
         let (first, then) = (&self.actions.capture, &self.actions.capture_at_return);
@@ -190,7 +192,7 @@ impl Seen<'_> {
     }
 }
 
-/// Returns the bits of `value` that `bits` selects, extended to 64.
+/// Returns the bits of `value` that `bits` selects (if `None`, the low `size` bytes), extended to 64 bits.
 fn extend(value: u64, size: u8, bits: Option<Bits>, signed: bool) -> u64 {
     let (offset, width) = match bits {
         Some(bits) => (u32::from(bits.offset), u32::from(bits.width)),
@@ -223,8 +225,8 @@ fn compare(operator: Operator, value: u64, signed: bool, with: u64) -> bool {
     }
 }
 
-/// Compares the text in `bytes`, up to the first NUL, with `with`. If the text `goes_on` after `bytes`, these may
-/// not be enough to decide: then returns `None`.
+/// Compares the text in `bytes`, up to the first NUL, with `with`. Returns `None` if the text `goes_on` after
+/// `bytes` and these do not decide.
 fn matches_text(operator: Operator, bytes: &[u8], with: &[u8], goes_on: bool) -> Option<bool> {
     let end = bytes.iter().position(|byte| *byte == 0);
     let text = &bytes[..end.unwrap_or(bytes.len())];
@@ -243,8 +245,8 @@ fn matches_text(operator: Operator, bytes: &[u8], with: &[u8], goes_on: bool) ->
 }
 
 /// Returns whether all of `text` matches `pattern`: `*`, `?`, `[...]` and `\` as in the kernel (`glob_match` in
-/// lib/glob.c). Only goes back to the last `*`; returns `None` after [`LOOKS`]. If `text` is the beginning of a
-/// text that `goes_on`, returns a result only if it is the same whatever follows.
+/// lib/glob.c). After a mismatch, goes back only to the last `*`; returns `None` after [`LOOKS`] steps. If `text`
+/// is only the beginning of a text that `goes_on`, returns a result only if it is the same whatever follows.
 fn glob(pattern: &[u8], text: &[u8], goes_on: bool) -> Option<bool> {
     let (mut at, mut read) = (0, 0);
     let mut back: Option<(usize, usize)> = None;
@@ -283,7 +285,7 @@ fn glob(pattern: &[u8], text: &[u8], goes_on: bool) -> Option<bool> {
 }
 
 /// Matches `byte` with the first part of `pattern`, which is not `*`. Returns how many characters of `pattern`
-/// besides its first are looked at for that, and the length of the part if it matches.
+/// after its first were read for that, and the length of the part if it matches.
 fn one(pattern: &[u8], byte: u8) -> (usize, Option<usize>) {
     match *pattern {
         [b'?', ..] => (0, Some(1)),
@@ -299,7 +301,8 @@ fn one(pattern: &[u8], byte: u8) -> (usize, Option<usize>) {
     }
 }
 
-/// Returns the length of the set that `pattern` begins with, and whether `byte` is in it.
+/// Returns the length of the set that `pattern` begins with, and whether `byte` is in it. `None` if the set is not
+/// closed.
 fn set(pattern: &[u8], byte: u8) -> Option<(usize, bool)> {
     let mut at = 1;
     let inverted = pattern.get(at) == Some(&b'!');
@@ -418,7 +421,7 @@ mod tests {
         assert_eq!(found, Some(true));
     }
 
-    /// A hit at which `text` was captured: the beginning of a text that goes on.
+    /// Returns a hit at which `text` was captured, the beginning of a text that goes on.
     fn beginning(text: &[u8]) -> (Actions, Captured) {
         let actions = Actions {
             capture: vec![Item::Fetched(Box::new(Fetched {
@@ -494,7 +497,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_are_matched_in_the_end(pattern in "[a*?\\[\\]!\\\\-]{0,20}", text in "[ab\\]]{0,20}") {
-            // Followed by anything, it matches whatever it matched before.
+            // If it matches, then with a `*` at its end it also matches a longer text.
             let before = glob(pattern.as_bytes(), text.as_bytes(), false);
             prop_assert!(before.is_some());
             if before == Some(true) && !pattern.ends_with('\\') && !pattern.contains('[') {

@@ -11,7 +11,8 @@ use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::PageTables;
 use hvprobe_arch::{Gpa, Gva};
 
-/// Number of tries at the free list, in which the guest may be faster, before the host gives up the instance.
+/// Number of tries to change the free list before the host gives up the instance. A try fails if the guest changes
+/// the list at the same time.
 const TRIES: u32 = 1000;
 
 /// The calls of one return probe.
@@ -83,17 +84,18 @@ impl Followed {
             .map(Gva)
     }
 
-    /// Returns the address to which the function of the call in flight whose stub is at `at` really returns.
+    /// Returns the real return address of the call in flight whose stub is at `at`, past the stubs of other probes.
     pub(crate) fn caller(&self, at: Gva, mem: &(impl PhysMemory + ?Sized)) -> Option<Gva> {
         self.word(self.index(at)?, InstanceLayout::CALLER, mem)
             .map(Gva)
     }
 
-    /// Returns the call whose stub is at `at`, or another one that has its instance by now.
+    /// Returns the call whose stub is at `at`; if that call has ended, possibly another one that has its instance
+    /// by now.
     pub(crate) fn begun(&self, at: Gva, mem: &(impl PhysMemory + ?Sized)) -> Option<Begun> {
         let index = self.index(at)?;
         let to = self.word(index, InstanceLayout::RETURN, mem)?;
-        // If this is the return address of another call, the time that is read next is that call's, too.
+        // If this is the return address of a later call, the time that is read next is that call's too.
         fence(Ordering::Acquire);
         Some(Begun {
             to: Gva(to),
@@ -114,9 +116,9 @@ impl Followed {
         (index < self.instances.count).then_some(index)
     }
 
-    /// Replaces our stubs in the frames of calls in flight. `beyond` returns where a call's return address leads:
-    /// the caller, or a stub of another probe. The vCPUs must be stopped. A task that has already returned to a
-    /// stub finishes there.
+    /// Replaces the stubs' addresses in the frames of calls in flight. `beyond` returns where a call's return
+    /// address leads: to the caller, or to a stub of another probe. The vCPUs must be stopped. A task that is
+    /// already in a stub runs it to its end.
     pub fn restore_frames(
         &self,
         tables: &PageTables,
@@ -131,8 +133,9 @@ impl Followed {
         }
     }
 
-    /// Makes the calls in flight return to where `beyond` says that their return addresses lead, and report
-    /// that. The vCPUs must be stopped.
+    /// Replaces the return address and the caller's address in the instance of each call in flight by what `beyond`
+    /// returns for them: the address to which they lead. The call then returns there and reports that. The vCPUs
+    /// must be stopped.
     pub fn redirect(&self, mem: &dyn PhysMemory, beyond: impl Fn(Gva) -> Gva) {
         for (index, ..) in self.in_flight(mem) {
             for word in [InstanceLayout::RETURN, InstanceLayout::CALLER] {
@@ -149,9 +152,9 @@ impl Followed {
         }
     }
 
-    /// Iterates over the addresses at which calls may continue that have an instance, or are about to: the
-    /// return addresses of all instances that are not on the free list. An instance that is about to be put on
-    /// it counts.
+    /// Iterates over the addresses at which calls may continue: the return addresses of all instances that are not
+    /// on the free list. So it includes instances that a call is about to use, and those that are about to be put
+    /// on the list.
     pub fn leads_to<'a>(
         &'a self,
         mem: &'a (impl PhysMemory + ?Sized),
@@ -170,7 +173,7 @@ impl Followed {
     }
 
     /// Releases the instance of the call whose `stub` is at `slot`, if that call is in flight and was made by
-    /// `task`, which will not return from it. Returns whether it did. Allocates nothing.
+    /// `task`, which will not return from it. Returns whether it was released. Allocates nothing.
     pub(crate) fn release_call(
         &self,
         (slot, stub): (Gva, Gva),
@@ -187,8 +190,8 @@ impl Followed {
         is_in_flight
     }
 
-    /// Releases the instances of calls that `task`, which will not run again, has made. Returns their number. Reads
-    /// all instances. Allocates nothing.
+    /// Releases the instances of all calls that `task` has made. The task will not run again. Returns the number of
+    /// calls. Reads all instances. Allocates nothing.
     pub fn release_calls_of(&self, task: Gva, mem: &(impl PhysMemory + ?Sized)) -> u64 {
         let mut orphans = 0;
         for (index, ..) in self.in_flight(mem) {
@@ -203,16 +206,16 @@ impl Followed {
         orphans
     }
 
-    /// Takes an instance for a call that begins with `entry` (of which only the generation is not used), as a
-    /// detour does. Returns its stub: the call has to be sent there, or to be [released](Self::release). `None`
-    /// if no instance is free. Allocates nothing.
+    /// Takes an instance for a call that begins, and writes `entry` into it (except the generation), as a detour
+    /// does. Returns the instance's stub: the caller must make the call return there, or [release](Self::release)
+    /// it. `None` if no instance is free. Allocates nothing.
     pub fn enter(&self, entry: &Instance, mem: &(impl PhysMemory + ?Sized)) -> Option<Gva> {
         let index = self.pop_free(mem)?;
         let at = self.instance_at(index);
         let used = self.word(index, InstanceLayout::GENERATION, mem)?;
         let (bytes, len) = self.layout.entered(entry, used.wrapping_add(1));
         let written = mem
-            // Whatever finds this call's return address finds its time.
+            // Cleared first, so that a reader that finds this call's return address also finds its time.
             .write_u64(at.wrapping_add(InstanceLayout::RETURN), 0)
             .and_then(|()| {
                 fence(Ordering::Release);
@@ -226,14 +229,14 @@ impl Followed {
                 )
             })
             .and_then(|()| {
-                // Whatever finds the slot set finds the rest.
+                // A reader that finds the slot set also finds the rest.
                 fence(Ordering::Release);
                 mem.write_u64(at.wrapping_add(InstanceLayout::SLOT), entry.slot.0)
             });
         written.is_ok().then(|| self.stub(index))
     }
 
-    /// Releases the instance of a call that will not return to `stub`.
+    /// Releases the instance whose stub is `stub`. Its call will not return there.
     pub fn release(&self, stub: Gva, mem: &(impl PhysMemory + ?Sized)) {
         if let Some(index) = self.index(stub) {
             let slot = self.instance_at(index).wrapping_add(InstanceLayout::SLOT);

@@ -12,12 +12,12 @@
 //!          │ NMI before the copy ran            ▲ hit at the probepoint again
 //!          └────────► put off ──────────────────┘
 //! ```
-//! While *stepping* the guest runs a copy with interrupts held off and inside the exception window, so nothing
-//! but the copy runs before the next exit. Invariants: the probe table is replaced only when nothing is being
-//! stepped or put off; pre-handlers see the registers as they were at the probepoint, and run once for each time
-//! the guest reaches it; every hit of an enabled probe is counted, as a hit or as missed. Budget of a hit: no
-//! lock, no allocation, no formatting; two clock readings. [`super::handlers`] has what handlers do,
-//! [`super::step`] how a stepped copy ends, and [`super::returns`] what return probes do.
+//! While *stepping*, the guest runs a copy with interrupts held off and inside the exception window, so nothing but
+//! the copy runs before the next exit. Invariants: the probe table is replaced only when nothing is being stepped
+//! or put off; pre-handlers see the registers as they were at the probepoint, and run once for each time the guest
+//! reaches it; every hit of an enabled probe is counted, as a hit or as missed. Budget of a hit: no lock, no
+//! allocation, no formatting; two clock readings. [`super::handlers`] contains what handlers do, [`super::step`]
+//! how a stepped copy ends, and [`super::returns`] what return probes do.
 
 use std::sync::Arc;
 
@@ -61,13 +61,13 @@ impl HitHandler {
         }
     }
 
-    /// Adopts a new table and view of the kernel. Call only while stopped. Allocates.
+    /// Adopts another table and view of the kernel. Call only while the vCPU is stopped. Allocates.
     pub fn adopt(&mut self, table: Arc<ProbeTable>, view: Option<KernelView>) {
         self.table = table;
         self.kernel = view.map(KernelReader::new);
     }
 
-    /// Returns whether there is anything to hit.
+    /// Returns whether any probepoint is armed.
     #[must_use]
     pub fn can_hit(&self) -> bool {
         !self.table.is_empty()
@@ -85,13 +85,13 @@ impl HitHandler {
         self.table.steps()
     }
 
-    /// Returns whether handlers read or write memory at addresses that may be the process's.
+    /// Returns whether handlers read or write memory at addresses that may belong to the process.
     #[must_use]
     pub fn reaches_process(&self) -> bool {
         self.table.reaches_process()
     }
 
-    /// Returns whether a hit may wait for room rather than be lost.
+    /// Returns whether any probe asks that its hits wait for room for their events rather than lose them.
     #[must_use]
     pub fn waits_for_room(&self) -> bool {
         self.table.waits_for_room()
@@ -103,7 +103,7 @@ impl HitHandler {
         self.state.events.room()
     }
 
-    /// Returns whether an instruction is half carried out, so that this vCPU must not be stopped yet.
+    /// Returns whether a stepped instruction has not ended, so that this vCPU must not be stopped yet.
     #[must_use]
     pub fn is_stepping(&self) -> bool {
         self.state.is_stepping()
@@ -118,11 +118,12 @@ impl HitHandler {
             .map(|fixtures| fixtures.idt())
     }
 
-    /// Gives up the instruction that is half carried out, because it does not end: the guest has changed what it
-    /// would have run there, or its handler of an NMI does not return. A copy that has not run, or is being
-    /// repeated, is taken back to the probepoint. If the guest comes back there from an NMI, interrupts are as
-    /// they were. Then it is a hit like any other. Apart from the exception window, which [`HitHandler::window`]
-    /// reports as closed from then on, nothing of the guest's is changed.
+    /// Gives up a stepped instruction that does not end: the guest has changed the code that it would have run
+    /// there, or its handler of an NMI does not return. If RIP is in the copy, moves it to where it would be
+    /// without the copy: to the probepoint, or to the next instruction if the copy is complete. If the instruction
+    /// was put off for an NMI, makes the guest come back to the probepoint with interrupts as they were there; that
+    /// is then a hit like any other. Closes the exception window, see [`HitHandler::window`]. Changes nothing else
+    /// of the guest.
     pub fn abandon<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
         regs: &mut Regs,
@@ -145,22 +146,24 @@ impl HitHandler {
         }
     }
 
-    /// Returns the vector whose stub RIP has reached; then [`HitHandler::exception`] has to be called.
+    /// Returns the vector whose stub RIP has reached. The caller must then call [`HitHandler::exception`] with it.
+    /// `None` if the exception window is closed, or if RIP is at no stub.
     #[must_use]
     pub fn vector(&self, rip: Gva) -> Option<u8> {
         self.state.flight?;
         self.table.fixtures()?.vector(rip)
     }
 
-    /// Returns the trampoline, if RIP has reached it; then [`HitHandler::hit`] has to be called with it.
+    /// Returns the address of the trampoline if RIP has reached it. The caller must then call [`HitHandler::hit`]
+    /// with that address.
     #[must_use]
     pub fn trampoline(&self, rip: Gva) -> Option<Gva> {
         let fixtures = self.table.fixtures()?;
         fixtures.at_trampoline(rip).then(|| fixtures.trampoline())
     }
 
-    /// Fills `into` with the kernel's memory at `at`. Returns whether it could be read. Hit path: the hit is
-    /// likely to read the same page.
+    /// Fills `into` with the kernel's memory at `at`, before a hit. Returns whether it could be read. Hit path: the
+    /// walk is remembered, because the hit is likely to read the same page.
     pub fn read<M: PhysMemory + ?Sized>(&self, mem: &M, at: Gva, into: &mut [u8]) -> bool {
         self.kernel
             .as_ref()
@@ -225,9 +228,9 @@ impl HitHandler {
         outcome
     }
 
-    /// Returns whether the instruction before the probepoint of the last hit may have been `sti`, whose
-    /// interrupt shadow is over now (no processor may enter with a shadow while interrupts are held off, SDM
-    /// vol. 3, 26.3.1.5). The call resets this.
+    /// Returns whether the instruction before the probepoint of the last hit may have been `sti`. If so, its
+    /// interrupt shadow must be ended: it covers only the displaced instruction, and no processor may enter with a
+    /// shadow while interrupts are held off (SDM vol. 3, 26.3.1.5). The call resets this.
     pub fn ends_shadow(&mut self) -> bool {
         std::mem::take(&mut self.state.after_sti)
     }

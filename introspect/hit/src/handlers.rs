@@ -1,8 +1,9 @@
 //! Running the handlers of a site.
 //!
-//! Invariants: handlers run in the order of their registration, each at most once for a hit. A handler that
-//! holds the vCPU, or sends the guest elsewhere, keeps the hit from those after it. Code for rare cases is in
-//! functions of its own where it would cost the common path registers.
+//! Invariants: handlers run in the order of their registration, each at most once for a hit. If a handler holds the
+//! vCPU, those after it run when the vCPU resumes. If a handler sends the guest elsewhere, those after it do not
+//! run and count the hit as missed. Code for rare cases is in separate functions where it would otherwise cost the
+//! common path registers.
 
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::regs::Gpr;
@@ -31,7 +32,7 @@ pub(super) enum Handled {
 }
 
 impl HitState {
-    /// Runs the handlers of the members after `after`.
+    /// Runs the pre-handlers of the members after `after`; of all members if it is `None`.
     #[inline]
     pub(super) fn pre_handlers<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
@@ -145,8 +146,8 @@ impl HitState {
         })
     }
 
-    /// Handles a member that is not a kprobe: a return entry or a hook of the engine. Returns what the vCPU
-    /// waits for, if it does.
+    /// Handles a member that is not a kprobe: the entry of a return probe, or the engine's hooks. Returns what the
+    /// vCPU has to wait for, if it has to wait.
     #[inline(never)]
     pub(super) fn other<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
@@ -200,7 +201,8 @@ impl HitState {
         }
     }
 
-    /// Sends the guest where `then` says. Returns whether that is elsewhere than at the probepoint.
+    /// Sends the guest where `then` says. Returns whether it was sent away, so that the displaced instruction is
+    /// skipped.
     pub(super) fn diverts<M: PhysMemory + ?Sized, C: Clock>(
         &self,
         scene: &Scene<'_, M, C>,

@@ -1,6 +1,6 @@
 //! The stages of a hit, in their order: the address is looked up in the table, the time is taken
 //! ([`super::report`]), the handlers run ([`super::handlers`]), and the displaced instruction takes effect
-//! ([`super::step`]). Each stage returns a value, with which the next one begins here.
+//! ([`super::step`]). Each stage returns a value, which the code here passes to the next stage.
 //!
 //! Invariants: pre-handlers see the registers as they were at the probepoint, and run once for each time the
 //! guest reaches it; every hit of an enabled probe is counted, as a hit or as missed.
@@ -53,7 +53,8 @@ impl HitState {
         self.handle(scene, index, site, None, taken, regs)
     }
 
-    /// Runs the handlers after `after`, and then the instruction unless they decide otherwise.
+    /// Runs the pre-handlers of the members after `after` (of all members if it is `None`), and then the displaced
+    /// instruction, unless a handler holds the vCPU or sends the guest elsewhere.
     #[inline]
     fn handle<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
@@ -86,7 +87,7 @@ impl HitState {
             return Outcome::Resume { shadow: false };
         };
         let Some((index, site)) = scene.table.at(at) else {
-            // The last probe here left meanwhile: the instruction is back in its place.
+            // The last probe here was detached meanwhile: the instruction is back in its place.
             return Outcome::Resume { shadow: false };
         };
         let taken = Taken::now(scene.around).again(earlier);
@@ -94,7 +95,8 @@ impl HitState {
             if !apply(&decision.changes, regs, scene) {
                 member.counters.error(self.vcpu);
             }
-            // If the probe stopped the machine, its own definition still says where the guest goes.
+            // If the probe stopped the machine, its own definition says where the guest continues, not the
+            // decision.
             let then = match &member.role {
                 Role::Probe(actions) if actions.hold == Some(Hold::Stop) => actions.then,
                 _ => decision.then,
@@ -107,7 +109,7 @@ impl HitState {
         self.handle(scene, index, site, Some(probe), taken, regs)
     }
 
-    /// Handles a hit while an instruction is half carried out. Returns `None` if the handlers are to run.
+    /// Handles a hit while a stepped instruction has not ended. Returns `None` if the handlers are to run.
     #[inline(never)]
     fn again<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
@@ -124,10 +126,11 @@ impl HitState {
             return Some(self.carry_out(scene, index, site, &flight.taken, regs));
         }
         if let Some(flight) = self.flight.take() {
-            // The copy left the exception window on its own, which the instruction does on no processor.
+            // The guest has left the exception window without an exit, which this instruction does on no processor.
             regs.rflags |= flight.interrupts;
         } else if regs.rflags & rflags::IF != 0 {
-            // No handler of an NMI turns interrupts on: the guest is elsewhere and will not come back.
+            // Interrupts are on, and no handler of an NMI turns them on. So the guest is not in an NMI, and will
+            // not come back to the instruction that was put off.
             self.put_off = None;
             return None;
         }
@@ -147,7 +150,7 @@ impl HitState {
         Some(self.carry_out(scene, index, site, &taken, regs))
     }
 
-    /// Handles an int3 that is not at a probepoint.
+    /// Handles an int3 at none of the table's probepoints.
     #[inline(never)]
     fn elsewhere<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,

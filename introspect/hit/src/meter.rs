@@ -1,13 +1,13 @@
 //! Budgets: how much of the machine a probe's hits may take, and what happens to hits beyond it.
 //!
 //! ```text
-//!               hit beyond the budget                 look, once a second
+//!               hit beyond the budget                check, once a second
 //!   within ──────────────────────────► exceeded ─────────────────────────► turned off
 //!     ▲         (policy: disable)                     (int3 taken out)         │
 //!     └────────────────────────────────────────────────────────────────────────┘
 //!                                  a user enables the probe
 //! ```
-//! With the policy *sample* a probe stays within: further hits of a window are only counted.
+//! With the policy *sample*, a probe stays *within*: further hits of a window are only counted.
 //!
 //! Invariants: every hit is either admitted or counted as throttled, and every throttled hit is reported in
 //! exactly one notice; a window admits no more hits than the budget says, whichever vCPUs they are on. A
@@ -15,33 +15,34 @@
 //! another path, a stop or a question) is done nonetheless, as the guest relies on it; only turning the probe
 //! off ends that.
 //!
-//! Hot path: no lock, no allocation, no division, no clock of its own. vCPUs share one word
-//! per limit, which is written at most once for each hit that is admitted, so no more often than
-//! the budget allows; beyond it, the word is only read.
+//! Hot path: no lock, no allocation, no division, no clock of its own. vCPUs share one word per limit, which is
+//! written at most once for each hit that is admitted, so no more often than the budget allows; beyond the budget,
+//! it is only read.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use hvprobe_spec::{Budget, Excess};
 
-/// Binary logarithm of a tick in nanoseconds: about a millisecond, so that no time has to be divided.
+/// Binary logarithm of a tick's length in nanoseconds. A tick is about a millisecond; times are shifted to get
+/// ticks, not divided.
 const TICK_SHIFT: u32 = 20;
 /// Number of ticks of a window: 1.0003 s.
 const WINDOW: u64 = 954;
-/// Number of low bits of a pool's word that hold what is left. The others hold the tick that the window began
-/// at.
+/// Number of low bits of a pool's word, which hold what is left of the quota. The other bits hold the tick at which
+/// the window began.
 const LEFT_BITS: u32 = 36;
 const LEFT: u64 = (1 << LEFT_BITS) - 1;
 const TICKS: u64 = (1 << (64 - LEFT_BITS)) - 1;
-/// vCPUs read the time before they get here, so the time of one may be earlier than the start of a window that
-/// another has begun: by at most this number of ticks.
+/// Maximum number of ticks by which a vCPU's time may be earlier than the start of a window that another vCPU has
+/// begun. It can be earlier because vCPUs read the time before they get here.
 const BEHIND: u64 = 4096;
 /// Nanoseconds in one per cent of a second.
 const PER_CENT: u64 = 10_000_000;
 
 /// Quota per time window.
 ///
-/// Ticks are known modulo 2^28, three days: a window whose probe was silent for just that long goes on for a
-/// moment.
+/// Ticks are known modulo 2^28, which is three days. If a probe is silent for just that long, its old window
+/// continues for a moment.
 #[derive(Debug)]
 struct Pool {
     limit: u64,
@@ -103,10 +104,10 @@ impl Pool {
 #[derive(Debug)]
 pub struct Meter {
     hits: Option<Pool>,
-    /// In nanoseconds.
+    /// Quota of time, in nanoseconds.
     time: Option<Pool>,
     excess: Excess,
-    /// The budget was exceeded, with the policy to disable: nothing is admitted any more.
+    /// Whether the budget was exceeded under the policy to disable. Then nothing is admitted.
     tripped: AtomicBool,
     /// Number of throttled hits that notices have reported. For the control side.
     reported: AtomicU64,
@@ -162,7 +163,8 @@ impl Meter {
         }
     }
 
-    /// Returns how many of `throttled` hits in all no notice has reported, and counts these as reported.
+    /// Returns the number of throttled hits that no notice has reported, and counts them as reported. `throttled`
+    /// is the number of all hits that were throttled so far.
     pub fn take_unreported(&self, throttled: u64) -> u64 {
         throttled - self.reported.swap(throttled, Ordering::Relaxed)
     }

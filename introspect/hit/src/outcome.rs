@@ -22,8 +22,8 @@ pub enum Outcome {
     },
     /// The displaced instruction faults: raise this exception at RIP, the probepoint.
     Fault(Fault),
-    /// The vCPU waits, with these registers (RIP is the probepoint), for what the hold says;
-    /// then it calls [`HitHandler::resume`](crate::HitHandler::resume).
+    /// The vCPU waits for what [`Held`] says, with these registers (RIP is the probepoint). Then it calls
+    /// [`HitHandler::resume`](crate::HitHandler::resume).
     Hold(Held),
 }
 
@@ -43,7 +43,8 @@ pub struct Fault {
 pub enum Held {
     /// The machine is to be paused, for this probe, until a client resumes it.
     Stop(ProbeId),
-    /// A client is to be asked for a decision; [`HitHandler::question`](crate::HitHandler::question) has the details.
+    /// A client is to be asked for a decision. [`HitHandler::question`](crate::HitHandler::question) has the
+    /// details.
     Ask(ProbeId),
     /// The engine has to be notified that the guest has reached these hooks.
     Engine {

@@ -23,10 +23,10 @@ pub const TRAMPOLINE: u64 = VECTORS * STUB + 64;
 /// `out GATE_PORT, al`, with which stubs and trampoline exit to the host.
 pub const OUT: [u8; 2] = GateHead::patch(GATE_PORT);
 
-/// The range of kernel addresses below the kernel image (`__START_KERNEL_map` up to the lowest
-/// place the image may lie, 16 MiB on): the kernel clears its page-table entries at boot
-/// (`cleanup_highmap` in arch/x86/mm/init_64.c) and never uses them again. In a kernel that was configured to lie lower
-/// (`CONFIG_PHYSICAL_START`) nothing is probed.
+/// The range of kernel addresses below the kernel image: from `__START_KERNEL_map` to the lowest address at which
+/// the image may lie, 16 MiB above. The kernel clears the page-table entries of this range at boot
+/// (`cleanup_highmap` in arch/x86/mm/init_64.c) and never uses them again. In a kernel that was configured to lie
+/// lower (`CONFIG_PHYSICAL_START`) nothing is probed.
 pub const KERNEL_WINDOW: Window = Window {
     start: Gva(0xffff_ffff_8000_0000),
     end: Gva(0xffff_ffff_8100_0000),
@@ -81,14 +81,14 @@ impl Fixtures {
         self.start.wrapping_add(IDT_PAGE * PAGE)
     }
 
-    /// Returns the stub that exception `vector` is sent to while the exception window is open.
+    /// Returns the address of the stub that exception `vector` is sent to while the exception window is open.
     #[must_use]
     pub fn stub(&self, vector: u64) -> Gva {
         self.start.wrapping_add(CODE_PAGE * PAGE + vector * STUB)
     }
 
-    /// Returns the vector whose stub RIP has reached, whether or not it has passed the `out` (hosts differ), or
-    /// the `endbr64` before it (an NMI may come there).
+    /// Returns the vector whose stub RIP has reached, whether or not it has passed the `out` (hosts differ). RIP
+    /// may also be at the `endbr64` before the `out`, where an NMI may come.
     #[must_use]
     pub fn vector(&self, rip: Gva) -> Option<u8> {
         const AT: u64 = ENDBR64.len() as u64;
@@ -145,7 +145,7 @@ impl RingPlace {
         Ok(Headroom::of(free, all, RECORD_CELLS.into()))
     }
 
-    /// Sets the limit up to which detours may reserve cells, and the position at which they ring.
+    /// Sets the limit up to which detours may reserve cells, and the position at which they ring the doorbell.
     ///
     /// # Errors
     /// When there is no such memory.
@@ -155,30 +155,30 @@ impl RingPlace {
     }
 }
 
-/// Counters that the detour of one probe increments, 64 bits each.
+/// Address of the counters that the detour of one probe increments, 64 bits each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CounterPlace(pub Gva);
 
 impl CounterPlace {
-    /// Returns the counter of hits that found no room in the ring.
+    /// Returns the address of the counter of hits that found no room in the ring.
     #[must_use]
     pub fn lost(self) -> Gva {
         self.0
     }
 
-    /// Returns the counter of hits that a condition rejected.
+    /// Returns the address of the counter of hits that a condition rejected.
     #[must_use]
     pub fn vetoed(self) -> Gva {
         self.0.wrapping_add(8)
     }
 
-    /// Returns the counter of calls for which there was no free instance.
+    /// Returns the address of the counter of calls for which there was no free instance.
     #[must_use]
     pub fn missed(self) -> Gva {
         self.0.wrapping_add(16)
     }
 
-    /// Returns the word of the free list of instances.
+    /// Returns the address of the word of the free list of instances, which follows the counters.
     #[must_use]
     pub fn free(self) -> Gva {
         self.0.wrapping_add(24)

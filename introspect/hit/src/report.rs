@@ -1,6 +1,6 @@
 //! Reports of hits: the time at which a hit was taken up, and the event that shows it.
 //!
-//! Invariant: the guest cannot make anything here fail. What cannot be read is zeros and marked.
+//! Invariant: the guest cannot make anything here fail. What cannot be read is zeroed and marked as unreadable.
 
 use hvprobe_arch::Regs;
 use hvprobe_arch::mem::PhysMemory;
@@ -17,7 +17,8 @@ use crate::event::{Captured, Event, EventKind, EventProducer};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Taken {
     pub(super) at: Reading,
-    /// Members whose budget this hit exceeds: a bit for each of the first 64 of the site.
+    /// Members for which the hit is not reported: it exceeds their budget, a condition rejects it, or it is missed.
+    /// A bit for each of the first 64 members of the site.
     muted: u64,
 }
 
@@ -30,19 +31,19 @@ impl Taken {
         }
     }
 
-    /// Notes that the hit exceeds the budget of the site's member `index`. For a member after the 64th this is
-    /// forgotten, so that what comes after its pre-handler is reported.
+    /// Notes that the hit is not reported for the site's member `index`. This is not remembered for members after
+    /// the 64th, so their post-handlers and faults are reported nevertheless.
     pub(super) fn mute(&mut self, index: usize) {
         let bit = u32::try_from(index).ok().and_then(|n| 1_u64.checked_shl(n));
         self.muted |= bit.unwrap_or(0);
     }
 
-    /// Returns whether the hit exceeds the budget of the site's member `index`.
+    /// Returns whether the hit is not reported for the site's member `index`.
     pub(super) fn is_muted(&self, index: usize) -> bool {
         index < 64 && self.muted >> index & 1 == 1
     }
 
-    /// Returns the same hit, taken up again after the guest was held.
+    /// Returns the hit `earlier`, taken up again at the time of `self` after the guest was held.
     pub(super) fn again(self, earlier: Self) -> Self {
         Self {
             muted: earlier.muted,
@@ -79,8 +80,9 @@ impl<'a> Seen<'a> {
         }
     }
 
-    /// Queues the event, with `items` and the task, and returns its cost. An event is large, so it is made in
-    /// its place in the queue: its kind is made by a function, and what is read for it is read to there.
+    /// Queues the event, with the task and with what `items` capture. Returns its cost in nanoseconds. An event is
+    /// large, so it is made in its place in the queue: `kind` is a function, and what is read from the guest is
+    /// read into that place.
     #[inline]
     pub(super) fn report<M: PhysMemory + ?Sized, C: Clock>(
         &self,
@@ -103,7 +105,7 @@ impl<'a> Seen<'a> {
         cost_ns
     }
 
-    /// Like [`Seen::report`], with what was `captured` before `items`.
+    /// Like [`Seen::report`], but puts what was `captured` before what `items` capture.
     pub(super) fn report_with<M: PhysMemory + ?Sized, C: Clock>(
         &self,
         scene: &Scene<'_, M, C>,
@@ -118,8 +120,8 @@ impl<'a> Seen<'a> {
         })
     }
 
-    /// Like [`Seen::report`], with what `read` reads. Not inlined, so that hits for which nothing is read have
-    /// few instructions.
+    /// Like [`Seen::report`], but `read` adds what is read from the guest. Not inlined, so that hits for which
+    /// nothing is read have few instructions.
     #[inline(never)]
     fn report_read<M: PhysMemory + ?Sized, C: Clock>(
         &self,
@@ -155,7 +157,7 @@ impl<'a> Seen<'a> {
         capture(scene, &mut event.captured, items, self.regs, entry);
     }
 
-    /// Returns the event, with `items` and the task, but without a cost.
+    /// Returns the event, with the task and with what `items` capture, but without a cost.
     pub(super) fn event_now<M: PhysMemory + ?Sized, C>(
         &self,
         scene: &Scene<'_, M, C>,
@@ -168,7 +170,8 @@ impl<'a> Seen<'a> {
         event
     }
 
-    /// Returns the event without what is added when it is in its place: registers, and what is read.
+    /// Returns the event without what is added when it is in its place: the registers, and what is read from the
+    /// guest.
     #[inline]
     fn event(&self, kind: EventKind, task: Option<Task>, cost_ns: u64) -> Event {
         Event {

@@ -24,7 +24,7 @@ pub struct RestoredFrames {
 }
 
 impl RestoredFrames {
-    /// Remembers `frame`, and forgets the oldest if there are too many.
+    /// Remembers `frame`, and forgets the oldest frame if there are too many.
     pub fn add(&mut self, frame: &Frame) {
         let key = (frame.task, frame.slot);
         if self.frames.insert(key, frame.ret).is_none() {
@@ -51,8 +51,8 @@ pub fn restore_frame(
     tables: &PageTables,
     mem: &dyn PhysMemory,
 ) -> Fate {
-    // If the function has returned and was interrupted at the trampoline, the interrupt's frame lies over the
-    // slot. Then the call is still needed.
+    // If the function has returned and was interrupted at the trampoline, the interrupt's frame lies over the slot.
+    // Then the call is still needed.
     let holds = tables.read_u64(mem, frame.slot) == Ok(trampoline.0);
     if holds
         && tables

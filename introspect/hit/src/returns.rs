@@ -1,8 +1,8 @@
-//! Return probes at a hit: the entry of a function, its return through the trampoline, the end of a task, and
-//! what happens to the calls in flight when a probe leaves.
+//! Return probes at a hit: the entry of a function, its return through the trampoline, and the end of a task.
 //!
-//! Invariant: a return slot holds the trampoline's address only while [`Calls`] knows where the
-//! call really returns to, or the real address can be read from the slot again.
+//! Invariant: a return slot holds the trampoline's address only while [`Calls`] knows the real return address. If
+//! the real address is put back after a function has read the trampoline's, it is found in the slot or among the
+//! restored frames.
 //!
 //! [`Calls`]: crate::calls::Calls
 
@@ -40,8 +40,8 @@ pub fn entry_data_size(actions: &Actions) -> usize {
 }
 
 impl HitState {
-    /// Handles the entry of a function with a return probe: puts the trampoline in place of the return address.
-    /// Not inlined into its caller, where it would cost other probes' hits registers.
+    /// Handles the entry of a function with a return probe: puts the trampoline or a stub in place of the return
+    /// address. Not inlined into its caller, where it would cost other probes' hits registers.
     #[inline(never)]
     pub(super) fn enter<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
@@ -56,7 +56,7 @@ impl HitState {
             member.counters.veto(self.vcpu);
             return;
         }
-        // A probe that changes something at the return has to see it, whatever its budget says.
+        // A probe that changes something at the return has to see that return, whatever its budget says.
         if actions.changes.is_empty() && !member.counters.admit(self.vcpu, taken.at.host_ns) {
             return;
         }
@@ -169,8 +169,8 @@ impl HitState {
                 }
             })
         });
-        // Without a call, the slot that was popped has the address: the real one was put back there just after
-        // the function had read the trampoline's from it.
+        // If no call is known, the slot that was popped has the real return address: it was put back there just
+        // after the function had read the trampoline's address.
         let to = known.or_else(|| {
             let found = scene.read_u64(slot).map(Gva);
             let on_the_way = found.is_some_and(|found| table.is_trampoline(found));
@@ -227,10 +227,10 @@ impl HitState {
         true
     }
 
-    /// Handles the death of `task`, which is current, has its stack pointer at `stack` and is about to run for
-    /// the last time. Calls that stubs follow are searched on that stack, so this takes no longer when there are
-    /// more probes. All sources are asked only if the kernel has left a broken stack that it has written to
-    /// since, or if it keeps return addresses itself.
+    /// Handles the death of `task`, which is the current task and is about to run for the last time. `stack` is its
+    /// stack pointer. Calls that stubs follow are found on that stack, so this takes no longer if there are more
+    /// probes. All sources are searched only if the stack may not show all calls: the kernel has left a broken
+    /// stack and may have written to it since, or it keeps return addresses itself.
     pub(super) fn task_dies<M: PhysMemory + ?Sized, C: Clock>(
         &self,
         scene: &Scene<'_, M, C>,
@@ -250,7 +250,7 @@ impl HitState {
         }
     }
 
-    /// Accounts for all calls that `task` has made: none of them will return.
+    /// Releases all calls that `task` has made, and counts them as orphans: none of them will return.
     pub(super) fn task_dead<M: PhysMemory + ?Sized, C: Clock>(
         &self,
         scene: &Scene<'_, M, C>,
@@ -262,7 +262,8 @@ impl HitState {
         self.orphan_calls(scene, task);
     }
 
-    /// Accounts for the calls of `task` that were to return through the trampoline, and will not return.
+    /// Removes the calls of `task` that were to return through the trampoline, and counts them as orphans. They
+    /// will not return.
     fn orphan_calls<M: PhysMemory + ?Sized, C: Clock>(&self, scene: &Scene<'_, M, C>, task: Gva) {
         let open = || scene.table.returns()?.calls.open(task);
         if let Some(mut calls) = open() {
@@ -277,8 +278,8 @@ impl HitState {
     }
 }
 
-/// Accounts for the call of `task` whose stub is, or was, at a slot, and for the calls to whose stubs it was to
-/// go on: of other probes of the same function, or of a function that jumped to it.
+/// Releases the call of `task` whose stub is, or was, at a slot, and counts it as an orphan. Does the same for the
+/// calls whose stubs come next: those of other probes of the same function, or of a function that jumped to it.
 fn calls_dead<M: PhysMemory + ?Sized>(
     table: &ProbeTable,
     (slot, mut stub): (Gva, Gva),

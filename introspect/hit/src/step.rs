@@ -1,10 +1,10 @@
 //! Carrying out the displaced instruction, and the exception window around a stepped copy.
 //!
-//! A stepped copy runs with interrupts held off and with an interrupt descriptor table of ours, so it ends in
-//! one of two ways: at the int3 after it, or with an exception, whose frame then refers to the slot. The guest
-//! sees that exception as if the instruction had raised it in its place: the frame's RIP is the probepoint (or
-//! the instruction after it, when the copy was complete), and the exception table finds its entry. Invariant:
-//! whichever way it ends, RFLAGS.IF is what it was.
+//! A stepped copy runs with interrupts held off and with an interrupt descriptor table of ours, so it ends in one
+//! of two ways: at the int3 after it, or with an exception, whose frame then refers to the slot. The guest sees
+//! that exception as if the instruction had raised it in its place: the frame's RIP is the probepoint (or the
+//! instruction after it, when the copy was complete), and the exception table finds its entry. Invariant: whichever
+//! way the copy ends, the guest continues with RFLAGS.IF as it was at the probepoint.
 
 use hvprobe_arch::insn::{Effect, Memory as _, MemoryFault, SlotCode, SlotKind};
 use hvprobe_arch::mem::PhysMemory;
@@ -31,8 +31,8 @@ const PF_WRITE: u32 = 1 << 1;
 const FRAME_RFLAGS: u64 = 16;
 const FRAME_RSP: u64 = 24;
 
-/// Offset of RIP in the kernel's `struct pt_regs` (arch/x86/include/asm/ptrace.h), the same on all
-/// kernels, as debuggers see it too.
+/// Offset of RIP in the kernel's `struct pt_regs` (arch/x86/include/asm/ptrace.h). It is the same in all kernels,
+/// because debuggers depend on it.
 const PT_REGS_IP: u64 = 128;
 
 impl HitState {
@@ -166,18 +166,18 @@ impl HitState {
         let in_place = site.displaced.in_place(slot, Gva(rip));
         before.rip = in_place.map_or(rip, |at| at.0);
         before.rflags |= flight.interrupts;
-        // The processor sets RF in the frame of a fault (SDM vol. 3, 17.3.1.1), where the guest finds it; the
-        // instruction did not run with it.
+        // The processor sets RF in the frame of a fault (SDM vol. 3, 17.3.1.1), where the guest finds it. Handlers
+        // see it clear, as it was when the instruction ran.
         let seen = Regs {
             rflags: before.rflags & !rflags::RF,
             ..before
         };
         if in_place != Some(site.displaced.at()) {
-            // The copy was complete; the exception came before its end was reached.
+            // The copy was complete, but the exception came before the int3 after it.
             self.post_handlers(scene, site, &seen, &flight.taken);
         } else if is_abrupt(vector) {
-            // The guest comes back to the probepoint with interrupts still held off, so straight to
-            // its int3; the handlers have run.
+            // The guest comes back to the probepoint with interrupts still held off, so the next thing that it runs
+            // is the int3 there. The handlers have run, and do not run again.
             before.rflags &= !rflags::IF;
             self.put_off = Some(flight);
         } else {
@@ -189,8 +189,8 @@ impl HitState {
                 self.put_off = None;
                 return Outcome::Foreign;
             }
-            // The guest's own table cannot be read. Raised once more, without the window, the exception does to the
-            // guest what it would have done.
+            // The guest's own table cannot be read. So the exception is raised again without the window. It then
+            // has the effect that it would have had without us.
             *regs = before;
             return Outcome::Fault(Fault {
                 vector,
@@ -207,8 +207,9 @@ impl HitState {
         Outcome::Resume { shadow: false }
     }
 
-    /// Handles an NMI or machine check that came when the guest had reached the stub of another exception, but
-    /// had not exited. The other exception is handled first, and this one comes where the guest then continues.
+    /// Handles an NMI or machine check that came after the guest had reached the stub of another exception, but
+    /// before it exited there. The other exception is handled first; then this one seems to have come where the
+    /// guest continues after that. Returns `None` if it came anywhere else.
     fn overtaking<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
         scene: &Scene<'_, M, C>,
@@ -220,7 +221,7 @@ impl HitState {
         let rip = scene.read_u64(frame)?;
         let first = scene.table.fixtures()?.vector(Gva(rip))?;
         let handler = gate_handler(scene, own_idt, vector)?;
-        // One abrupt exception interrupts another only if a guest has made that up.
+        // If one abrupt exception seems to have come inside the stub of another, the guest has forged the frame.
         if is_abrupt(first) {
             return None;
         }
@@ -312,8 +313,8 @@ impl HitState {
     }
 }
 
-/// Lets the guest come back, with interrupts as they were, to an instruction that was put off for an NMI and is
-/// now given up. Linux returns by a copy of the frame that the processor pushed (`asm_exc_nmi` in
+/// Makes the guest come back, with interrupts as they were, to an instruction that was put off for an NMI and is
+/// given up. Linux returns by a copy of the frame that the processor pushed (`asm_exc_nmi` in
 /// arch/x86/entry/entry_64.S), so all frames that refer to the instruction are changed.
 pub(super) fn come_back<M: PhysMemory + ?Sized, C: Clock>(
     scene: &Scene<'_, M, C>,
@@ -329,7 +330,7 @@ pub(super) fn come_back<M: PhysMemory + ?Sized, C: Clock>(
         regs.rflags |= flight.interrupts;
         return;
     }
-    // The words at the places of RIP, CS and RFLAGS in a frame.
+    // The last three words. If the next word is the RSP of a frame, they are its RIP, CS and RFLAGS.
     let mut frame = [Gva(0); 3];
     scene.words_above(Gva(regs.rsp), |place, word| {
         let [rip, _, flags] = frame;
@@ -343,8 +344,8 @@ pub(super) fn come_back<M: PhysMemory + ?Sized, C: Clock>(
     });
 }
 
-/// Returns the exception that an access or a jump raises in kernel mode (SDM vol. 3, 4.7 and 6.15): a page fault
-/// where nothing is mapped, a general protection fault where there is no address.
+/// Returns the exception that an access or a jump raises in kernel mode (SDM vol. 3, 4.7 and 6.15): a page fault if
+/// nothing is mapped there, a general protection fault if the address is not canonical.
 fn exception_of(fault: &MemoryFault, write: bool) -> Fault {
     if matches!(fault.cause, WalkError::NonCanonical { .. }) {
         Fault {

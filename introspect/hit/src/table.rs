@@ -21,13 +21,13 @@ use crate::calls::{Calls, Pool, ReturnAddress};
 use crate::record::{NESTED_MAX, RecordSource, Stubs};
 use crate::region::{Fixtures, KERNEL_WINDOW};
 
-/// What the engine itself needs of a hit, for all of its hooks at one function together.
+/// What the engine itself needs from hits at one function, for all of its hooks there together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Internal {
     /// The current task is about to run for the last time: its calls in flight are orphans.
     pub task_dead: bool,
-    /// A task that has run for the last time, the function's first argument, is freed: the calls that it made
-    /// since are orphans too.
+    /// The task in the function's first argument is freed after it has run for the last time. The calls that it
+    /// made after `task_dead` are orphans too.
     pub task_freed: bool,
     /// The guest's kernel has faulted; the function's first argument points to the registers.
     pub fault: bool,
@@ -52,7 +52,7 @@ impl Internal {
     /// from it.
     pub const ID: ProbeId = ProbeId(0);
 
-    /// Returns what either of the two needs.
+    /// Returns what `self` and `other` need together.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {
@@ -63,7 +63,7 @@ impl Internal {
         }
     }
 
-    /// Returns whether the vCPU waits there.
+    /// Returns whether the vCPU has to wait at the hit until the engine has been notified.
     #[must_use]
     pub fn holds(&self) -> bool {
         !self.notifies.is_empty()
@@ -86,7 +86,7 @@ pub enum Role {
     Internal(Internal),
 }
 
-/// How calls are followed whose entry took an exit.
+/// How a return probe follows the calls whose entry took an exit.
 #[derive(Debug)]
 pub enum Following {
     /// They return through the trampoline, with another exit.
@@ -98,7 +98,7 @@ pub enum Following {
 /// A probe, or the engine, at a probepoint.
 #[derive(Debug)]
 pub struct Member {
-    /// The probe; [`Internal::ID`] for the engine's own.
+    /// Id of the probe; [`Internal::ID`] for the engine.
     pub id: ProbeId,
     /// Its counters.
     pub counters: Arc<Counters>,
@@ -116,7 +116,7 @@ pub struct Site {
     pub slot: Option<SlotCode>,
     /// The detour that the jump leads to, if there is a jump instead of an int3.
     pub detour: Option<Arc<Detour>>,
-    /// Whether the instruction before it may be `sti`.
+    /// Whether the instruction before the displaced one may be `sti`.
     pub after_sti: bool,
     /// The probes.
     pub members: Box<[Member]>,
@@ -131,7 +131,8 @@ pub struct Returning {
     pub counters: Arc<Counters>,
     /// What happens at a return.
     pub actions: Arc<Actions>,
-    /// Whether it is disabled: calls that were entered before only return to their callers.
+    /// Whether it is disabled. Calls that were entered before then still return to their callers, but count as
+    /// missed.
     pub disabled: bool,
 }
 
@@ -154,8 +155,8 @@ pub struct ProbeTable {
     by_slot: FxHashMap<u64, u32>,
     /// Sites with a detour, by the int3 with which the detour asks for an exit.
     by_escape: FxHashMap<u64, u32>,
-    /// Where the guest continues after the int3s in the bytes of jumps, and after those of detours that have no
-    /// site any more.
+    /// Where the guest continues after an int3 in the bytes of a jump, and after an int3 of a detour whose site is
+    /// gone.
     inside_jumps: FxHashMap<u64, Gva>,
     sites: Vec<Site>,
     /// Addresses that once had one of our int3s: a vCPU may still be on its way to the #BP entry with one of
@@ -188,7 +189,7 @@ pub struct Parts {
     pub fixtures: Option<Fixtures>,
     /// The return probes.
     pub returning: FxHashMap<ProbeId, Returning>,
-    /// State that they share.
+    /// State that the return probes share.
     pub returns: Arc<Returns>,
     /// Frames whose return addresses were restored.
     pub restored_frames: Arc<RestoredFrames>,
@@ -204,7 +205,7 @@ pub struct Parts {
 }
 
 impl ProbeTable {
-    /// Builds a table of these parts.
+    /// Builds a table from `parts`.
     #[must_use]
     pub fn new(parts: Parts) -> Self {
         let by_address = parts
@@ -314,8 +315,8 @@ impl ProbeTable {
         Some((index, self.site(index)?.slot.as_ref()?))
     }
 
-    /// Returns the address of the instruction whose copy, in a slot or a detour, is at `at`, and the site that
-    /// the copy was made for. Looks at all sites: not for what every hit does.
+    /// Returns the address of the instruction whose copy, in a slot or a detour, is at `at`, and the site that the
+    /// copy was made for. Searches all sites, so it must not be called at every hit.
     pub(crate) fn in_place(&self, at: Gva) -> Option<(Gva, &Site)> {
         if let Some((index, slot)) = self.slot_around(at) {
             let site = self.site(index)?;
@@ -326,9 +327,9 @@ impl ProbeTable {
             .find_map(|site| Some((site.detour.as_ref()?.in_place(at)?, site)))
     }
 
-    /// Returns the instruction that our code at `at` stands for, as its copy or as code that serves probes
-    /// before it, and the number of bytes that this code has pushed on the stack. Looks at all sites: not for
-    /// what every hit does.
+    /// Returns the address of the instruction for which our code at `at` stands: either the code is a copy of that
+    /// instruction, or it serves the probes before the instruction. Also returns the number of bytes that this code
+    /// has pushed on the stack. Searches all sites, so it must not be called at every hit.
     pub(crate) fn stands_for(&self, at: Gva) -> Option<(Gva, u64)> {
         if !KERNEL_WINDOW.contains(at) {
             return None;
@@ -343,7 +344,8 @@ impl ProbeTable {
         self.by_escape.get(&at.0).copied()
     }
 
-    /// Returns where the guest continues after the int3 at `at` in the bytes of a jump.
+    /// Returns where the guest continues after the int3 at `at`, if that is in the bytes of a jump or in a detour
+    /// without a site.
     pub(crate) fn inside_jump(&self, at: Gva) -> Option<Gva> {
         self.inside_jumps.get(&at.0).copied()
     }
@@ -382,9 +384,9 @@ impl ProbeTable {
         self.unwinder.as_ref()
     }
 
-    /// Returns the address to which a call leads that has `at` in place of its return address, without what
-    /// return probes put there: the trampoline, if the way leads there. `None` if `at` is code of ours that is
-    /// not known any more.
+    /// Follows `at`, which a call has in place of its return address, through the stubs of return probes. Returns
+    /// the address at which the stubs end: that of the caller, or the trampoline's. `None` if `at` leads to code of
+    /// ours that the table does not know.
     pub(crate) fn leads_to(&self, mem: &(impl PhysMemory + ?Sized), at: Gva) -> Option<Gva> {
         let mut leads_to = at;
         for _ in 0..NESTED_MAX {
@@ -397,8 +399,8 @@ impl ProbeTable {
         None
     }
 
-    /// Returns the address to which a function returns that begins now and has found `at` in place of its return
-    /// address.
+    /// Returns the real return address of a function that is just being entered, and has found `at` in place of its
+    /// return address.
     pub(crate) fn caller(&self, mem: &(impl PhysMemory + ?Sized), at: Gva) -> Gva {
         if !KERNEL_WINDOW.contains(at) {
             return at;
@@ -416,8 +418,8 @@ impl ProbeTable {
         }
         match self.leads_to(mem, at) {
             Some(leads_to) if !self.is_trampoline(leads_to) => ReturnAddress::Caller(at),
-            // The way has no known end: it is code of a probe that has left, and its calls in flight may still lead
-            // to the trampoline.
+            // `at` leads to the trampoline, or to code of a probe that has left. Calls in flight of that probe may
+            // still lead to the trampoline.
             Some(_) | None => ReturnAddress::OnTheWay,
         }
     }

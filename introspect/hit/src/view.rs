@@ -12,10 +12,9 @@ use hvprobe_linux::task::TaskUnknown;
 pub struct KernelView {
     /// The kernel's own page tables, which do not depend on the running process.
     pub tables: PageTables,
-    /// Where to find the current task; if that is not known, events leave it out.
+    /// Where to find the current task. If that is not known, events leave the task out.
     pub task: Result<TaskLayout, TaskUnknown>,
-    /// Offset that is added, modulo 2^64, to a CPU's per-CPU base for the address of its number, an `i32`, if
-    /// that is known.
+    /// Offset from a CPU's per-CPU base to its number, an `i32`, if that offset is known. It is added modulo 2^64.
     pub cpu_number: Option<u64>,
     /// The kernel's interrupt descriptor table.
     pub idt: Gva,

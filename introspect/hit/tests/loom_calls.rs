@@ -16,7 +16,7 @@ mod atomics {
         atomic::{AtomicU64, Ordering},
     };
 
-    /// Small, because all that can happen is tried: every task may be in every cell.
+    /// Small, because every interleaving is tried. Every task may be in every cell.
     pub(crate) const WINDOW: usize = 2;
     pub(crate) const FIRST_LOG2: u32 = 0;
 }
@@ -232,8 +232,8 @@ fn a_task_that_migrates_takes_its_calls_along() {
 fn a_call_that_is_seen_is_seen_whole() {
     check(2, || {
         let machine = machine(MaxActive::Fixed(2));
-        // Says that the task has left the first processor, and orders nothing: what orders the
-        // words of the record is the cell alone.
+        // Says that the task has left the first processor, but orders nothing: only the cell orders the words of
+        // the record.
         let left = Arc::new(AtomicU64::new(0));
         let seen = Arc::clone(&left);
         both(

@@ -1,7 +1,7 @@
 //! Keys of a histogram's entries.
 //!
-//! A key is stored as bytes. The length of each part is known from its first bytes, so that an entry is looked
-//! up without an allocation, and different values are different bytes.
+//! A key is stored as bytes, so an entry is looked up without an allocation. The first bytes of each part give its
+//! length, so different values are different bytes.
 
 use hvprobe_arch::Gva;
 use hvprobe_spec::FRAME;
@@ -31,7 +31,7 @@ pub(super) fn push_unreadable(key: &mut Vec<u8>) {
     key.push(UNREADABLE);
 }
 
-/// Appends the number that `part` makes of `number`.
+/// Appends `number` in the form that `part` asks for.
 pub(super) fn push_number(key: &mut Vec<u8>, part: &Part, number: u64) {
     let made = match part.form {
         KeyForm::Plain
@@ -54,7 +54,8 @@ pub(super) fn push_number(key: &mut Vec<u8>, part: &Part, number: u64) {
     key.extend_from_slice(&made.to_le_bytes());
 }
 
-/// Returns the start of the bucket of a signed `number`: a multiple of the width, or the least number there is.
+/// Returns the start of the bucket of a signed `number`: a multiple of the width, or `i64::MIN` if that multiple is
+/// less.
 fn bucket(number: i64, width: u64) -> u64 {
     let wide = i128::from(number);
     let begins = wide - wide.checked_rem_euclid(width.into()).unwrap_or(0);

@@ -1,8 +1,8 @@
 //! Histograms: events counted by what they have in common.
 //!
-//! Invariant: the memory is bounded, whatever a guest's values are; an event for which there is no room is
-//! counted as dropped. The collector's thread counts events, in the order in which they are handed on; the hit
-//! path is not involved.
+//! Invariant: the memory is bounded, whatever a guest's values are; an event for which there is no room is counted
+//! as dropped. The collector's thread counts events, in the order in which it delivers them; the hit path is not
+//! involved.
 
 mod budget;
 mod key;

@@ -1,7 +1,7 @@
 //! The entries of a histogram while it counts.
 //!
-//! Invariant: the memory of its entries, and of what it knows of its probes, is taken from the budget of all
-//! histograms of the machine, and is released with them.
+//! Invariant: the memory of a histogram's entries, and of what it knows of its probes, is taken from the budget of
+//! all histograms of the machine. It is released with the histogram.
 
 use std::collections::{HashMap, HashSet};
 use std::mem::size_of;
@@ -20,8 +20,9 @@ use crate::filter::{Seen, no_more};
 
 /// Maximum number of bytes of keys.
 const KEY_BYTES: usize = 16 << 20;
-/// Approximate overhead of an allocation in bytes, and approximate number of slots of a map for each used one.
+/// Approximate overhead of an allocation, in bytes.
 const ALLOCATED: usize = 16;
+/// Approximate number of slots of a map for each used slot.
 const SPARE: usize = 2;
 
 /// Memory for a probe whose events are not counted.
@@ -51,8 +52,9 @@ pub struct Table {
     /// Buffer in which keys are made.
     key: Vec<u8>,
     budget: Arc<MemoryBudget>,
-    /// Bytes of the budget that are taken for entries, and for what is known of probes.
+    /// Bytes of the budget that are taken for entries.
     rows_taken: usize,
+    /// Bytes of the budget that are taken for what is known of probes.
     probes_taken: usize,
 }
 
@@ -129,7 +131,7 @@ impl Table {
         }
     }
 
-    /// Also counts the events of `probe`, which does `actions` at its hits.
+    /// Also counts the events of `probe` as `what` says. `actions` are what the probe does at its hits.
     ///
     /// # Errors
     /// When there is no room for the probe's definition.
@@ -146,10 +148,10 @@ impl Table {
         Ok(())
     }
 
-    /// Like [`Table::count`], for a probe whose definition is known only now, and for which `reserved` bytes
-    /// were [reserved](Self::reserve). These bytes, and those of an earlier definition, are used for the new
-    /// one. If they are not enough and no more are left, only the hits of this probe are dropped: the counting
-    /// of other probes must not end because other tables have used up the budget meanwhile.
+    /// Like [`Table::count`], for a probe whose definition was not known when `reserved` bytes were
+    /// [reserved](Self::reserve) for it. The definition takes these bytes, and those of an earlier definition. If
+    /// they are not enough and no more are left, only the hits of this probe are dropped: the counting of other
+    /// probes must not end because other tables have used up the budget meanwhile.
     pub fn learn(
         &mut self,
         probe: ProbeId,
@@ -163,7 +165,7 @@ impl Table {
         if self.exchange(before, counted.weight()).is_ok() {
             self.probes.insert(probe, counted);
         } else {
-            // Far less than was reserved.
+            // This is far less than was reserved.
             let kept = self.exchange(before, UNCOUNTED);
             debug_assert!(kept.is_ok(), "{kept:?}");
             self.uncounted.insert(probe);
@@ -176,7 +178,7 @@ impl Table {
         debug_assert!(released.is_ok(), "{released:?}");
     }
 
-    /// Replaces `before` bytes of those taken for probes with `after` bytes.
+    /// Exchanges `before` of the bytes that are taken for probes for `after` bytes.
     fn exchange(&mut self, before: usize, after: usize) -> Result<(), NoRoom> {
         if let Some(less) = before.checked_sub(after) {
             self.probes_taken -= less;
@@ -225,7 +227,7 @@ impl Table {
         (self.hits, self.dropped, self.lost) = (0, 0, 0);
     }
 
-    /// Counts `events`; `lost` events were lost before them.
+    /// Counts `events`, before which `lost` other events were lost.
     pub fn hear(&mut self, events: &[Event], lost: u64) {
         if self.paused {
             return;
@@ -313,7 +315,7 @@ impl Table {
         }
     }
 
-    /// Returns a copy of the current content. A [`Snapshot`] is made from it without the table.
+    /// Returns a copy of the current content. Making a [`Snapshot`] from it does not need the table.
     #[must_use]
     pub fn copy(&self) -> Copied {
         let keys = self.what().into_iter().flat_map(|what| &what.keys);
@@ -346,7 +348,7 @@ pub struct Copied {
 }
 
 impl Copied {
-    /// Sorts the entries.
+    /// Returns the content with its entries sorted.
     #[must_use]
     pub fn snapshot(self) -> Snapshot {
         let rows = self.entries.into_iter().map(|(key, entry)| Row {
@@ -366,7 +368,7 @@ impl Copied {
     }
 }
 
-/// Returns a number of an event, extended to 64 bits, and whether it is signed.
+/// Returns the number that `of` measures of an event, extended to 64 bits, and whether it is signed.
 fn number(of: &Measured, event: &Event, seen: &Seen<'_>) -> Option<(u64, bool)> {
     match of {
         Measured::Field(field) => seen.number(field),

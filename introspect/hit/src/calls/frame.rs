@@ -1,10 +1,9 @@
-//! Calls and frames, as seen by code that looks at all of them.
+//! Calls and frames, for code that checks all of them.
 
 use hvprobe_arch::Gva;
 use hvprobe_spec::ProbeId;
 
-/// A frame in which none of its probes is interested any longer. [`Calls::remove`](super::Calls::remove) asks
-/// what to do with it.
+/// A frame whose probes have all left. [`Calls::remove`](super::Calls::remove) asks its caller what to do with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame {
     /// The task whose frame it is.
@@ -18,10 +17,10 @@ pub struct Frame {
 /// What to do with a [`Frame`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It will not return through the trampoline: forget it.
+    /// The frame will not return through the trampoline: forget it.
     Forget,
-    /// It may still return through the trampoline: remember its return address, without reports. The next
-    /// [`Calls::remove`](super::Calls::remove) asks again.
+    /// The frame may still return through the trampoline: keep its return address, but report no call of it. The
+    /// next [`Calls::remove`](super::Calls::remove) asks about it again.
     Keep,
 }
 
@@ -30,11 +29,11 @@ pub enum Fate {
 pub struct Removed {
     /// Number of entries that were removed.
     pub forgotten: u32,
-    /// Number of entries that stay without being reported, including those of earlier removals.
+    /// Number of entries that are kept without being reported, including those of earlier removals.
     pub kept: u32,
 }
 
-/// An entry, for code that looks at all of them.
+/// An entry, for code that checks all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LiveCall {
     /// The task that made the call.

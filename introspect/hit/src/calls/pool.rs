@@ -1,8 +1,7 @@
 //! The instances of one return probe.
 //!
-//! Invariant: every record of a pool is either in its free list or in the list of exactly one
-//! task, and the pool's head counts the latter. The free list is a stack of record numbers whose
-//! head is one word:
+//! Invariant: every record of a pool is either in its free list or in the list of exactly one task, and the pool's
+//! head counts those in lists. The free list is a stack of record numbers whose head is one word:
 //!
 //! ```text
 //!  63            34 33      17 16       0
@@ -39,15 +38,15 @@ pub enum MaxActive {
     Auto,
 }
 
-/// Locks `mutex`, even if a holder panicked. It left nothing half done: what the locks of this module guard is
-/// published by one store at the end.
+/// Locks `mutex`, even if a holder panicked. Such a holder has left nothing half done: what the locks of this
+/// module guard is published by one store at the end.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Length of the first segment.
 const FIRST: u32 = 1 << FIRST_LOG2;
-/// Segments that hold `AUTO_MAX` elements together.
+/// Number of segments that hold `AUTO_MAX` elements together.
 const SEGMENTS: usize = (AUTO_MAX.trailing_zeros() - FIRST_LOG2 + 1) as usize;
 
 /// Returns the segment that holds element `index`, and the element's position in it.
@@ -113,7 +112,7 @@ pub(super) struct PoolCell {
     terms: AtomicU64,
     data_words: usize,
     segments: Segments<AtomicU64>,
-    /// Number of segments; held while one is added.
+    /// Number of segments; locked while one is added.
     grown: Mutex<usize>,
 }
 
@@ -195,8 +194,8 @@ impl PoolCell {
         }
     }
 
-    /// Adds a segment. Returns `false` if the pool has its maximum size. With `if_empty`, adds none if another
-    /// thread has done so meanwhile.
+    /// Adds a segment. Returns `false` if the pool has its maximum size. With `if_empty`, adds none if there are
+    /// free records again, because another thread has added a segment meanwhile.
     fn grow(&self, if_empty: bool) -> bool {
         let mut grown = lock(&self.grown);
         if if_empty && Head(self.head.load(Ordering::Acquire)).newest() != 0 {
@@ -248,7 +247,7 @@ fn high(word: u64) -> u32 {
     low(word >> 32)
 }
 
-/// The low half of `word`.
+/// Returns the low half of `word`.
 #[allow(clippy::cast_possible_truncation, reason = "the mask leaves 32 bits")]
 fn low(word: u64) -> u32 {
     (word & 0xffff_ffff) as u32
@@ -278,7 +277,7 @@ impl Link {
 /// Why a return probe got no instances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PoolError {
-    /// More instances than a fixed number may be.
+    /// More than [`FIXED_MAX`] instances were requested.
     #[error("maxactive of {0} is more than {FIXED_MAX}; ask for less, or for `auto`")]
     TooManyInstances(u32),
     /// More private data than an instance holds.
@@ -323,7 +322,7 @@ impl Drop for Pool {
 #[derive(Debug)]
 pub(super) struct Pools {
     segments: Segments<OnceLock<Arc<PoolCell>>>,
-    /// Number of pools; held while one is added or given a new owner.
+    /// Number of pools; locked while one is added or gets another owner.
     count: Mutex<u32>,
     /// Pools whose probe has left.
     left: Arc<Mutex<Vec<u32>>>,

@@ -58,7 +58,7 @@ pub(super) struct Record<'a> {
 }
 
 impl<'a> Record<'a> {
-    /// Returns the record in `words`, of which there must be as many as [`words`] says.
+    /// Returns the record in `words`, which must be as many words as the function [`words`] returns.
     pub(super) fn new(words: &'a [AtomicU64]) -> Option<Self> {
         let (head, data) = words.split_first_chunk()?;
         Some(Self { head, data })

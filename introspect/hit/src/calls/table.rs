@@ -10,7 +10,7 @@ use super::pool::{Link, MaxActive, Pool, PoolError, Pools};
 use super::task::TaskCalls;
 use crate::atomics::{AtomicU64, Ordering, WINDOW};
 
-/// Number of cells that holds the tasks of any ordinary guest (0.5 MiB).
+/// Number of cells that suffices for the tasks of any ordinary guest. They take 0.5 MiB.
 pub const CELLS: usize = 1 << 15;
 
 /// The calls in flight of a machine.
@@ -57,7 +57,7 @@ impl Calls {
     /// dropped. `None` if the cells that `task` may be in are all taken, or if the guest says that the task runs
     /// on another vCPU as well; then the caller counts a miss, or an unknown return.
     ///
-    /// Must not be held while the vCPU is parked: code that looks at all calls would not see these.
+    /// The result must not be held while the vCPU is parked: code that checks all calls would not see these.
     ///
     /// Hot path: reads one cell for a task that was here before, otherwise at most a window of cells; one atomic
     /// exchange.
@@ -89,9 +89,9 @@ impl Calls {
     }
 
     /// Returns the return address of the newest call of `task` whose slot is `slot`. Must be called on the vCPU
-    /// that runs the task, also while its calls are open there. Calls that have ended are not found.
+    /// that runs the task; the task's calls may be open there. Calls that have ended are not found.
     ///
-    /// Hot path of stacks: reads at most `MOST_NESTED` calls.
+    /// Hot path of stack traces: reads at most `MOST_NESTED` calls.
     #[must_use]
     pub fn return_address(&self, task: Gva, slot: Gva) -> Option<Gva> {
         /// More calls than a stack of the kernel has room for.
@@ -110,7 +110,7 @@ impl Calls {
         None
     }
 
-    /// Makes `cell` busy for `key` if it is in `state`, and not busy.
+    /// Makes `cell` busy for `key`, if its state is `state` and that is not busy.
     fn hold<'a>(&'a self, cell: &'a Cell, state: u64, key: u64) -> Option<TaskCalls<'a>> {
         if state & BUSY != 0 {
             return None;
@@ -130,7 +130,7 @@ impl Calls {
         (0..WINDOW).map(move |i| &self.cells[(home + i) & mask])
     }
 
-    /// Iterates over the calls of every task, except of those open elsewhere.
+    /// Iterates over the calls of every task, each opened in turn. Leaves out those that are open elsewhere.
     fn tasks(&self) -> impl Iterator<Item = TaskCalls<'_>> {
         self.cells.iter().filter_map(|cell| {
             let state = cell.state.load(Ordering::Relaxed);
@@ -151,9 +151,10 @@ impl Calls {
     }
 
     /// Removes the entries of the probes for which `leaves` is true, and those that earlier removals kept. If a
-    /// frame has no other entry, `restore` decides: it writes the real return address back if the frame's slot
-    /// still holds the trampoline's. It is not called for a frame in whose place another task has a newer one;
-    /// that frame is forgotten. Call only while the vCPUs are stopped, like [`Calls::live`]; allocates.
+    /// frame has no other entry, `restore` decides whether they are removed: it writes the real return address back
+    /// if the frame's slot still holds the trampoline's. It is not called for a frame if another task has a newer
+    /// one at the same slot; then the older frame is forgotten. Call only while the vCPUs are stopped, like
+    /// [`Calls::live`]; allocates.
     pub fn remove(
         &self,
         mut leaves: impl FnMut(ProbeId) -> bool,

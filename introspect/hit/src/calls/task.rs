@@ -129,16 +129,16 @@ impl<'a> TaskCalls<'a> {
         }
     }
 
-    /// Begins the entry of a function whose return address is at `slot`, where `found` was read. Returns the
-    /// real return address, which [`TaskCalls::push`] needs. Returns `None` if `slot` holds the trampoline's
-    /// address without a call that accounts for it: then the call must not be pushed, as its real return address
-    /// is not known. It must not be pushed either if the return leads through other code before the trampoline:
-    /// the two visits of the trampoline could not be distinguished.
+    /// Begins the entry of a function whose return address is at `slot`, where `found` was read. Returns the real
+    /// return address, which [`TaskCalls::push`] needs. Returns `None` if the call must not be pushed. This is so
+    /// if `slot` holds the trampoline's address and no call accounts for it: then the real return address is not
+    /// known. It is also so if the return leads through other code to the trampoline: two returns through the
+    /// trampoline at one slot could not be distinguished.
     ///
-    /// Frames that the entry proves abandoned are removed and passed to `orphan`, newest first: those on the
-    /// same stack that are below the new one or in its very place. However, if the new function took over the
-    /// frame in its place (the trampoline's address is still there, as after a tail call or the push for another
-    /// probe), that frame is alive, and all calls newer than it are abandoned, on any stack.
+    /// Removes the calls of frames that this entry proves abandoned, and passes them to `orphan`, newest first.
+    /// Such frames are on the same stack, below the entered function's frame or at the same slot. However, if the
+    /// function took over the frame at its slot (the trampoline's address is still there, as after a tail call or
+    /// the push for another probe), that frame is alive, and all calls newer than it are abandoned, on any stack.
     #[inline]
     pub fn enter(
         &mut self,
@@ -151,8 +151,8 @@ impl<'a> TaskCalls<'a> {
         {
             return Some(ret);
         }
-        // Entries of other stacks prove nothing: those of an interrupt may be newer and abandoned, those of a
-        // task older and alive.
+        // The entry proves nothing about frames on other stacks: those of an interrupt may be newer and abandoned,
+        // those of a task older and alive.
         let mut newer = None;
         let mut link = self.newest;
         while let Some((pool, record)) = self.pools.record(link) {
@@ -191,17 +191,17 @@ impl<'a> TaskCalls<'a> {
         true
     }
 
-    /// Removes the newest `pushes` calls without reports: for a caller that cannot write the slot.
+    /// Removes the newest `pushes` calls and reports none of them: for a caller that cannot write the slot.
     pub fn undo_pushes(&mut self, pushes: u32) {
         for _ in 0..pushes {
             self.pop(&mut |_| ());
         }
     }
 
-    /// Handles the return through the trampoline of the function whose return address was at `slot`. Removes its
-    /// calls and passes them to `each`, the innermost registration first; before them, the calls that were newer
-    /// and thus are orphans. Returns the address at which the guest continues. Returns `None` if there is no
-    /// such call, and then changes nothing.
+    /// Handles the return through the trampoline of the function whose return address was at `slot`. Removes the
+    /// calls of its frame and passes them to `each`, newest first. Before that, removes and passes the calls that
+    /// are newer than this frame: they are orphans. Returns the address at which the guest continues. Returns
+    /// `None` if there is no call at `slot`, and then changes nothing.
     pub fn returned(&mut self, slot: Gva, mut each: impl FnMut(Ended, &Call<'_>)) -> Option<Gva> {
         let at_slot = |first: &(&PoolCell, Record<'_>)| first.1.slot() == slot;
         let mut first = self.first();
@@ -225,8 +225,8 @@ impl<'a> TaskCalls<'a> {
         while self.pop(&mut orphan) {}
     }
 
-    /// Removes the calls newer than the newest one at `slot`, and returns that one's real return address;
-    /// changes nothing if there is none.
+    /// Removes the calls that are newer than the newest call at `slot`, and returns the real return address of that
+    /// call. Returns `None` if there is no call at `slot`, and then changes nothing.
     fn unwind_to(&mut self, slot: Gva, orphan: &mut impl FnMut(&Call<'_>)) -> Option<Gva> {
         let (link, record) = self
             .entries()
@@ -252,7 +252,8 @@ impl<'a> TaskCalls<'a> {
         self.pools.record(self.newest)
     }
 
-    /// Removes the newest entry, and passes it to `each` unless its probe has left.
+    /// Removes the newest entry, and passes it to `each` unless its probe has left. Returns `false` if there is no
+    /// entry.
     fn pop(&mut self, each: &mut impl FnMut(&Call<'_>)) -> bool {
         let Some((pool, record)) = self.first() else {
             return false;
@@ -297,7 +298,7 @@ impl<'a> TaskCalls<'a> {
         }
     }
 
-    /// [`Calls::remove`](super::Calls::remove) for this task.
+    /// Does the work of [`Calls::remove`](super::Calls::remove) for this task.
     pub(super) fn remove(
         &mut self,
         leaves: &mut impl FnMut(ProbeId) -> bool,

@@ -226,7 +226,7 @@ fn one_of_several_probes_of_a_frame_may_leave() {
         );
         let stay: Vec<_> = (0..3).rev().filter(|&id| id != leaver).collect();
         assert_eq!(seen, stay);
-        // Kept without reports, or as before.
+        // The outer call returns, but is not reported if its probe has left.
         seen.clear();
         assert_eq!(
             open.returned(Gva(0x2000), |_, call| seen.push(call.probe().0)),
@@ -250,7 +250,7 @@ fn return_addresses_are_known_of_calls_that_have_not_ended_also_while_they_are_o
     );
     let mut open = calls.open(TASK).unwrap();
     let to = open.returned(Gva(0x1000), |_, _| {
-        // It is about to end.
+        // The inner call has not ended yet.
         assert_eq!((ret(0x1000), ret(0x2000)), (Some(inner), Some(outer)));
     });
     assert_eq!(to, Some(inner));

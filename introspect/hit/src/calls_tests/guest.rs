@@ -71,7 +71,7 @@ pub(super) struct GuestTask {
     pub(super) task: Gva,
     /// Tasks that died and left their stack to this one, and are not freed yet.
     pub(super) former: Vec<Gva>,
-    /// Dead tasks that are freed: the guest makes new tasks of them.
+    /// Addresses of dead tasks that are freed. The guest uses them for other tasks.
     freed: Vec<Gva>,
     died: u64,
     number: u64,
@@ -295,7 +295,7 @@ impl GuestTask {
                 let went = open.returned(Gva(frame.slot), |how, call| {
                     Self::reported(pushed, probes, Some(frame.slot), how, call);
                 });
-                // Without an instance, the engine takes what is in the slot.
+                // If no call is known, the engine takes what is in the slot.
                 assert!(
                     went.is_some() || to != TRAMPOLINE.0,
                     "the guest went astray"

@@ -1,15 +1,14 @@
-//! The thread that gathers events and hands them on in batches.
+//! The thread that gathers events and delivers them in batches.
 //!
 //! ```text
 //!   vCPU ─────────► ring ──┐
 //!   vCPU ─────────► ring ──┼──► collector ──► batch ──► sink
 //!   anything else ► Source ┘
 //! ```
-//! Each vCPU owns the producing end of a bounded ring; the collector owns all the consuming ends and the
-//! sources. Invariants: the producing side never blocks, allocates or takes a lock; an event that does not fit
-//! is counted as dropped and the count reaches the sink with the next batch; events are handed on in order of
-//! time, whatever made them ([`super::order`]); after [`Collector::finish`] nothing is left in a ring or a
-//! source.
+//! Each vCPU owns the producing end of a bounded ring; the collector owns all the consuming ends and the sources.
+//! Invariants: the producing side never blocks, allocates or takes a lock; an event that does not fit is counted as
+//! dropped and the count reaches the sink with the next batch; events are delivered in order of time, whatever made
+//! them ([`super::order`]); after [`Collector::finish`] nothing is left in a ring or a source.
 //!
 //! ```text
 //!   collecting ──► some from a ring, or held ────► dozes: what is queued waits for [`DOZE`]
@@ -43,9 +42,9 @@ struct Waker {
 }
 
 impl Waker {
-    /// Called by a vCPU after it queued something. One load, unless the collector sleeps.
+    /// Must be called by a vCPU after it queued something. One fence and one load, unless the collector sleeps.
     fn queued(&self) {
-        // Pairs with the fence in the collector: either it sees what was queued, or we see it
+        // Pairs with the fence in the collector: either the collector sees what was queued, or we see that it is
         // asleep.
         fence(Ordering::SeqCst);
         if self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::AcqRel) {
@@ -72,8 +71,8 @@ pub struct EventProducer {
 }
 
 impl EventProducer {
-    /// Marks the beginning or the end of a hit. If an event has a time after the beginning, it is queued before
-    /// the end. Newer events wait for that, however long the thread is preempted.
+    /// Marks the beginning or the end of a hit. An event whose time is after the beginning must be queued before
+    /// the end. Until then, newer events wait for it, however long the thread is preempted.
     #[inline]
     pub fn turn(&mut self) {
         let hits = self.counts.hits.load(Ordering::Relaxed);
@@ -106,9 +105,10 @@ impl EventProducer {
         Headroom::of(self.ring.slots() as u64, capacity as u64, HIT_MOST)
     }
 
-    /// Makes the collector look at its sources now, however long they said that they can wait.
+    /// Makes the collector read its sources now, even if their patience has not ended.
     pub fn wake(&self) {
-        // If the thread is not asleep, it keeps this, so it cannot get lost between looking and sleeping.
+        // If the thread is not asleep, the wake-up is kept for its next sleep. So it cannot get lost between
+        // reading and sleeping.
         self.waker.collector.unpark();
     }
 }
@@ -189,14 +189,14 @@ impl Collector {
         Ok((collector, producers))
     }
 
-    /// Returns the collector's thread. Unparking it makes it look at its sources now, however long they said
-    /// that they can wait.
+    /// Returns the collector's thread. Unparking it makes it read its sources now, even if their patience has not
+    /// ended.
     #[must_use]
     pub fn thread(&self) -> Option<&Thread> {
         Some(self.thread.as_ref()?.thread())
     }
 
-    /// Returns a handle for waiting until everything that has happened is handed on.
+    /// Returns a handle for waiting until all events so far are delivered.
     #[must_use]
     pub fn flush(&self) -> Flush {
         self.flush.clone()
@@ -208,7 +208,8 @@ impl Collector {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Empties the rings and sources a last time and ends the thread. Nothing may fill them any more.
+    /// Empties the rings and sources a last time and ends the thread. Nothing may fill them meanwhile or
+    /// afterwards.
     pub fn finish(mut self) {
         self.end();
     }
@@ -242,7 +243,7 @@ struct Drain {
 impl Drain {
     fn run(mut self, waker: &Waker, finish: &AtomicBool, sink: &mut Sink) {
         loop {
-            // Read before the rings: what was queued before the order to finish is then seen.
+            // Read before the rings, so that everything that was queued before the request to finish is seen.
             let last = finish.load(Ordering::SeqCst);
             self.owed.note();
             let records = self.patience().is_some();
@@ -279,8 +280,8 @@ impl Drain {
         patience.min()
     }
 
-    /// Takes what there is, and hands on what is in order: all of it if there will be no more. `records` says
-    /// whether any source may have events.
+    /// Makes a pass: takes what there is, and delivers what need not be held; everything if this is the `last`
+    /// pass. `records` says whether a source can have events.
     fn once(&mut self, records: bool, last: bool, sink: &mut Sink) -> PassResult {
         let mut pass = self.order.pass(self.sources.len(), records, last);
         for (vcpu, counts) in self.counts.iter().enumerate() {

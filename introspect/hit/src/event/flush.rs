@@ -1,11 +1,10 @@
-//! Waiting until everything that has happened is handed on.
+//! Waiting until all events so far are delivered.
 //!
 //! ```text
-//!   asked ──► the collector notes it before a pass ──► a pass that leaves nothing that the first has left ──► done
+//!   asked ──► the collector notes it before a pass ──► everything that this pass holds is delivered ──► done
 //! ```
-//! Invariant: when a waiter is notified, everything that lay in rings and sources when it asked was handed on,
-//! however long a hit that lasts held it up, and whatever came since. A collector that has ended notifies all
-//! waiters.
+//! Invariant: when a waiter is notified, everything that was in rings and sources when it asked has been delivered,
+//! even if a long hit held it up, and whatever has come since. A collector that has ended notifies all waiters.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -28,7 +27,7 @@ impl Shared {
     }
 }
 
-/// Handle for waiting for a collector.
+/// Handle for waiting until a collector has delivered all events so far.
 #[derive(Clone, Debug)]
 pub struct Flush {
     shared: Arc<Shared>,
@@ -40,7 +39,7 @@ impl Flush {
         Self { shared, collector }
     }
 
-    /// Waits until everything that has happened is handed on, at most for `patience`. Returns whether it was.
+    /// Waits until all events so far are delivered, but at most for `patience`. Returns whether they are.
     #[must_use]
     pub fn wait(&self, patience: Duration) -> bool {
         let number = self.shared.asked.fetch_add(1, Ordering::AcqRel) + 1;
@@ -66,9 +65,9 @@ pub(super) struct Owed {
 /// Waiters that the current passes are made for.
 #[derive(Clone, Copy, Debug)]
 struct Open {
-    /// Waiters up to this number.
+    /// Number of the last of these waiters.
     number: u64,
-    /// Time of the newest event that was still held when everything had been seen.
+    /// Time of the newest event that was held when everything had been seen once.
     until: Option<u64>,
 }
 
@@ -81,7 +80,7 @@ impl Owed {
         }
     }
 
-    /// Notes the waiters. Called before a pass looks at anything.
+    /// Notes the waiters. Must be called before a pass reads anything.
     pub(super) fn note(&mut self) {
         if self.open.is_none() {
             let asked = self.shared.asked.load(Ordering::Acquire);
@@ -92,8 +91,8 @@ impl Owed {
         }
     }
 
-    /// Called after a pass, with its `result` and what is still `held`. Notifies the waiters if everything
-    /// they wait for was handed on. Returns whether another pass is needed for a waiter.
+    /// Must be called after a pass, with its `result` and what is still `held`. Notifies the waiters if everything
+    /// they wait for has been delivered. Returns whether another pass is needed for a waiter.
     pub(super) fn passed(
         &mut self,
         result: PassResult,
@@ -151,7 +150,7 @@ mod tests {
         };
         assert_eq!(pass(PassResult::Part, 1, 3), 0);
         assert_eq!(pass(PassResult::Held, 5, 9), 0);
-        // The number of passes does not matter, nor what comes.
+        // The number of passes does not matter, nor do later events.
         for newest in 9..100 {
             assert_eq!(pass(PassResult::Held, 9, newest), 0);
         }

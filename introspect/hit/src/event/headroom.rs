@@ -7,7 +7,7 @@ pub enum Headroom {
     None,
     /// Enough for a hit.
     Scant,
-    /// Enough to go on for a while: half of all there is.
+    /// Enough for a while: at least half of all the room.
     Plenty,
 }
 

@@ -1,23 +1,24 @@
-//! The order in which events are handed on.
+//! The order in which events are delivered.
 //!
-//! A pass of the collector sees what there is at one moment, and what comes later may be older: the time of a
-//! hit is read before the event is queued, and sources are read before rings. So a pass holds what is newer than
-//! everything that the passes before it have seen: older events had a whole pass to arrive.
+//! A pass of the collector sees the events that exist at one moment. Those that come later may be older: the time
+//! of a hit is read before its event is queued, and sources are read before rings. So a pass holds events that are
+//! newer than everything that the passes before it have seen: older events had a whole pass to arrive.
 //!
 //! ```text
 //!   seen by passes before        seen by this one only
 //!   ───────────────── horizon ──────────────────────── newest ──▶ time
-//!       handed on         │        held
+//!       delivered         │        held
 //! ```
-//! Nothing is held when nothing new came, when only one ring can have got events, or when so many have
-//! accumulated that some would be lost. What a ring holds stays in the ring.
+//! A pass does not hold events for this reason if no event has come since the last pass, if only one ring can have
+//! events, or if so many have accumulated that some would be lost. Held events of a ring stay in the ring.
 //!
-//! A vCPU's thread may be preempted during a hit. So it signals when it begins and ends one, and what is newer
-//! than the pass before the one that could see it begin is held until it ends.
+//! A vCPU's thread may be preempted during a hit, before it has queued the event. So it signals when a hit begins
+//! and when it ends. When a pass first sees that a hit has begun, events that are newer than the horizon of the
+//! pass before it are held until the hit ends.
 //!
-//! Invariant: events are handed on in order of time, unless one took longer than a pass from the moment of its
-//! time until it could be seen, and that was not because of a hit that lasts. An event whose time is not known
-//! stays after those that it is known to have come after.
+//! Invariant: events are delivered in order of time. The only exception is an event that became visible more than a
+//! pass after its time for another reason than a long hit. An event whose time is not known stays after the events
+//! that it is known to follow.
 
 use rtrb::Consumer;
 use rtrb::chunks::ReadChunk;
@@ -25,7 +26,8 @@ use rtrb::chunks::ReadChunk;
 use super::source::{Drained, Sink};
 use super::value::Event;
 
-/// Maximum number of events that are handed on at a time; with more vCPUs, one of each.
+/// Maximum number of events that are delivered at a time. A pass takes about as many from all rings and sources
+/// together, but at least one from each.
 pub(super) const BATCH: usize = 1024;
 /// Maximum number of held events, besides those in rings.
 const CROWD: usize = 8 * BATCH;
@@ -34,11 +36,11 @@ const CROWD: usize = 8 * BATCH;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PassResult {
     Nothing,
-    /// There may be more events.
+    /// There may be more events to take.
     Part,
     /// Some events are held: there must be another pass soon.
     Held,
-    /// Everything was handed on.
+    /// Everything was delivered.
     All {
         of_rings: bool,
     },
@@ -51,7 +53,7 @@ pub(super) struct Held {
     pub(super) newest: u64,
 }
 
-/// Events that are not handed on yet.
+/// Events that are not delivered yet.
 #[derive(Debug)]
 pub(super) struct Order {
     rings: Vec<Consumer<Event>>,
@@ -59,10 +61,11 @@ pub(super) struct Order {
     left: Vec<usize>,
     /// Events that do not lie in rings, in order of time.
     pending: Vec<Event>,
+    /// Time of the newest event that any pass has seen.
     horizon: u64,
-    /// The horizon of the pass before.
+    /// The horizon as it was before the last pass.
     before: u64,
-    /// State of each vCPU at the last look.
+    /// State of each vCPU at the last pass.
     at_work: Vec<AtWork>,
     next_seq: u64,
 }
@@ -70,26 +73,26 @@ pub(super) struct Order {
 /// Beginnings and ends of a vCPU's hits.
 #[derive(Clone, Copy, Debug, Default)]
 struct AtWork {
-    /// Number of both: odd during a hit.
+    /// Number of beginnings and ends: odd during a hit.
     turns: u64,
-    /// If there is a hit, it is newer than this.
+    /// If there is a hit, its time is later than this.
     since: u64,
 }
 
-/// One look at all rings and sources.
+/// One pass over all rings and sources.
 #[derive(Debug)]
 pub(super) struct Pass<'a> {
     order: &'a mut Order,
-    /// Maximum number of events to take of each.
+    /// Maximum number of events to take from each ring or source.
     share: usize,
     newest: u64,
-    /// Newer events are held, because a source has left some for now that may be older.
+    /// Events newer than this are held, because a source still has events that may be older.
     behind: u64,
-    /// Newer events are held, because a hit that lasts may still make an older one.
+    /// Events newer than this are held, because a hit that has not ended may still make an older one.
     lasts: u64,
     rest: bool,
     keeps_back: bool,
-    /// Sources have no events.
+    /// Whether all events are in rings: sources have none.
     rings_only: bool,
     is_quiet: bool,
     is_last: bool,
@@ -112,7 +115,8 @@ impl Order {
         self.rings.iter().all(Consumer::is_empty)
     }
 
-    /// Returns the times of what is held between two passes; `None` if the time of none of it is known.
+    /// Returns the times of the events that are held between two passes. `None` if no event with a known time is
+    /// held.
     pub(super) fn held(&mut self) -> Option<Held> {
         let mut held: Option<Held> = None;
         let mut add = |event: &Event| {
@@ -136,8 +140,8 @@ impl Order {
         held
     }
 
-    /// Begins a look at the rings and at `sources` sources. `records` says whether any of the sources may get
-    /// events.
+    /// Begins a pass over the rings and over `sources` sources. `records` says whether a source can have events; if
+    /// not, all events are in the rings. `is_last` says that no events follow, so none wait for older ones.
     pub(super) fn pass(&mut self, sources: usize, records: bool, is_last: bool) -> Pass<'_> {
         Pass {
             share: (BATCH / (self.rings.len() + sources).max(1)).max(1),
@@ -155,14 +159,16 @@ impl Order {
 }
 
 impl Pass<'_> {
-    /// Takes the number of beginnings and ends of hits of `vcpu`. Called before anything else is looked at.
+    /// Notes the number of beginnings and ends of hits of `vcpu`. Must be called before the pass reads any source
+    /// or ring.
     pub(super) fn look_at(&mut self, vcpu: usize, turns: u64) {
         let before = self.order.before;
         let Some(at_work) = self.order.at_work.get_mut(vcpu) else {
             return;
         };
         if at_work.turns != turns {
-            // The hit began after the last look. By then, everything up to the horizon of that pass had been seen.
+            // The hit began after the last pass checked this vCPU. By then, everything up to the horizon of that
+            // pass had been seen.
             *at_work = AtWork {
                 turns,
                 since: before,
@@ -194,7 +200,8 @@ impl Pass<'_> {
         drained.lost
     }
 
-    /// Looks at the rings, and hands on what can be, with the number of events that were `dropped`.
+    /// Reads the rings, and delivers the events that need not be held, with the number of events that were
+    /// `dropped`.
     pub(super) fn hand_on(mut self, dropped: u64, sink: &mut Sink) -> PassResult {
         let until = self.until();
         let (until, ready) = self.ready(until);
@@ -226,7 +233,7 @@ impl Pass<'_> {
         let (first, second) = (filled.next(), filled.next());
         let of_rings = first.is_some();
         match (first, second) {
-            // Events that need not be merged with others are handed on where they are.
+            // Events that need not be merged with others are delivered from where they are.
             (Some((ring, ready)), None) if pending.is_empty() => {
                 if let Ok(mut chunk) = ring.read_chunk(*ready) {
                     let (events, wrapped) = chunk.as_mut_slices();
@@ -269,7 +276,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Returns the time up to which events can be handed on.
+    /// Returns the time up to which events can be delivered.
     fn until(&mut self) -> u64 {
         let mut is_crowded = self.order.pending.len() > CROWD;
         for (ring, left) in self.order.rings.iter_mut().zip(&mut self.order.left) {
@@ -296,8 +303,9 @@ impl Pass<'_> {
         horizon.min(lasts).min(self.behind)
     }
 
-    /// Returns how many events of each ring are not newer than `until`, at most a share of each. If a ring has
-    /// more, nothing is handed on that is newer than the last of its share.
+    /// Returns how many events of each ring can be delivered: those not newer than `until`, and at most a share of
+    /// each ring. If a ring has more, nothing is to be delivered that is newer than the last event of its share, so
+    /// also returns the time up to which events can be delivered.
     fn ready(&mut self, mut until: u64) -> (u64, Vec<usize>) {
         let Order { rings, left, .. } = &mut *self.order;
         for (ring, left) in rings.iter_mut().zip(&*left) {
@@ -337,8 +345,8 @@ pub(crate) fn in_order(events: &mut [Event]) {
     }
 }
 
-/// Returns the time of each event, one after the other. If the time of an event is not known, it is that of the
-/// event before, or the time that the event is known to have come after.
+/// Returns a function that returns the time of each event, if called for one after the other. An event whose time
+/// is not known gets the time that it is known to follow, or the time of the event before it if that is later.
 fn times() -> impl FnMut(&Event) -> u64 {
     let mut last = 0;
     move |event| {
@@ -350,8 +358,8 @@ fn times() -> impl FnMut(&Event) -> u64 {
     }
 }
 
-/// Returns the time of an event that has no number yet, or the time that it is known to have come after; 0 if
-/// neither is known.
+/// Returns the time of an event that has no number yet. If the time is not known, returns the time that the event
+/// is known to follow; 0 if that is not known either.
 fn place(event: &Event) -> u64 {
     match event.host_ns {
         0 => event.seq,
@@ -359,7 +367,7 @@ fn place(event: &Event) -> u64 {
     }
 }
 
-/// Hands on events with their numbers.
+/// Delivers events with their numbers.
 struct Numbered<'a> {
     next: &'a mut u64,
     dropped: u64,
@@ -380,7 +388,8 @@ impl Numbered<'_> {
         self.is_something = true;
     }
 
-    /// Reports the dropped events if that was not done yet. Returns whether anything was handed on.
+    /// Reports the dropped events, unless a batch has reported them. Returns whether anything was delivered or
+    /// reported.
     fn finish(self) -> bool {
         if self.dropped > 0 {
             (self.sink)(&[], self.dropped);

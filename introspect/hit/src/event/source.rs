@@ -11,8 +11,8 @@ pub struct Drained {
     pub lost: u64,
     /// Whether there is more to take now, however few events this call returned.
     pub more: bool,
-    /// Whether events are kept back that are older than others which may come from elsewhere. This must end by
-    /// itself, and soon.
+    /// Whether the source keeps back events that are older than others which may come from elsewhere. It must stop
+    /// this by itself, and soon.
     pub keeps_back: bool,
 }
 
@@ -21,13 +21,14 @@ pub struct Drained {
 /// How often it is called depends on its answers, never on how many events it returned: at once when there is
 /// [more](Drained::more), otherwise when its patience ends or the collector is woken.
 pub trait Source: Send {
-    /// Appends the available events to `batch`, at most `most`, as close to the order in which they happened as
-    /// is known; the rest stays for the next call. Their numbers are assigned later.
+    /// Appends at most `most` of the available events to `batch`, as close to the order in which they happened as
+    /// is known. The rest stays for the next call. Their numbers are assigned later.
     fn drain(&mut self, batch: &mut Vec<Event>, most: usize) -> Drained;
 
-    /// Returns how long the collector may sleep from now on before it has to call [`Source::drain`] again;
-    /// `None` if that is not needed until [`EventProducer::wake`](super::EventProducer::wake). Asked after each
-    /// call that left nothing. A source that wants to be called once more, for whatever reason, returns a time.
+    /// Returns how long the collector may sleep from now on before it has to call [`Source::drain`] again; `None`
+    /// if that is not needed until [`EventProducer::wake`](super::EventProducer::wake). Called before each pass of
+    /// the collector, and after each pass that left nothing to take. A source that wants to be called once more,
+    /// for whatever reason, returns a time.
     fn patience(&self) -> Option<Duration>;
 }
 

@@ -7,9 +7,9 @@ use hvprobe_spec::{CAPTURE_MAX, ITEMS_MAX, ProbeId, RegisterSet, TextHeader};
 /// What an event reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
-    /// The probepoint was reached: the pre-handler.
+    /// The probepoint was reached (pre-handler).
     Hit,
-    /// The displaced instruction took effect: the post-handler. RIP is where the guest goes on.
+    /// The displaced instruction took effect (post-handler). RIP is where the guest continues.
     Post,
     /// The displaced instruction faulted, and the guest's own handler was given the fault.
     Fault {
@@ -18,7 +18,7 @@ pub enum EventKind {
         /// Error code, if that exception has one.
         error_code: Option<u32>,
     },
-    /// A function returned: the return handler. RIP is the caller.
+    /// A function returned (return handler). RIP is the return address.
     Return(Call),
 }
 
@@ -48,7 +48,7 @@ pub struct Captured {
 }
 
 impl Captured {
-    /// Returns an empty capture. Not a constant, whose space for bytes would be copied along.
+    /// Returns an empty capture. Not a constant, because copying a constant would copy its unused bytes too.
     #[inline]
     #[must_use]
     pub fn nothing() -> Self {
@@ -60,8 +60,8 @@ impl Captured {
         }
     }
 
-    /// Restores `items` items that were read before, with a bit in `unreadable` for each that could not be read.
-    /// What does not fit is left out.
+    /// Returns a capture of `items` items that were read before. `read` has their bytes, and `unreadable` a bit for
+    /// each that could not be read. If they do not fit, they are left out.
     #[must_use]
     pub fn again(read: &[u8], unreadable: u32, items: usize) -> Self {
         let mut captured = Self::nothing();
@@ -93,8 +93,8 @@ impl Captured {
         self.unreadable
     }
 
-    /// Appends an item of `len` bytes. `read` fills them and returns whether it could. What does not fit is left
-    /// out; a capture that was checked fits.
+    /// Appends an item of `len` bytes. `read` fills them and returns whether it could. An item that does not fit is
+    /// left out; all items of a capture that was checked fit.
     pub fn item(&mut self, len: usize, read: impl FnOnce(&mut [u8]) -> bool) {
         let start = usize::from(self.len);
         let bytes = self.bytes.get_or_insert([0; CAPTURE_MAX]);
@@ -108,8 +108,8 @@ impl Captured {
         self.added(len, readable);
     }
 
-    /// Appends a text of at most `most` bytes. `read` puts it to the front of its argument and returns its
-    /// header, or `None` if it could not be read. What does not fit is left out.
+    /// Appends a text of at most `most` bytes. `read` writes it to the front of its argument and returns its
+    /// header, or `None` if it could not be read. A text that does not fit is left out.
     pub fn text(&mut self, most: usize, read: impl FnOnce(&mut [u8]) -> Option<TextHeader>) {
         let start = usize::from(self.len);
         let bytes = self.bytes.get_or_insert([0; CAPTURE_MAX]);
@@ -124,7 +124,7 @@ impl Captured {
         self.added(TextHeader::SIZE + len, found.is_some());
     }
 
-    /// Accounts for an item of `len` bytes that was appended.
+    /// Notes that an item of `len` bytes was appended.
     fn added(&mut self, len: usize, readable: bool) {
         if !readable {
             self.unreadable |= 1_u32.checked_shl(u32::from(self.items)).unwrap_or(0);
@@ -148,9 +148,9 @@ impl std::fmt::Debug for Captured {
 pub struct Event {
     /// What happened.
     pub kind: EventKind,
-    /// Position in the machine's stream of events, from 0; gaps do not occur (drops are counted apart, before a
-    /// position is given). Before that, for an event without a time of its own: the time that the event is known
-    /// to have come after, as in [`Event::host_ns`].
+    /// Position in the machine's stream of events, from 0. There are no gaps: dropped events are counted apart and
+    /// get no position. Before the position is assigned: the time that the event is known to follow, in the same
+    /// unit as [`Event::host_ns`]; used if the event's own time is not known.
     pub seq: u64,
     /// The probe that was hit.
     pub probe: ProbeId,
@@ -168,9 +168,8 @@ pub struct Event {
     pub shown: RegisterSet,
     /// What was captured.
     pub captured: Captured,
-    /// The task that ran, if the kernel's layout is known and memory held one.
+    /// The task that ran, if the kernel's layout is known and a task could be read.
     pub task: Option<Task>,
-    /// Host nanoseconds from taking up the exit until the guest could go on after the displaced
-    /// instruction.
+    /// Host nanoseconds from taking up the exit until this event was made; 0 if the hit took no exit.
     pub cost_ns: u64,
 }

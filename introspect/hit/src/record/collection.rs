@@ -13,11 +13,11 @@ use crate::region::RingPlace;
 
 /// Maximum time that a record waits to be read.
 const DEADLINE: Duration = Duration::from_millis(5);
-/// Interval between reads of counters that the guest only increments.
+/// Interval between reads of the counters that detours increment for hits without a record.
 pub(super) const SETTLE: Duration = Duration::from_secs(1);
 
-/// What a machine's collector and its control side share: the reader of the ring, and the events that the
-/// control side has read before the collector did.
+/// What a machine's collector and its control side share: the reader of the ring, and the events that the control
+/// side has read and the collector has not taken.
 #[derive(Debug)]
 pub struct Collection {
     place: RingPlace,
@@ -59,14 +59,15 @@ impl Collection {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads and accounts for everything that has been recorded up to now; the collector gets the events with
-    /// the next [`Collection::drain`]. At most one ring's worth of events is kept; others are read but lost.
+    /// Reads everything that has been recorded up to now, and counts it; the collector gets the events with the
+    /// next [`Collection::drain`]. At most as many events are kept as the ring has cells; others are counted as
+    /// lost.
     pub fn catch_up(&self, mem: &dyn PhysMemory, when: impl Fn(Stamp) -> When) {
         self.lock().catch_up(mem, when);
     }
 
-    /// Like [`Collection::catch_up`], when the guest will not run again: records that it has begun and not
-    /// finished are lost.
+    /// Like [`Collection::catch_up`], but for when the guest will not run again: records that are begun and not
+    /// finished count as lost.
     pub fn end(&self, mem: &dyn PhysMemory, when: impl Fn(Stamp) -> When) {
         let mut state = self.lock();
         state.catch_up(mem, when);
@@ -109,7 +110,7 @@ impl Collection {
         self.lock().waiting.capacity()
     }
 
-    /// Returns how long the ring may be left alone; `None` while nothing records.
+    /// Returns how long the ring may stay unread; `None` while nothing records.
     #[must_use]
     pub fn patience(&self) -> Option<Duration> {
         let state = self.lock();

@@ -1,8 +1,8 @@
-//! Which cells of the ring are taken, and where detours may go on.
+//! Which cells of the ring are taken, and where detours may continue to reserve.
 //!
-//! Positions only ever grow, and position `p` is cell `p % capacity`. A task may stay between reserving cells
-//! and finishing the record there for any length of time. Its cells are not given to anything else meanwhile, in
-//! whatever lap. So the ring is a circle with obstacles:
+//! Positions only ever grow, and position `p` is cell `p % capacity`. A task may take any time from reserving cells
+//! to finishing the record in them. Meanwhile its cells are given to nothing else, however many laps the ring
+//! makes. So the ring is a circle with obstacles:
 //!
 //! ```text
 //!        read │ held │ read      │ held │ read   │ unread │ free               │ held, a lap later
@@ -23,7 +23,7 @@ pub(super) struct HeldCells {
     held: Vec<Range<u64>>,
 }
 
-/// A run of free cells, where reservations go on.
+/// A run of free cells, in which reservations can continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Run {
     /// The first free position, at the head or beyond.
@@ -40,7 +40,7 @@ impl Run {
 }
 
 impl HeldCells {
-    /// Creates the held cells, none yet, of a ring of `capacity` cells, a power of two.
+    /// Creates an empty set of held cells, for a ring of `capacity` cells, a power of two.
     pub(super) fn new(capacity: u32) -> Self {
         Self {
             capacity: capacity.into(),
@@ -76,13 +76,13 @@ impl HeldCells {
         }
     }
 
-    /// Takes out everything that is held, to be looked at and [held](Self::hold) again in the same order.
+    /// Takes out everything that is held, to be checked and [held](Self::hold) again in the same order.
     pub(super) fn take(&mut self) -> Vec<Range<u64>> {
         std::mem::take(&mut self.held)
     }
 
-    /// Returns the free cells from the head on, and the longest run of free cells. `unread` ends at the head,
-    /// and contains nothing that is held.
+    /// Returns the run of free cells at the head, and the longest run of free cells. `unread` ends at the head, and
+    /// contains nothing that is held.
     pub(super) fn runs(&self, unread: &Range<u64>) -> [Run; 2] {
         let head = unread.end;
         let pieces = self.held.iter().chain([unread]);

@@ -1,7 +1,7 @@
 //! The host's end of the ring that detours record into: the sources of records, the events that are made of
 //! them, and the [`Reader`], which takes the records.
 //!
-//! Invariants: a record is copied out of the guest's reach before it is read; a guest that writes nonsense here
+//! Invariants: a record is copied out of the guest's reach before it is decoded; a guest that writes nonsense here
 //! loses records, which are counted, and nothing else.
 
 mod collection;

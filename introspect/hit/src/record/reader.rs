@@ -1,16 +1,16 @@
 //! Takes records out of the ring.
 //!
-//! Records are finished in another order than they were begun: an interrupt may come in between, the guest may
-//! put the recording task to sleep, or the host the vCPU. So the reader waits a moment for a record that is not
+//! Records may be finished in another order than they were begun: an interrupt may come in between, or the guest
+//! may put the recording task to sleep, or the host the vCPU. So the reader waits a moment for a record that is not
 //! finished, because those after it are younger. Then it steps over the record, and checks at each later pass
 //! whether it is finished.
 //!
-//! Invariants: only the [`Reader`] clears marks, of records it has taken, and moves `limit`; every position
-//! below `next` was taken, is held, or was never given to a writer; the cells of a record that is not finished
-//! belong to its writer alone ([`HeldCells`]). The work of one pass is bounded by the number of cells. The work
-//! of all passes on cells with nothing in them is bounded by the time: after a pass with many of them the reader
-//! rests. So a guest that rings the doorbell again and again, with nonsense in the ring, makes the host look at
-//! no more than a few cells each time.
+//! Invariants: only the [`Reader`] moves `limit` and clears marks: those of records that it has taken or given up,
+//! and those that are nonsense; every position below `next` was taken, is held, or was never given to a writer; the
+//! cells of a record that is not finished belong to its writer alone ([`HeldCells`]). The work of one pass is
+//! bounded by the number of cells. The work of all passes on cells without a record is bounded by time, because the
+//! reader rests after a pass with many such cells. So a guest that rings the doorbell again and again, with
+//! nonsense in the ring, makes the host read no more than a few cells each time.
 
 use std::ops::Range;
 use std::sync::atomic::{Ordering, fence};
@@ -28,14 +28,15 @@ use crate::region::RingPlace;
 
 /// How long the reader waits for a record before it steps over it.
 const HOLD: Duration = Duration::from_millis(20);
-/// Number of cells with nothing in them that a pass may look at, or clear, without a rest: detours at work leave
-/// fewer.
+/// Maximum number of cells without a record that a pass may read or clear without a rest after it. Detours at work
+/// leave fewer.
 const IDLE: u64 = 256;
-/// Rest for each of these cells, if there were more: many times as long as a cell takes.
+/// Rest per cell without a record, after a pass over more than [`IDLE`] of them: many times as long as reading a
+/// cell takes.
 const REST: Duration = Duration::from_nanos(400);
 /// Number of tries to move the head, which detours move too.
 const TRIES: usize = 8;
-/// Limit of CPU numbers: what a guest says beyond that is not one of its CPUs.
+/// CPU numbers in records have to be less than this: no guest has more CPUs.
 const CPUS_MAX: usize = 1 << 12;
 const RECORD_MAX: usize = MAX_RECORD_CELLS as usize * CELL;
 
@@ -61,7 +62,7 @@ impl Look {
     }
 }
 
-/// What one pass through the ring reads.
+/// What one pass through the ring needs.
 struct PassContext<'a> {
     mem: &'a dyn PhysMemory,
     sources: &'a Map,
@@ -72,7 +73,7 @@ struct PassContext<'a> {
 #[derive(Clone, Copy, Debug)]
 struct Wait {
     since: Instant,
-    /// The head at that time: everything before it has been waited for.
+    /// The head at that time. Everything before it has been waited for since then.
     head: u64,
 }
 
@@ -90,13 +91,13 @@ pub struct Reader {
     is_waiting: bool,
     /// Whether the last pass left something unread from `next` on.
     is_behind: bool,
-    /// Limit and bell that detours got last.
+    /// Limit and bell that were published last.
     published: (u64, u64),
     /// Whether the guest has written what no detour writes.
     is_broken: bool,
     /// Number of records that were nonsense, or of no source.
     malformed: u64,
-    /// Number of cells of this pass that gave no event.
+    /// Number of cells in this pass without a record, or with one that was lost.
     idle: u64,
     /// Until when the reader rests, after a pass with many such cells.
     rests: Option<Instant>,
@@ -139,12 +140,12 @@ impl Reader {
         self.place.capacity as usize
     }
 
-    /// Returns whether any source may record.
+    /// Returns whether there is any source, so that detours may record.
     pub(super) fn records(&self) -> bool {
         !self.sources.now().by_number.is_empty()
     }
 
-    /// Returns whether a record was begun and not finished.
+    /// Returns whether there may be records that are not finished or not read.
     pub(super) fn awaits(&self) -> bool {
         !self.held.is_clear() || self.is_behind
     }
@@ -156,8 +157,8 @@ impl Reader {
         Ok((head.wrapping_sub(self.next) <= may_be).then_some(head))
     }
 
-    /// Appends the events of finished records to `into`. Records that were nonsense, or of no source, are lost.
-    /// There is more if the limit of `look` ended the pass.
+    /// Appends the events of finished records to `into`. Records that were nonsense, or of no source, count as
+    /// lost. Reports [`more`](Drained::more) if the limit of `look` ended the pass.
     pub(super) fn read(
         &mut self,
         mem: &dyn PhysMemory,
@@ -229,7 +230,7 @@ impl Reader {
         self.is_broken |= head.is_none();
         if let Some(head) = head {
             let is_all = self.in_turn(head, context, now, into, left)?;
-            // Detours never have this many cells at once: the guest has moved the head itself.
+            // Detours never have this many cells unfinished at once: the guest has moved the head itself.
             let unfinished = self.held.cells() + head.wrapping_sub(self.next);
             self.is_broken |= is_all && unfinished > u64::from(self.place.capacity / 4) * 3;
             self.is_behind = self.next != head;
@@ -269,7 +270,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Takes the records in turn, up to `head`. Returns whether everything up to there was looked at.
+    /// Takes the records in turn, up to `head`. Returns whether everything up to there was checked.
     fn in_turn(
         &mut self,
         head: u64,
@@ -381,8 +382,8 @@ impl Reader {
         }
     }
 
-    /// Keeps the host time, which is computed anew for each batch, from running back where the CPU's own counter
-    /// did not.
+    /// Keeps the host time from running back where the CPU's own counter did not. Host times are computed anew for
+    /// each batch.
     fn in_order(&mut self, mut event: Event) -> Event {
         let cpu = usize::try_from(event.vcpu).unwrap_or(usize::MAX);
         if cpu >= CPUS_MAX {
@@ -412,7 +413,8 @@ impl Reader {
         event
     }
 
-    /// Sets how far detours may go, and moves them on to where there is more room if that is not far.
+    /// Sets the limit up to which detours may reserve. If it is near, first moves the head to where there is more
+    /// room.
     fn make_room(&mut self, mem: &dyn PhysMemory) -> Result<(), OutOfRange> {
         for _ in 0..TRIES {
             let Some(head) = self.head(mem)? else {
@@ -440,7 +442,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Makes detours, whose head is at `head` or beyond, stop at `limit`.
+    /// Makes detours stop at `limit`. The head is at `head` or beyond.
     fn set_limit(&mut self, mem: &dyn PhysMemory, head: u64, limit: u64) -> Result<(), OutOfRange> {
         let usual = self.next.wrapping_add(self.place.watermark.into());
         let bell = match self.held.is_clear() {
@@ -456,9 +458,9 @@ impl Reader {
         Ok(())
     }
 
-    /// Starts again with an empty ring, beyond everything that was ever given to a writer: what is not finished
-    /// will not be, or what the guest wrote makes no sense. Returns the number of pieces with such records; each
-    /// counts as one record.
+    /// Starts again with an empty ring, beyond everything that was ever given to a writer: unfinished records will
+    /// not be finished, or what the guest wrote makes no sense. Returns the number of pieces of the ring that are
+    /// given up; each counts as one record.
     pub(super) fn give_up(&mut self, mem: &dyn PhysMemory) -> u64 {
         let unread = mem.read_u64(self.place.head) != Ok(self.next);
         let lost = self.held.pieces() + u64::from(unread);
@@ -480,7 +482,7 @@ impl Reader {
         lost
     }
 
-    /// Accounts for the hits that detours only counted. Returns how many of them left no record.
+    /// Adds to the probes' counters what detours only counted. Returns the number of hits to report as lost.
     pub(super) fn settle(&self, mem: &dyn PhysMemory) -> u64 {
         let sources = self.sources.now();
         let lost = sources.by_number.values().map(|source| source.settle(mem));

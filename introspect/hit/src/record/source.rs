@@ -18,17 +18,17 @@ use crate::filter::{Seen, no_more};
 use crate::followed::Followed;
 use crate::region::CounterPlace;
 
-/// Maximum growth of one of the guest's counters between two reads that is believed: more than processors do in
-/// minutes. A counter that has grown by more was not incremented but written.
+/// Maximum growth of one of the guest's counters between two reads that is believed: more than processors can count
+/// in minutes. A counter that has grown by more was not incremented but written.
 pub(super) const PLAUSIBLE: u64 = 1 << 40;
 
-/// Maximum difference, in nanoseconds, between two times of one call when one came from a vCPU's counter and the
-/// other from the host's clock: where counters stall, the host may have made the thread wait in between.
+/// Maximum difference, in nanoseconds, between two times of one call if one is from a vCPU's counter and the other
+/// from the host's clock. Where counters stall, they differ if the host has made the vCPU's thread wait in between.
 pub(super) const APART: u64 = 200_000;
 
-/// Returns the times of a return and of its call's entry; 0 for one that is not known. A return that was moved
-/// into its place may be off by [`APART`]. If the call was no longer than that, the time of its entry is 0, as
-/// its duration would be made up.
+/// Returns the times of a return and of its call's entry; 0 for one that is not known. The time of a return that
+/// was [placed](When::Placed) may be wrong by [`APART`]. If the call was no longer than that, the time of its entry
+/// is 0, because the duration would be made up.
 pub(super) fn call_times(returned: When, entry: u64) -> (u64, u64) {
     let ns = returned.ns_or_zero();
     match entry.saturating_sub(ns) {
@@ -49,15 +49,16 @@ pub struct RecordSource {
     /// What happens at the probe's hits.
     pub actions: Arc<Actions>,
     counters: Arc<Counters>,
-    /// Counters of its detour and its calls.
+    /// Addresses of the counters that its detour and its stubs increment.
     pub words: CounterPlace,
     lost: Tally,
     vetoed: Tally,
     missed: Tally,
     enabled: AtomicBool,
-    /// Whether everything that the probe recorded while it was enabled was read.
+    /// Whether the probe is disabled and everything that it recorded before has been read.
     silent: AtomicBool,
-    /// Number of hits since then that made no event and are to be reported as lost.
+    /// Number of hits whose records were finished while `silent` was set. They made no event, and are still to be
+    /// reported as lost.
     late: AtomicU64,
 }
 
@@ -85,7 +86,7 @@ pub struct Tallies {
     pub missed: Gpa,
 }
 
-/// A counter of the guest, and how much of it was accounted for.
+/// A counter of the guest, and the value up to which it was accounted for.
 #[derive(Debug)]
 struct Tally {
     at: Gpa,
@@ -93,7 +94,7 @@ struct Tally {
 }
 
 impl Tally {
-    /// Returns what was added since the last call; 0 if that is not plausible.
+    /// Returns by how much the counter has grown since the last call; 0 if that is not plausible.
     fn take(&self, mem: &dyn PhysMemory) -> u64 {
         let Ok(now) = mem.read_u64(self.at) else {
             return 0;
@@ -176,8 +177,9 @@ impl RecordSource {
         }
     }
 
-    /// Notes that the probe is disabled, and that what it had recorded by then has been read. A task that was
-    /// preempted in the detour may still finish a record: that hit is counted, without an event.
+    /// Notes that everything has been read that the probe recorded before it was disabled; does nothing if it is
+    /// enabled. A task that was preempted in the detour may still finish a record: that hit is counted, without an
+    /// event.
     pub fn silence(&self) {
         let enabled = self.enabled.load(Ordering::Relaxed);
         self.silent.store(!enabled, Ordering::Relaxed);
@@ -188,8 +190,8 @@ impl RecordSource {
         !self.enabled.load(Ordering::Relaxed) && !self.silent.load(Ordering::Relaxed)
     }
 
-    /// Accounts for `call`, given by its slot and its stub, if it was made by `task`, which will not return from
-    /// it. Returns whether it did.
+    /// Releases the instance of `call`, given by its slot and its stub, and counts the call as an orphan, if `task`
+    /// made it. The task will not return from it. Returns whether the instance was released.
     pub(crate) fn call_dead(
         &self,
         call: (Gva, Gva),
@@ -204,7 +206,8 @@ impl RecordSource {
         is_dead
     }
 
-    /// Accounts for all calls of a task that will not run again.
+    /// Releases the instances of all calls that `task` has made, and counts the calls as orphans. The task will not
+    /// run again.
     pub fn task_dead(&self, task: Gva, mem: &(impl PhysMemory + ?Sized)) {
         if let Some(calls) = self.followed() {
             let orphans = calls.release_calls_of(task, mem);
@@ -214,9 +217,9 @@ impl RecordSource {
         }
     }
 
-    /// Accounts for what detours only counted. Returns how many hits left no record. Without a record it is not
-    /// known whether a filter would have accepted a hit: such hits are missed, as are returns of a disabled
-    /// probe.
+    /// Adds to the probe's counters what detours only counted. Returns the number of hits to report as lost.
+    /// Without a record it is not known whether a filter would have accepted a hit, so hits without a record count
+    /// as missed if there is a filter. So do returns of a disabled probe.
     pub(super) fn settle(&self, mem: &dyn PhysMemory) -> u64 {
         let mut lost = self.lost.take(mem);
         let is_disabled = self.followed().is_some() && !self.enabled.load(Ordering::Relaxed);
@@ -392,9 +395,9 @@ pub struct Stamp {
     pub cpu: Option<u32>,
     /// Value of that CPU's time-stamp counter.
     pub tsc: u64,
-    /// Position of its record, in cells from the first that was ever reserved. A record was begun before its CPU
-    /// left the guest if the ring's head was beyond it by then. `None` for something that has no record of its
-    /// own.
+    /// Position of its record, in cells from the first that was ever reserved. If the ring's head was beyond this
+    /// position when the record's CPU left the guest, the record was begun before. `None` for something that has no
+    /// record of its own, such as the entry of a call.
     pub position: Option<u64>,
 }
 
@@ -403,10 +406,10 @@ pub struct Stamp {
 pub enum When {
     /// It is known.
     At(u64),
-    /// The measured time is not possible, as it was before something older or after something younger. This is
-    /// the nearest possible time.
+    /// The measured time is not possible: something older has a later time, or something younger an earlier one.
+    /// This is the nearest possible time.
     Placed(u64),
-    /// The time is not known, except that it was not before this: 0 if not even that is known.
+    /// The time is not known. It was not before this; 0 if not even that is known.
     After(u64),
 }
 
@@ -419,7 +422,7 @@ impl When {
         }
     }
 
-    /// Returns a time that it was not before.
+    /// Returns the earliest possible time.
     fn earliest(self) -> u64 {
         match self {
             Self::At(ns) | Self::Placed(ns) | Self::After(ns) => ns,
@@ -430,7 +433,7 @@ impl When {
 /// What is needed to read records.
 pub(super) struct Around<'a> {
     pub(super) when: &'a dyn Fn(Stamp) -> When,
-    /// Returns the address to which the function of a call really returns.
+    /// Returns the real return address of a call.
     pub(super) return_address: &'a dyn Fn(&Call) -> Gva,
     pub(super) mem: &'a dyn PhysMemory,
     pub(super) follower: Option<&'a dyn Follower>,

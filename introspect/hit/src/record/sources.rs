@@ -20,7 +20,7 @@ pub const NESTED_MAX: usize = 16;
 /// All sources, and what is needed to read their records.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Map {
-    /// By the number in records.
+    /// Sources by their number in records.
     pub(super) by_number: FxHashMap<u32, Arc<RecordSource>>,
     by_probe: FxHashMap<ProbeId, Arc<RecordSource>>,
     /// The sources that follow calls.
@@ -36,10 +36,10 @@ impl Map {
         self.by_number.remove(&source.number());
     }
 
-    /// Returns the address to which the function of `call` really returns. If another function jumped to it whose
-    /// call a return probe follows, it found that call's stub on its stack. That call began before this one. So
-    /// if the stub's instance belongs to a call that began later, the address is not known any more, and zero is
-    /// returned.
+    /// Returns the real return address of `call`. If another function jumped to this one, and a return probe
+    /// follows the other function's call, then `call` found the stub of that other call in place of its return
+    /// address. The other call began before `call`. So if the stub's instance belongs to a call that began later or
+    /// has another clock, the real address is not known any more, and zero is returned.
     pub(super) fn return_address(&self, call: &Call, mem: &dyn PhysMemory) -> Gva {
         let mut begun = Begun {
             to: call.return_address,
@@ -62,7 +62,8 @@ impl Map {
     }
 }
 
-/// The current sources. The control side changes them; the reader takes those that there are.
+/// The current sources. The control side changes them. A pass of the reader uses those that there are when it
+/// begins.
 #[derive(Clone, Debug, Default)]
 pub struct RecordSources(Arc<Mutex<Arc<Map>>>);
 
@@ -82,7 +83,7 @@ impl RecordSources {
         self.now().by_probe.get(&id).cloned()
     }
 
-    /// Adds a source, in place of another one of the same probe.
+    /// Adds a source, which replaces another one of the same probe.
     pub fn add(&self, source: Arc<RecordSource>) {
         self.change(|map| {
             if let Some(before) = map.by_probe.insert(source.probe, Arc::clone(&source)) {

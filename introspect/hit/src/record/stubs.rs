@@ -1,7 +1,7 @@
 //! Lookup of stubs, among all return probes that follow calls without exits.
 //!
-//! Invariant: the sources are sorted by their stubs, of which no two sources have any in common. So a stub is
-//! found by binary search, however many there are.
+//! Invariant: the sources are sorted by the addresses of their stubs, and no two sources share a stub. So a stub is
+//! found by binary search.
 
 use std::sync::Arc;
 

@@ -107,7 +107,7 @@ impl Rig {
         }
     }
 
-    /// Writes a record of one cell at `position`, which is begun or finished.
+    /// Writes a record of one cell at `position`: begun, and `finished` or not.
     fn record(&self, position: u64, source: u32, tsc: u64, finished: bool) {
         let cell = position & u64::from(CAPACITY - 1);
         let at = CELLS.wrapping_add(cell * CELL as u64);
@@ -159,13 +159,13 @@ fn a_call_whose_times_had_to_be_put_in_order_does_not_say_how_long_it_took() {
     const RETURN: u64 = 1_000_000;
     for (returned, entry, expected) in [
         (When::At(RETURN), 999_999, (RETURN, 999_999)),
-        // A little early, and so early that neither can be believed.
+        // Returns before their entry: a little, and by so much that the return's time cannot be believed.
         (When::At(RETURN), 1_080_744, (1_080_744, 0)),
         (When::At(RETURN), 1_200_001, (0, 1_200_001)),
-        // Moved after the exit of its own entry, or to the time of its entry.
+        // Placed just after its entry, and at the time of its entry.
         (When::Placed(RETURN), 999_999, (RETURN, 0)),
         (When::Placed(RETURN), RETURN, (RETURN, 0)),
-        // It took longer than any time can be off.
+        // A call that took longer than any time can be off, and a return that was placed before its entry.
         (When::Placed(RETURN), 799_999, (RETURN, 799_999)),
         (When::Placed(RETURN), 1_080_744, (1_080_744, 0)),
         // One of the times is not known.
@@ -216,7 +216,7 @@ fn a_record_that_is_not_finished_is_waited_for_and_then_stepped_over() {
     rig.record(3, PROBE.0, 4, true);
     assert_eq!(rig.read(99), (Vec::new(), 0));
     rig.pass_ms(19);
-    // Younger than the one that is waited for: its own time begins when its turn comes.
+    // Younger than the record that is waited for: the wait for this one begins when its turn comes.
     rig.record(4, PROBE.0, 5, false);
     rig.record(5, PROBE.0, 6, true);
     assert_eq!(rig.read(99), (Vec::new(), 0));
@@ -392,7 +392,7 @@ fn a_record_of_an_impossible_length_ends_what_can_be_understood() {
     let (events, lost) = rig.read(99);
     assert_eq!(events, [2]);
     assert!(lost > 0);
-    // From then on the ring is as good as new.
+    // After that the ring works as before.
     let head = rig.mem.read_u64(HEAD).unwrap();
     rig.record(head, PROBE.0, 3, true);
     assert_eq!(rig.read(99), (vec![3], 0));
@@ -532,7 +532,7 @@ fn record_that_is_finished_after_its_probe_was_disabled_is_a_hit_without_an_even
     for n in 0..2 {
         rig.record(n, PROBE.0, n, n == 0);
     }
-    // It is disabled and what is there is read; then nothing more should come.
+    // The probe is disabled and its records are read. Nothing more is expected.
     source.set_enabled(false);
     assert!(source.is_to_be_silenced());
     assert_eq!(rig.read(99), (vec![0], 0));
@@ -543,7 +543,7 @@ fn record_that_is_finished_after_its_probe_was_disabled_is_a_hit_without_an_even
     assert_eq!((rig.counters.sum().hits, rig.counters.sum().missed), (2, 0));
     assert_eq!(rig.reader.settle(&rig.mem), 1);
     assert_eq!(rig.reader.settle(&rig.mem), 0);
-    // Enabled again, it makes events.
+    // When it is enabled again, it makes events.
     source.set_enabled(true);
     source.silence();
     rig.record(2, PROBE.0, 2, true);
@@ -562,7 +562,7 @@ fn there_is_as_much_room_as_detours_find() {
     assert_eq!(room(0, 32), Headroom::Plenty);
     assert_eq!(room(100, 116), Headroom::Plenty);
     assert_eq!(room(116, 116), Headroom::None);
-    // No record is too long for half a ring of 32 cells.
+    // A ring of 32 cells is never `Scant`, because half of it is enough for any record.
     assert_eq!(Headroom::of(17, 64, 16), Headroom::Scant);
     assert_eq!(Headroom::of(15, 64, 16), Headroom::None);
     // What no detour writes.

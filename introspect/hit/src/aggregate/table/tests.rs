@@ -57,7 +57,7 @@ fn comm() -> Measured {
     Measured::Field(Field::Text(Source::Common(Common::Comm)))
 }
 
-/// Returns a table for `text` with these fields.
+/// Returns a table for the histogram `text`, with these keys and values.
 fn table(text: &str, keys: Vec<Measured>, values: Vec<Measured>) -> Table {
     let histogram = read_histogram(text).expect("a histogram");
     let forms = histogram.keys.iter().map(|key| key.form);
@@ -412,7 +412,7 @@ fn what_is_known_of_a_probe_makes_room_for_what_is_known_later() {
     table.hear(&[event(1, 0, b"")], 0);
     assert_eq!(numbers(&table), [(1, 1)]);
 
-    // Its new definition is too large: its hits are dropped, and what was counted stays.
+    // The other definition is too large: the probe's hits are dropped, and what was counted stays.
     let left = table.budget.left();
     table.reserve(left).unwrap();
     table.learn(PROBE, Arc::default(), long, left);

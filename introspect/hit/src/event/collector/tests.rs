@@ -136,7 +136,7 @@ fn sources_and_rings_share_batches_and_nothing_is_left_in_either() {
     assert!(seen.0.iter().map(|e| e.seq).eq(0..13_000));
 }
 
-/// A collector that makes passes only when it is called, and the producing end of its only ring.
+/// Returns a collector that makes a pass only when it is called, and the producing end of its only ring.
 fn by_hand(sources: Vec<Box<dyn Source>>, capacity: usize) -> (Drain, EventProducer) {
     let (producer, consumer) = RingBuffer::new(capacity);
     let counts = Arc::<VcpuCounts>::default();
@@ -162,7 +162,7 @@ fn events_of_one_ring_are_put_in_order_where_they_are_and_however_they_lie_there
     let (mut drain, mut producer) = by_hand(Vec::new(), 5);
     let (mut seqs, mut wrapped) = (0.., 0);
     for round in 0..200 {
-        // Events out of order, across the end of the ring and not.
+        // Events out of order, which lie across the end of the ring in some rounds.
         for n in [3, 1, 2] {
             producer.push(|| event(0, n), |event| event.guest_tsc = event.host_ns + 10);
         }
@@ -176,7 +176,7 @@ fn events_of_one_ring_are_put_in_order_where_they_are_and_however_they_lie_there
             PassResult::All { of_rings: true }
         );
         drop(sink);
-        // In two parts where they lay across the end of the ring, each in order.
+        // They come in two parts if they lay across the end of the ring. Each part is in order.
         let parts: Vec<Vec<Event>> = from.iter().collect();
         wrapped += usize::from(parts.len() == 2);
         assert!(
@@ -191,7 +191,7 @@ fn events_of_one_ring_are_put_in_order_where_they_are_and_however_they_lie_there
         assert!(events.iter().map(|e| e.host_ns).eq(1..=3), "round {round}");
         assert_eq!(producer.ring.slots(), 5, "the places are released");
     }
-    // From each fifth place on: at 3 and 4.
+    // Of the five places in the ring, three events that begin at the last or the last but one lie across the end.
     assert_eq!(wrapped, 80);
 }
 
@@ -228,7 +228,7 @@ fn events_keep_their_places_until_they_are_handed_on_and_others_are_counted_mean
     assert_eq!(from.try_recv(), Ok((2, 1)));
 }
 
-/// Says for `calls` calls that there is more, and returns an event only at the last of them.
+/// Says call after call that there is more, but returns its only event at the last of `calls` calls.
 struct Reluctant {
     calls: u64,
 }
@@ -315,7 +315,7 @@ fn a_sleeping_collector_is_woken_by_a_single_event() {
     collector.finish();
 }
 
-/// Hands on events that come through a channel.
+/// A source of the events that come through a channel.
 struct Relay {
     from: Receiver<Event>,
     patience: Option<Duration>,

@@ -1,4 +1,4 @@
-//! Events are handed on in order of time, whatever makes them and however late each can be seen.
+//! Events are delivered in order of time, whatever makes them and however late each becomes visible.
 
 use std::sync::{Arc, Mutex};
 
@@ -8,7 +8,7 @@ use rtrb::{Producer, RingBuffer};
 use super::*;
 use crate::event::collector::tests::event;
 
-/// Rings and sources as a collector sees them, with times that only go on.
+/// Rings and sources as a collector sees them.
 struct Rig {
     order: Order,
     rings: Vec<Producer<Event>>,
@@ -128,7 +128,7 @@ fn nothing_overtakes_a_hit_whose_thread_is_kept_from_reporting() {
         rig.sources[0].push(event(2, time));
         assert_eq!(rig.pass(false), PassResult::Held);
     }
-    // Nor when nothing else comes.
+    // It is still held when nothing else comes.
     assert_eq!(rig.pass(false), PassResult::Held);
     rig.push(1, 11);
     rig.turns[1] += 1;
@@ -188,7 +188,7 @@ fn an_event_without_a_time_stays_behind_the_one_it_came_after() {
     assert_eq!(rig.times(), [20, 0, 25, 30, 0]);
 }
 
-/// An event whose time is not known, and that came after the time `after`.
+/// Returns an event whose time is not known, except that it came after `after`.
 fn timeless(after: u64) -> Event {
     Event {
         seq: after,
@@ -226,8 +226,8 @@ fn an_event_without_a_time_is_held_with_what_it_came_after() {
 }
 
 proptest! {
-    /// Events happen one after another. Each can be seen at once or, if it is `late`, in the next pass but one at
-    /// the latest.
+    /// Events happen one after another. Each is visible at once or, if `is_late`, to the next pass but one at the
+    /// latest.
     #[test]
     fn events_that_are_not_later_than_a_pass_are_handed_on_in_order(
         events in prop::collection::vec((0_usize..5, 0_u64..3, any::<bool>(), 0_u8..4), 1..400),
@@ -251,7 +251,7 @@ proptest! {
                 show(&mut rig, of, now);
             }
             for _ in 0..passes {
-                // They become visible while the pass is made: it sees them or not.
+                // Late events become visible during the pass: it sees them or not.
                 rig.pass(false);
                 for (of, time) in late.drain(..) {
                     show(&mut rig, of, time);

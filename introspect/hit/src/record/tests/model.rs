@@ -1,7 +1,7 @@
 //! Writers that stop at any instruction, for any time, and the reader.
 //!
 //! A writer does what a detour does, one access to memory after the other. Everything it records looks like the
-//! mark of a record. Writers also go on between any two accesses of the reader.
+//! mark of a record. Writers also continue between any two accesses of the reader.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -14,7 +14,7 @@ use super::*;
 
 /// Number of concurrent writers.
 const WRITERS: usize = 6;
-/// The words of registers and stack that the sources record: records of 1, 2 and 4 cells.
+/// The sources: number, words of registers and stack that are recorded, and cells of a record.
 const SOURCES: [(u32, usize, u64); 3] = [(7, 0, 1), (8, 8, 2), (9, 22, 4)];
 
 fn word_at(position: u64, word: u64) -> Gpa {
@@ -64,9 +64,9 @@ impl Writer {
 enum Action {
     /// A writer begins to record.
     Begin { writer: usize, source: usize },
-    /// A writer goes on.
+    /// A writer continues.
     Go { writer: usize, accesses: u32 },
-    /// The reader makes a pass; a writer goes on after each of its accesses.
+    /// The reader makes a pass; a writer continues after each of its accesses.
     Pass {
         after_ms: u64,
         most: usize,
@@ -88,9 +88,9 @@ struct Guest {
     lost: u64,
     /// Records that the reader has not taken.
     finished: Vec<Finished>,
-    /// Times of the records that it has taken, but not handed on.
+    /// Times of the records that the reader has taken, but not returned.
     taken: Vec<u64>,
-    /// Times of all records, in the order they were reserved in.
+    /// Times of all records, in the order of their reservation.
     order: Vec<u64>,
     /// Whether the guest has written nonsense.
     is_forged: bool,
@@ -217,7 +217,7 @@ impl Guest {
 struct Shared<'a> {
     guest: &'a RefCell<Guest>,
     mem: Memory,
-    /// The writer that goes on, or begins, after each access, and how far; the list is repeated.
+    /// The writer that begins or continues after each access, and the number of its accesses. The list is repeated.
     meanwhile: &'a [(usize, u32)],
     accesses: Cell<usize>,
 }
@@ -271,7 +271,7 @@ impl World {
     fn new() -> Self {
         let rig = Rig::new();
         for (probe, words, cells) in SOURCES {
-            // RDI to R15 first, then stack words.
+            // Registers first, then stack words.
             let registers = Gpr::ALL.into_iter().take(words.min(16));
             let capture = Capture {
                 registers: registers.collect(),
@@ -423,7 +423,7 @@ fn action() -> impl Strategy<Value = Action> {
     ]
 }
 
-/// Forged words: what looks like a mark, or like a head; or anything.
+/// Returns an action that forges a word: something like a mark or a head, or anything.
 fn forged() -> impl Strategy<Value = Action> {
     let cells = u64::from(CAPACITY);
     let word = prop_oneof![(0..cells).prop_map(|cell| cell * 8), 0..cells * 8 + 8];
@@ -442,7 +442,7 @@ proptest! {
         for action in &actions {
             world.act(action);
         }
-        // Writers that stopped in the middle do not go on, but the ring does.
+        // Writers that stopped in the middle stay there, but the ring can still be used.
         world.read_all();
         let free = world.guest.borrow().writers.iter().position(Option::is_none);
         if let Some(free) = free {
@@ -453,7 +453,7 @@ proptest! {
                 prop_assert!((head + 1..=limit).contains(&bell), "{head} {limit} {bell}");
             }
         }
-        // They may go on after all.
+        // They may continue after all.
         world.finish();
         let guest = world.guest.borrow();
         prop_assert_eq!(world.read + guest.lost, guest.begun);
@@ -472,7 +472,7 @@ proptest! {
         let mut read = Vec::new();
         for action in &actions {
             match action {
-                // Never so much that anything is stepped over.
+                // Only while so little is unread that nothing is stepped over.
                 Action::Pass { most, .. } => {
                     let unread = world.load(HEAD) - world.rig.reader.next;
                     if unread <= u64::from(WATERMARK) {
@@ -500,7 +500,8 @@ fn survives(actions: &[Action]) {
     for action in actions {
         world.act(action);
     }
-    // Records that were begun before may end where they do not belong any more; then all is as it was.
+    // Records that were begun before may be finished in cells that are not theirs any more. After that the ring is
+    // as it was.
     world.finish();
     world.finish();
     let guest = world.guest.get_mut();

@@ -62,8 +62,8 @@ fn machine(tsc: u64, cpu: u32) -> (Memory, RecordSources) {
     (mem, sources)
 }
 
-/// Returns the address to which a call returns that the second probe saw at `tsc`, and that found `found` on its
-/// stack.
+/// Returns the real return address of a call that the second probe saw at `tsc`, by the clock of `cpu`, and that
+/// found `found` on its stack.
 fn caller((mem, sources): &(Memory, RecordSources), found: Gva, tsc: u64, cpu: u32) -> Gva {
     let call = Call {
         id: 1,
@@ -104,7 +104,7 @@ fn the_caller_is_that_of_the_call_or_nobody() {
         }
         // Another call has the instance by now.
         assert_eq!(caller(&there, stub, TSC - 1, cpu), Gva(0));
-        // The clocks have nothing to do with each other.
+        // The two times are from different clocks.
         let other = if cpu == 0 { BY_HOST } else { 0 };
         assert_eq!(caller(&there, stub, TSC + 5, other), Gva(0));
         // A stub of no probe, and no stub at all.

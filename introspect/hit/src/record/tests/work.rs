@@ -1,4 +1,4 @@
-//! How much work a guest can cause the reader by writing nonsense and ringing the doorbell at once.
+//! How much work a guest can cause the reader by writing nonsense and ringing the doorbell again and again.
 
 use hvprobe_fixtures::work;
 
@@ -14,17 +14,17 @@ const RING: RingPlace = RingPlace {
 const BETWEEN: Duration = Duration::from_micros(2);
 /// Time that the test covers.
 const LASTS: Duration = Duration::from_millis(50);
-/// Accesses to memory: for a pass that finds little, or does not look; and for each microsecond, as a cell takes
-/// up to two and the reader rests 0.4 µs for it.
+/// Maximum number of accesses to memory in a pass that finds little, or that the reader skips because it rests.
 const PASS: u64 = 12;
+/// Maximum number of further accesses per microsecond: a cell takes up to two, and the reader rests 0.4 µs for it.
 const MICROSECOND: u64 = 6;
 
 fn cell(number: u64) -> Gpa {
     CELLS.wrapping_add(number % u64::from(MANY) * CELL as u64)
 }
 
-/// Lets a guest that does `forge` ring again and again. Returns what there is then, how many accesses the reader
-/// made, and how often the guest rang.
+/// Lets a guest call `forge` and ring the doorbell again and again. Returns the rig after that, how many accesses
+/// the reader made, and how often the guest rang.
 fn accesses(forge: impl Fn(&Memory, u64)) -> (Rig, u64, u64) {
     let mut rig = Rig::new();
     rig.reader = Reader::new(RING, rig.reader.sources.clone());
@@ -76,14 +76,14 @@ fn nonsense_with_doorbells_costs_no_more_the_more_often_it_rings() {
         let limit = mem.read_u64(LIMIT).expect("in memory");
         mem.write_u64(HEAD, limit).expect("in memory");
     };
-    // Every mark of it is nonsense.
+    // Every mark of the ring is nonsense.
     let all_malformed = |mem: &Memory, _: u64| {
         for number in 0..u64::from(MANY) {
             mem.write_u64(cell(number), u64::MAX).expect("in memory");
         }
         all_unfinished(mem, 0);
     };
-    // Every other one is a record of no source.
+    // Every other cell has a record of no source.
     let every_other = |mem: &Memory, _: u64| {
         let head = mem.read_u64(HEAD).expect("in memory");
         for position in (head..head + u64::from(MANY) / 2).step_by(2) {
@@ -105,7 +105,8 @@ fn nonsense_with_doorbells_costs_no_more_the_more_often_it_rings() {
         let microseconds = u64::try_from(LASTS.as_micros()).expect("a short time");
         let bound = rung * PASS + microseconds * MICROSECOND;
         assert!(made <= bound, "{what}: {made} accesses, at most {bound}");
-        // That one leaves no two free cells in a row, so there is no ring to use until it ends.
+        // `every other` leaves no two free cells in a row, so the ring cannot be used any more until the guest
+        // ends.
         if what != "every other" {
             serves(rig);
         }
