@@ -1,12 +1,12 @@
-//! Registers as many probes as asked for in one batch, on the text of a real kernel, and shows what
-//! that takes: all in all, and while the guest stands still.
+//! Registers a given number of probes in one batch, on the text of a real kernel. Shows how long that takes: the
+//! whole change, and the part for which the guest stands still.
 //!
 //! ```text
 //! hvprobe unpack /boot/vmlinuz vmlinux
 //! cargo run --release --package hvprobe-engine --example batch_cost -- vmlinux 10000
 //! ```
 //!
-//! A third word is the only kind of probes wanted:
+//! A third argument selects one kind of probes:
 //!
 //! | kind        | what is planted                                                                   |
 //! |-------------|-----------------------------------------------------------------------------------|
@@ -16,10 +16,10 @@
 //! | `emulated`  | int3s                                                                             |
 //! | `boosted`   | int3s, and a slot each                                                            |
 //!
-//! Every round comes twice, as the second finds the slots and detours of the first. `traced` is what the longer of
-//! both takes that the guest waits for under ftrace's locks when it begins and when it ends to patch the entries of
-//! functions, where the probes are. The last column is how many of the probes are jumps. The guest has no
-//! processors: what is missing is only what it takes to stop them.
+//! There are two rounds, because the second finds the slots and detours of the first. The guest waits with ftrace's
+//! locks held when it begins and when it ends patching function entries, where the probes are; `traced` is the
+//! longer of these two times. The last column is the number of probes that are jumps. The guest has no processors,
+//! so only the time to stop them is missing.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -42,8 +42,9 @@ use hvprobe_spec::definition::{Definition, Kind, Marks, Target};
 use hvprobe_spec::{Mechanism, ProbeId, ProbeSpec};
 
 const PAGE: u64 = 4096;
-/// Where page tables, the interrupt descriptor table and the hidden region are; the kernel is below.
-/// The guest has as much memory as hvprobe gives one by default.
+/// Addresses of the page tables, of the interrupt descriptor table and of the hidden region. The kernel is below
+/// them. The hidden region begins where the guest's memory ends, which is as large as hvprobe gives a guest by
+/// default.
 const TABLES: Gpa = Gpa(128 << 20);
 const IDT: Gpa = Gpa(144 << 20);
 const HIDDEN: Gpa = Gpa(256 << 20);
@@ -102,11 +103,11 @@ impl World for Guest {
         Ok(stopped)
     }
 
-    /// Nobody writes while a change is made.
     fn has_ended(&self) -> bool {
         false
     }
 
+    /// Nothing writes to the guest's memory while a change is made, so there is nothing to log.
     fn note_writes(&self, _on: bool) -> bool {
         true
     }
@@ -156,7 +157,7 @@ impl Guest {
             let at = start.wrapping_add(at * PAGE);
             tables.write(&memory, at, bytes).expect("mapped");
         }
-        // As ftrace leaves them at boot.
+        // Write the nops that ftrace leaves at boot.
         for symbol in image.symbols().iter() {
             if image.is_text(symbol.addr) && image.is_ftrace_site(symbol.addr) {
                 let nop = [0x0f, 0x1f, 0x44, 0, 0];
@@ -173,7 +174,7 @@ impl Guest {
     /// Returns the hooks that the engine has at the beginning of `function`.
     fn hooks(&self, function: Gva) -> HookSet {
         let table = self.table.borrow();
-        // It may be behind an ENDBR64 and what ftrace patches.
+        // A hook may be after an ENDBR64 and after the instruction that ftrace patches.
         let places = (0..16).map(|offset| function.wrapping_add(offset));
         let members = places
             .filter_map(|at| table.at(at))
@@ -206,7 +207,8 @@ fn map(memory: &Memory, next: &mut Gpa, virt: Gva, phys: Gpa) {
     set(at, phys.0);
 }
 
-/// Milliseconds for a batch of 10,000, and of those the most that the guest may stand still.
+/// Maximum time for a batch of 10,000 probes, in milliseconds: for the whole registration, and for the part in
+/// which the guest stands still.
 const TARGET: (u32, u32) = (2000, 200);
 /// Functions that the guest calls before and after it patches, in that order.
 const FTRACE: [&str; 2] = [
@@ -232,7 +234,7 @@ impl Wanted {
         };
         match what {
             "optimized" => {}
-            // Behind the nop at the entry.
+            // After the nop at the entry.
             "inside" => wanted.offset = 5,
             "r" => {
                 wanted.kind = Kind::Return { maxactive: None };
@@ -287,7 +289,7 @@ fn main() -> ExitCode {
     status
 }
 
-/// What a change took: all in all, and while the guest stood still.
+/// How long a change took as a whole, and how long the guest stood still for it.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Took {
     all: Duration,
@@ -311,7 +313,7 @@ impl std::fmt::Display for Took {
     }
 }
 
-/// A guest whose text is final, and a registry without probes.
+/// Returns a guest whose text is final, and a registry without probes.
 fn booted(image: &Arc<KernelImage>) -> (Guest, Registry) {
     let guest = Guest::boot(image);
     let hidden = HiddenRegion::new(HIDDEN, END - HIDDEN.0, KERNEL_WINDOW);
@@ -361,7 +363,7 @@ fn measure(
         }
         let (done, unregister) = Took::of(&guest, || registry.unregister(&ids, &guest));
         done.expect("registered");
-        // What the jumps had is released when no task can be in it any more, as the supervisor sees to.
+        // Release the ghosts of the jumps, which no task can reach any more, as a machine's supervisor does.
         if let Some(retry) = registry.retry() {
             let looked = retry.look(&guest);
             registry.end_retry(looked, &guest);
@@ -380,7 +382,8 @@ fn measure(
     Ok(())
 }
 
-/// `count` functions that can be probed, all over the kernel; or why there are not as many.
+/// Returns definitions of probes of `count` functions that can be probed, spread over the kernel; or why there are
+/// not as many.
 fn functions(
     image: &KernelImage,
     registry: &mut Registry,
@@ -415,7 +418,7 @@ fn functions(
             spec
         })
         .collect();
-    // Of a few probes, not every function is tried.
+    // For few probes, not every function has to be tried.
     let some = specs.len() / (4 * count);
     let specs: Vec<_> = specs.into_iter().step_by(some.max(1)).collect();
     let (mut good, mut refused) = (Vec::new(), None);
@@ -440,7 +443,7 @@ fn functions(
     Ok(good.into_iter().step_by(step).take(count).collect())
 }
 
-/// An error with what it comes from.
+/// Returns the text of an error, followed by those of its sources.
 fn error_chain(error: &dyn std::error::Error) -> String {
     let source = error
         .source()

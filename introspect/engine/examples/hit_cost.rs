@@ -132,7 +132,7 @@ impl Mechanism {
         matches!(self, Self::Returned | Self::Both)
     }
 
-    /// Returns the number of hits that `count` hits are counted as.
+    /// Returns the number of hits that the engine counts for `count` runs.
     fn counted(self, count: usize) -> usize {
         match self {
             // A call is counted when it returns, which is up to the guest.
@@ -142,7 +142,7 @@ impl Mechanism {
     }
 }
 
-/// Returns a read of memory: of the stack, as through any other pointer.
+/// Returns a read of memory: of the stack, but made like a read through any other pointer.
 fn read() -> Item {
     Item::Fetched(Box::new(Fetched {
         base: Base::Register(Gpr::Rsp),

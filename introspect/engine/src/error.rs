@@ -6,7 +6,7 @@ use crate::refusal::Refused;
 use crate::registered::Skipped;
 use crate::world::StopError;
 
-/// Why a batch was not registered. None of its probes is.
+/// Why a batch was not registered. Then none of its probes is registered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RegisterError {
     /// One probe of the batch was refused.

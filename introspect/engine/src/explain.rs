@@ -42,11 +42,12 @@ pub struct Explained {
     pub instruction: String,
     /// Why hits take an exit; `None` if they need none.
     pub exit: Option<String>,
-    /// Conditions on a running guest for hits without exits.
+    /// What must hold in a running guest so that hits take no exit.
     pub provided: Vec<&'static str>,
     /// How the displaced instruction takes effect if hits take exits.
     pub with_exits: Mechanism,
-    /// Whether the guest's ftrace may patch in a call there; the probe does not fire while the call is there.
+    /// Whether the guest's ftrace may patch a call in at the probepoint. The probe does not fire while the call is
+    /// there.
     pub ftrace: bool,
     /// What events of the probe show.
     pub shown: Shown,
@@ -54,7 +55,8 @@ pub struct Explained {
     pub actions: Actions,
 }
 
-/// Plans `spec` for `image`: one probe, or one per matching function, each explained or refused.
+/// Plans `spec` for `image`. Returns the plan, or the refusal, of its one probe or, for a pattern, of each matching
+/// function.
 #[must_use]
 pub fn explain(image: &KernelImage, spec: &ProbeSpec) -> Vec<Result<Explained, Skipped>> {
     let kernel = Probeable {
@@ -124,7 +126,7 @@ fn with_exits(spec: &ProbeSpec, point: &Probepoint) -> Mechanism {
     mechanism_of(slot_kind(&point.displaced, point.fixup, ends, least))
 }
 
-/// Returns the conditions on a guest for the jump that displaces `span`.
+/// Returns what must hold in a running guest so that a jump can displace `span`.
 fn provided(
     spec: &ProbeSpec,
     point: &Probepoint,
@@ -165,7 +167,7 @@ fn provided(
     found.map(|(_, what)| what).collect()
 }
 
-/// The image's own text, patched as boot patches it at possible probepoints.
+/// The image's own text, with the patch that boot makes at possible probepoints: nops in place of ftrace's calls.
 struct Booted<'a>(&'a KernelImage);
 
 impl PristineText for Booted<'_> {

@@ -12,20 +12,20 @@ use crate::unoptimized::Unoptimized;
 /// State of a registered probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProbeState {
-    /// Waits for the kernel's text to be final.
+    /// Waits until the text of the kernel, or of the probe's module, is final.
     Pending,
-    /// Has a probepoint; armed unless disabled.
+    /// Has a probepoint. Is armed if it is enabled and the global switch is on.
     Placed,
-    /// Was pending, and cannot be planted: found when the text was final.
+    /// Was pending, and was refused when its text became final; with the reason.
     Refused(String),
-    /// The guest rewrote the patched byte; the probe no longer fires.
+    /// Does not fire any more: the guest rewrote the text there, unloaded the module or started another kernel.
     Gone,
 }
 
 /// What events of a probe show, besides what its definition captures explicitly.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shown {
-    /// Registers that are shown as registers. Events may carry more, for arguments.
+    /// Registers that are shown as such. Events may carry further registers, which hold arguments.
     pub registers: RegisterSet,
     /// Arguments that are shown.
     pub arguments: Vec<Argument>,
@@ -34,15 +34,15 @@ pub struct Shown {
     pub call: bool,
 }
 
-/// Actions and shown values that are known once the probe's module is loaded. Set before the probe's first hit;
-/// never set if the probe is refused then.
+/// Actions and shown values that are known only once the probe's module is loaded. They are set before the probe's
+/// first hit, and never if the probe is refused when its module is loaded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Awaited(Arc<OnceLock<(Arc<Actions>, Arc<Shown>)>>);
 
 impl Awaited {
     pub(crate) fn resolve(&self, actions: &Arc<Actions>, shown: &Arc<Shown>) {
         let resolved = (Arc::clone(actions), Arc::clone(shown));
-        // They are resolved once.
+        // This cannot fail: a probe's values are resolved once.
         let _ = self.0.set(resolved);
     }
 }
@@ -64,30 +64,31 @@ pub struct ProbeInfo {
     pub symbol: Option<(String, u64)>,
     /// State of the probe.
     pub state: ProbeState,
-    /// Whether it is registered but not armed.
+    /// Whether the probe is disabled: registered, but not armed.
     pub disabled: bool,
-    /// Whether it has exceeded its budget, and is disabled for that or about to be.
+    /// Whether the probe has exceeded its budget, for which it is disabled or about to be disabled.
     pub turned_off: bool,
-    /// Budget of its hits.
+    /// Budget of the probe's hits.
     pub budget: Option<Budget>,
-    /// How the displaced instruction takes effect, once planned.
+    /// How the displaced instruction takes effect, once the probepoint is known.
     pub mechanism: Option<Mechanism>,
-    /// Why it is armed with an int3 instead of a jump.
+    /// Why the probe is armed with an int3 instead of a jump; `None` if it is not armed with an int3.
     pub unoptimized: Option<Unoptimized>,
-    /// For a placed return probe: the present maximum of calls in flight.
+    /// For a return probe: the present maximum number of calls in flight.
     pub maxactive: Option<u32>,
-    /// Its counters.
+    /// The probe's counters.
     pub counts: Counts,
-    /// Actions at its hits.
+    /// Actions at the probe's hits.
     pub actions: Arc<Actions>,
-    /// What its events show.
+    /// What the probe's events show.
     pub shown: Arc<Shown>,
-    /// Receives the actions and the shown values if they are known only once the probe's module is loaded.
+    /// Receives the actions and the shown values, if these are known only once the probe's module is loaded.
     pub awaited: Option<Awaited>,
 }
 
 impl ProbeInfo {
-    /// Returns the description with the values from the probe's module; `None` while they are awaited.
+    /// Returns the description with the actions and shown values that depend on the probe's module; `None` while
+    /// they are awaited.
     #[must_use]
     pub fn resolved(&self) -> Option<Self> {
         let Some(Awaited(awaited)) = &self.awaited else {
@@ -112,6 +113,6 @@ pub struct Throttled {
     pub name: String,
     /// Throttled hits since the last notice about this probe.
     pub count: u64,
-    /// Whether the probe has been turned off because of them.
+    /// Whether the probe has been turned off because it exceeded its budget.
     pub disabled: bool,
 }

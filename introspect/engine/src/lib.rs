@@ -1,9 +1,9 @@
 //! The control plane: which probes exist, where each is planted, and every change to the guest's text.
 //!
 //! A registration is one pass: a batch is expanded (`registry/expand.rs`), planned (`plan/`), placed
-//! (`registry/place.rs`), planted (`registry/plant.rs`) and its text changed (`registry/commit.rs`). The pass
-//! ends with a new probe table for the data plane (`registry/table.rs`). The engine reaches guest memory and stops
-//! virtual CPUs only through [`World`], so it runs, and is tested, without KVM.
+//! (`registry/place.rs`) and planted (`registry/plant.rs`), and the guest's text is changed (`registry/commit.rs`).
+//! The pass ends with a new probe table for the data plane (`registry/table.rs`). The engine reaches guest memory
+//! and stops virtual CPUs only through [`World`], so it runs, and is tested, without KVM.
 
 mod aggregate;
 pub(crate) mod code;

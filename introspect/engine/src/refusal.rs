@@ -197,13 +197,14 @@ pub enum Refused {
         /// The address.
         at: Gva,
     },
-    /// The guest's own kprobe there would not be hit any more.
+    /// The guest has a kprobe of its own there, which would not be hit any more.
     #[error("the guest has a kprobe of its own at {at}: it would not be hit any more")]
     Kprobe {
         /// The address.
         at: Gva,
     },
-    /// The guest's own kprobe may become a jump, which keeps a copy of the text that it covers.
+    /// A kprobe of the guest's own may become a jump over the address. The guest keeps a copy of the text under its
+    /// jump.
     #[error("the guest has a kprobe of its own at {kprobe}, whose jump may come to cover {at}")]
     UnderKprobe {
         /// The address.
@@ -243,7 +244,7 @@ pub enum Refused {
         #[source]
         source: Unoptimized,
     },
-    /// A return probe, or a function to be skipped, whose address is not the function's entry.
+    /// The address of a return probe, or of a function to be skipped, is not the function's entry.
     #[error(
         "{at} is {offset:#x} bytes into {symbol}: only a function's entry can be used for {what}"
     )]
@@ -257,7 +258,7 @@ pub enum Refused {
         /// The request that needs the entry.
         what: &'static str,
     },
-    /// The function gives its stack to another task, or never returns.
+    /// The function does not return from the call that entered it, or depends on its return address.
     #[error("{symbol} {why}, so its returns cannot be probed")]
     NeverReturns {
         /// The function.
@@ -274,13 +275,13 @@ pub enum Refused {
     /// The module is not loaded.
     #[error("module {module} is not loaded")]
     ModuleNotLoaded {
-        /// Its name.
+        /// The module's name.
         module: String,
     },
     /// The guest's modules cannot be read.
     #[error("nothing of module {module} can be probed: {why}")]
     ModulesHidden {
-        /// Its name.
+        /// The module's name.
         module: String,
         /// Why.
         why: ModuleError,
@@ -288,7 +289,7 @@ pub enum Refused {
     /// The types of a module are not known.
     #[error("module {module}: {why}")]
     NoModuleTypes {
-        /// Its name.
+        /// The module's name.
         module: String,
         /// Why.
         why: Box<NoModuleTypes>,
@@ -301,7 +302,7 @@ pub enum Refused {
         /// The pattern.
         pattern: String,
     },
-    /// A fetch argument does not exist.
+    /// A fetch argument or a filter cannot be resolved.
     #[error(transparent)]
     Argument(ParseError),
     /// The arguments exceed what an event can carry.
@@ -372,7 +373,7 @@ pub(crate) struct Obstacles {
 }
 
 impl Obstacles {
-    /// Returns `None` if `found` is empty.
+    /// Returns the obstacles in `found`; `None` if there are none.
     pub(crate) fn of(found: impl IntoIterator<Item = Obstacle>) -> Option<Self> {
         let mut found = found.into_iter();
         Some(Self {

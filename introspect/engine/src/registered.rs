@@ -8,8 +8,8 @@ use crate::refusal::Refused;
 
 /// Maximum number of probes in a batch after its patterns are expanded.
 pub const BATCH_MAX: usize = 16_384;
-/// Maximum number of probes of one machine: each takes some hundred bytes here and, with a detour, in the
-/// guest.
+/// Maximum number of probes of one machine. Each takes some hundred bytes on the host and, with a detour, also in
+/// the guest.
 pub const PROBES_MAX: usize = 65_536;
 
 /// What happens to a batch when one of its probes is refused.
@@ -47,13 +47,14 @@ impl Registered {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{target}")]
 pub struct Skipped {
-    /// Position of its definition in the batch.
+    /// Position of the probe's definition in the batch.
     pub index: usize,
-    /// Definition of this one probe, or the whole definition if that was refused.
+    /// Definition of this one probe. If a pattern was refused as a whole, the definition with the pattern.
     pub definition: String,
     /// Target of the probe: a symbol, `module:symbol`, an address or a pattern.
     pub target: String,
-    /// Column of the refused part in the text of the batch's definition; `None` if no part of it is to blame.
+    /// Column of the refused part in the text of the definition at `index`; `None` if no part of that text is to
+    /// blame.
     pub column: Option<u32>,
     /// Reason for the refusal.
     #[source]

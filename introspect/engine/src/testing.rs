@@ -25,7 +25,7 @@ use crate::{HiddenRegion, Standing, StopError, WhileStopped, World};
 /// Number of slots in a region of [`hidden`]'s size.
 pub(crate) const SLOTS: usize = 128;
 
-/// The hidden region of the tests: its fixed pages and one page of slots.
+/// Returns the hidden region of most tests: its fixed pages and one page of slots.
 pub(crate) fn hidden() -> HiddenRegion {
     HiddenRegion::new(HIDDEN, 4 * PAGE, KERNEL_WINDOW)
 }
@@ -33,7 +33,7 @@ pub(crate) fn hidden() -> HiddenRegion {
 /// Physical address of the hidden region of full size in [`TestGuest::boot_whole`].
 pub(crate) const WHOLE_HIDDEN: Gpa = Gpa(2 << 20);
 
-/// A hidden region with room for detours.
+/// Returns a hidden region with room for detours.
 pub(crate) fn whole_hidden() -> HiddenRegion {
     HiddenRegion::new(WHOLE_HIDDEN, HiddenRegion::FULL_SIZE, KERNEL_WINDOW)
 }
@@ -234,7 +234,7 @@ impl World for TestGuest {
     }
 }
 
-/// A clock that advances by 10 ns with each reading; the guest's is 1000 ahead.
+/// A clock that advances by 10 ns with each reading. The guest's counter is 1000 ahead of it.
 #[derive(Debug, Default)]
 pub(crate) struct Ticks(Cell<u64>);
 
@@ -252,7 +252,7 @@ impl Clock for Ticks {
     }
 }
 
-/// Returns registers for a hit: each one different, the stack at [`STACK`].
+/// Returns registers for a hit. Each has another value; the stack pointer is [`STACK`].
 pub(crate) fn regs() -> Regs {
     Regs {
         rax: 1,

@@ -57,7 +57,7 @@ pub enum Unoptimized {
     /// A task may have been interrupted between the instructions under the jump.
     #[error("a task may stand between the instructions under the jump")]
     Interrupted,
-    /// As `Interrupted`, and the guest has too much memory to scan for a proof of the opposite.
+    /// As `Interrupted`; and the guest has too much memory to scan it for a proof that there is no such task.
     #[error(
         "a task may stand between the instructions under the jump, and the guest has too much memory \
          to look through"

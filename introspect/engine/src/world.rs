@@ -1,7 +1,7 @@
 //! What the engine needs from the machine it probes.
 //!
-//! Invariant: guest text and the probe table change only inside [`World::stopped`], while no
-//! virtual CPU executes guest code and none of them stands in an out-of-line slot.
+//! Invariant: guest text and the probe table change only inside [`World::stopped`], while no virtual CPU executes
+//! guest code and none of them is in a stepped slot.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,12 +29,12 @@ pub enum StopError {
 /// State of a stopped virtual CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// General registers; RIP is the next instruction to execute.
+    /// General registers. RIP is the address of the next instruction to execute.
     pub regs: Regs,
     /// GS base: the per-CPU base if RIP is in the kernel.
     pub gs_base: u64,
-    /// Physical address of that instruction by the virtual CPU's own page tables, if it is in the kernel or a
-    /// module.
+    /// Physical address of the next instruction, from the virtual CPU's own page tables, if the instruction is in
+    /// the kernel or a module.
     pub text: Option<Gpa>,
 }
 
@@ -60,9 +60,9 @@ impl Standing {
     }
 }
 
-/// Change of a stopped guest. Takes the guest's memory and the states of the virtual CPUs, without those that
-/// have not begun or have ended. Returns the table that the virtual CPUs use from then on, or `None` if they
-/// keep theirs.
+/// A change that is made while the guest is stopped. Takes the guest's memory, and the states of the virtual CPUs
+/// except those that have not begun or have ended. Returns the table that the virtual CPUs use from then on, or
+/// `None` if they keep theirs.
 pub type WhileStopped<'a> = dyn FnMut(&dyn PhysMemory, &[Standing]) -> Option<Arc<ProbeTable>> + 'a;
 
 /// The machine, as the engine's control side sees it.
@@ -70,9 +70,9 @@ pub trait World {
     /// Returns the guest's memory, which the guest may be writing at the same time.
     fn memory(&self) -> &dyn PhysMemory;
 
-    /// Stops every virtual CPU outside the slots, runs `change` once, hands the returned table to every virtual
-    /// CPU and lets them run again. Returns how long they were stopped, from the request to stop until they
-    /// were released.
+    /// Stops every virtual CPU outside the stepped slots, runs `change` once, gives the table that it returns to
+    /// every virtual CPU, and lets them run again. Returns how long they were stopped, from the request to stop
+    /// until they were released.
     ///
     /// # Errors
     /// When a virtual CPU cannot be stopped; then `change` has not run.
@@ -81,15 +81,15 @@ pub trait World {
     /// Returns whether the guest has ended, so that long operations can be skipped.
     fn has_ended(&self) -> bool;
 
-    /// Starts or stops logging the pages that the guest writes. Returns whether the log was started or stopped;
-    /// it is not started while one is active.
+    /// Starts or stops logging the pages that the guest writes. Returns whether that was done. No log is started
+    /// while another one is active, or if writes cannot be logged.
     fn note_writes(&self, on: bool) -> bool;
 
     /// Returns the pages that the guest has written since the last call, or since logging began; `None` if they
     /// are not known.
     fn written(&self) -> Option<Vec<Gpa>>;
 
-    /// Hands on all finished records of detours and returns when that is done. Does not wait for a record that
-    /// an interrupted task has begun.
+    /// Passes on all finished records of detours, and waits until that is done. Does not wait for a record that an
+    /// interrupted task has begun.
     fn collect(&self);
 }

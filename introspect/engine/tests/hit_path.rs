@@ -23,11 +23,11 @@ mod testing;
 use testing::{TestGuest, Ticks, regs};
 
 thread_local! {
-    /// Calls of the allocator on this thread.
+    /// Number of calls of the allocator on this thread.
     static CALLS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The system's allocator, counting.
+/// The system's allocator, with a count of its calls.
 struct Counting;
 
 fn count() {
@@ -195,7 +195,7 @@ fn calls_with(rig: &Rig, capacity: usize, mut act: impl FnMut(&mut Cpu<'_>)) -> 
     (calls, events)
 }
 
-/// Returns all actions of handlers that need no client.
+/// Returns actions of handlers that need no client: captures and changes, some of which fail.
 fn busy() -> Actions {
     let memory = |base, offset, len| Item::Memory { base, offset, len };
     Actions {

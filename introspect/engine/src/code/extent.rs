@@ -1,10 +1,10 @@
 //! Large pages of ours in the guest's address space: the code of detours and the memory they share with the
 //! host.
 //!
-//! States: `nowhere → reserved → mapped`; the guest sees nothing of the first two. Invariants: an extent is
-//! mapped while the virtual CPUs are stopped, through consecutive entries of the kernel's own level-2 table
-//! that were empty; none is both writable and executable, as far as the guest's processors support that; once
-//! mapped it stays, because a task may have been interrupted in any detour.
+//! States: `nowhere → reserved → mapped`. The guest sees an extent only when it is mapped. Invariants: an extent is
+//! mapped while the virtual CPUs are stopped, through consecutive entries of the kernel's own level-2 table that
+//! were empty; none is both writable and executable, as far as the guest's processors support that; once mapped it
+//! stays, because a task may have been interrupted in any detour.
 
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::{PageTables, entry};
@@ -73,8 +73,8 @@ impl Extent {
         inside.then(|| self.at.wrapping_add(offset))
     }
 
-    /// Reserves addresses in `window`, except `taken`, if the extent has none, and fills the pages with
-    /// `filling`. The guest sees nothing new.
+    /// If the extent has no addresses, reserves some in `window`, but not at `taken`, and fills the pages with
+    /// `filling`. Returns the first address. The guest sees nothing of this.
     ///
     /// # Errors
     /// When there are not enough consecutive empty entries, or the page tables cannot be walked.
@@ -106,7 +106,7 @@ impl Extent {
         Ok(start)
     }
 
-    /// Maps the extent into the guest if it has addresses. The virtual CPUs must be stopped.
+    /// Maps the extent into the guest if it has addresses and is not mapped. The virtual CPUs must be stopped.
     ///
     /// # Errors
     /// When an entry has been taken meanwhile; then the guest sees nothing new.
@@ -164,9 +164,9 @@ pub(super) fn empty_entries(
     Err(HiddenError::WindowFull(window))
 }
 
-/// Returns the no-execute bit if the guest uses it anywhere in the level-2 table that maps `near`: where
-/// EFER.NXE is clear the bit is reserved (SDM vol. 3, 4.5.4), and the kernel marks its own data with it
-/// whenever it may.
+/// Returns the no-execute bit if the guest uses it anywhere in the level-2 table that maps `near`, otherwise 0.
+/// Where EFER.NXE is clear the bit is reserved (SDM vol. 3, 4.5.4); where it is set, the kernel marks its own data
+/// with it.
 fn no_execute(mem: &dyn PhysMemory, tables: &PageTables, near: Gva) -> Result<u64, HiddenError> {
     let (entry_at, _) = tables.entry_at(mem, near, 2)?;
     let table = Gpa(entry_at.0 & !(ENTRIES * 8 - 1));

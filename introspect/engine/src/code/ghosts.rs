@@ -1,7 +1,7 @@
-//! Boosted slots whose probe has left, and in which a task may have been interrupted.
+//! Boosted slots whose probes have left, but in which a task may have been interrupted.
 //!
-//! Invariant: a slot is here at most once. Lookups by instruction and by address are both fast, because
-//! thousands of ghosts are added and used again in one batch.
+//! Invariant: a slot is here at most once. Lookups by instruction and by address are both fast, because one batch
+//! may add or reclaim thousands of ghosts.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use hvprobe_arch::insn::{Displaced, SlotCode};
 pub(crate) struct Ghosts {
     /// Ghosts by the address of the slot.
     by_slot: BTreeMap<Gva, (Displaced, SlotCode)>,
-    /// Slots of the instructions at an address: several if modules were loaded there one after another.
+    /// Slots by the address of their instruction. There are several if modules were loaded there one after another.
     by_address: BTreeMap<Gva, Vec<Gva>>,
 }
 

@@ -9,7 +9,7 @@ use hvprobe_spec::ProbeId;
 #[derive(Clone, Debug)]
 pub(crate) struct Jump {
     pub(crate) detour: Arc<Detour>,
-    /// Probes it records for, in the order of their registration.
+    /// Probes that the detour records for, in the order of their registration.
     pub(crate) members: Vec<ProbeId>,
 }
 

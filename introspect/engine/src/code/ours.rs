@@ -1,7 +1,7 @@
 //! Code and data of ours in the guest, in use or ghosts.
 //!
-//! The code and data of probes that have left (*ghosts*) stay unchanged, because a task may have been
-//! interrupted there, until a look through the guest's memory proves otherwise.
+//! The code and data of probes that have left (*ghosts*) stay unchanged, because a task may have been interrupted
+//! there. They are released when a look through the guest's memory proves that no task can reach them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -33,11 +33,11 @@ pub(crate) struct OurCode {
     pub(crate) sources: RecordSources,
     /// Sources of probes that have left; their ghosts may still write records.
     pub(crate) ghost_sources: Vec<Arc<RecordSource>>,
-    /// Number of the next source, if it is free.
+    /// Number to try first for the next source. If it is in use, the numbers after it are tried.
     pub(crate) next_number: u32,
-    /// Whether every number has been given once.
+    /// Whether every number has been given at least once.
     has_wrapped: bool,
-    /// Growth of the ghosts that makes another look worth its cost.
+    /// Growth of the ghosts since the last look that makes another look worth its cost.
     pub(crate) keep: Keep,
     /// Amount of ghosts at the last look.
     pub(crate) kept: Keep,
@@ -78,7 +78,7 @@ impl OurCode {
             self.has_wrapped |= self.next_number == 0;
             let mut ghosts = self.ghost_sources.iter();
             let is_free = || !self.sources.has_number(number);
-            // No number of the first round was given before.
+            // In the first round every number is given for the first time.
             if !self.has_wrapped || is_free() && ghosts.all(|ghost| ghost.number() != number) {
                 return number;
             }
@@ -132,7 +132,7 @@ impl OurCode {
         ghosts.extract_if(.., |jump| jump.members == members).next()
     }
 
-    /// Retires the sources of `ids`, none of whose records may be in the ring any more.
+    /// Retires the sources of the probes `ids`. Their records must have been taken out of the ring.
     pub(crate) fn retire_sources(&mut self, ids: impl IntoIterator<Item = ProbeId>) {
         let sources = ids.into_iter().filter_map(|id| self.sources.remove(id));
         self.ghost_sources.extend(sources);
@@ -172,7 +172,7 @@ impl OurCode {
     }
 
     /// Forgets all ghosts of code: another kernel runs, so no task reaches them. Sources stay, because their
-    /// records are still to be handed on.
+    /// records are still to be passed on.
     pub(crate) fn forget_ghosts(&mut self) {
         self.ghost_slots = Ghosts::default();
         self.ghost_jumps.clear();

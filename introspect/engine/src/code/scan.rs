@@ -1,15 +1,15 @@
 //! Scans the guest's memory, while the guest runs, for addresses from which a task may reach given code.
 //!
 //! Return addresses, and the saved registers of interrupted code, are on stacks at multiples of 8 (SDM vol. 3,
-//! 6.14.2). So no task goes to an address that is in no aligned word and in no register of a virtual CPU.
+//! 6.14.2). So a task can go to an address only if it is in an aligned word or in a register of a virtual CPU.
 //!
 //! ```text
 //!   guest runs:     log the pages it writes ─► scan all pages ─► scan those written meanwhile ─► …
 //!   guest stopped:  scan the pages written since, at most STOPPED_MAX; scan the registers
 //! ```
-//! Invariants: an address seen at any time of the look counts, so no address that exists at its end is missed.
-//! A look that would stop the guest too long, or for which guest writes cannot be logged, has no result, and
-//! the caller assumes the worst.
+//! Invariants: an address that was seen at any time during a look counts, so none that exists when the look ends is
+//! missed. A look that would stop the guest too long, or for which guest writes cannot be logged, has no result,
+//! and the caller assumes the worst.
 //!
 //! Writes of the host are not logged. The host writes addresses of code of ours only for probes that exist,
 //! into frames and into instances; instances are read while the guest is stopped.
@@ -30,16 +30,16 @@ pub(crate) const AT_ONCE_MAX: u64 = 4 << 30;
 pub(crate) const AT_HOOK_MAX: u64 = 256 << 20;
 /// As [`AT_ONCE_MAX`], for a look that nothing waits for.
 pub(crate) const EVER_MAX: u64 = 64 << 30;
-/// Factor by which guest memory may exceed the maximum when only touched memory is counted.
+/// Factor by which the guest's memory may exceed the maximum if the memory that the guest has touched does not.
 const SPARSE: u64 = 16;
 /// Maximum number of pages to scan while the guest is stopped: 32 MiB, some 10 ms. In an emulated machine,
 /// where the scan is slower, it still takes less than the 200 ms that a stop may take.
 pub(crate) const STOPPED_MAX: usize = 8192;
-/// Number of pages written meanwhile, up to which the guest is stopped at once.
+/// Maximum number of pages written during a scan after which the guest is stopped without another scan.
 const FEW: usize = STOPPED_MAX / 4;
-/// Bytes between two checks that the guest has not ended: some 10 ms.
+/// Bytes to scan between two checks whether the guest has ended: some 10 ms.
 const PIECE: u64 = 32 << 20;
-/// Maximum number of scans of the pages written meanwhile, before the guest is stopped.
+/// Maximum number of scans of only the pages written meanwhile, before the guest is stopped.
 const ROUNDS: usize = 6;
 
 /// Size of the window for code of ours.
@@ -77,7 +77,7 @@ impl Marks {
 #[derive(Debug)]
 pub(crate) struct Seen {
     ours: Marks,
-    /// Addresses outside the window to look for, with their bounds.
+    /// Addresses outside the window to look for. All of them are in the `len` bytes from `low` on.
     points: BTreeSet<Gva>,
     low: u64,
     len: u64,
@@ -115,7 +115,8 @@ impl Seen {
         let mut page = [0; PAGE];
         mem.read(at, &mut page).ok()?;
         let (words, _) = page.as_chunks();
-        // Nearly all pages hold no such address, so the first loop has no branches.
+        // Hardly any page holds such an address, so the first loop only finds out whether one does, without
+        // branches.
         let any = |any, word: &[u8; 8]| any | self.is_of_interest(u64::from_le_bytes(*word));
         if words.iter().fold(false, any) {
             for word in words {
@@ -147,8 +148,8 @@ pub(crate) struct Look<'w> {
 }
 
 impl<'w> Look<'w> {
-    /// Scans the running guest's memory for `points` and for all addresses of our code, in at most `most`
-    /// bytes. Returns `None` if that is not possible.
+    /// Scans the running guest's memory for `points` and for all addresses of our code. Returns `None` if there are
+    /// more than `most` bytes to scan, or if the scan is not possible.
     pub(crate) fn begin(points: BTreeSet<Gva>, most: u64, world: &'w dyn World) -> Option<Self> {
         let mem = world.memory();
         let size = |ranges: Vec<(Gpa, u64)>| ranges.iter().map(|(_, len)| len).sum::<u64>();

@@ -22,13 +22,14 @@ use crate::plan::kernel::Probeable;
 #[derive(Debug)]
 pub(crate) struct GuestKernel {
     pub(crate) image: Arc<KernelImage>,
-    /// Reader of the guest's modules, if the type information suffices for one.
+    /// Reader of the guest's modules, or why the type information does not suffice for one.
     pub(crate) module_reader: Result<ModuleReader, ModuleError>,
     /// The guest's modules when they were last read.
     modules: Option<ModuleList>,
     /// Whether detours can read memory, according to the image.
     readable: bool,
-    /// Addresses of modules whose text became final while we watched, but which are not live yet.
+    /// Addresses of the `struct module` of each module whose text became final while we watched, but which is not
+    /// live yet.
     formed: BTreeSet<Gva>,
 }
 
@@ -61,7 +62,7 @@ impl GuestKernel {
         }
     }
 
-    /// Returns whether the target of `spec` is not in the image, and so may be in a module.
+    /// Returns whether the target of `spec` may be in a module: whether it is a pattern, or is not in the image.
     pub(crate) fn may_be_of_a_module(&self, spec: &ProbeSpec) -> bool {
         match &spec.definition.target {
             Target::Address(at) => !self.image.is_text(*at),
@@ -91,11 +92,11 @@ impl GuestKernel {
         }
     }
 
-    /// Returns the ranges of return addresses (after the start, up to and including the end) that mean that not
-    /// all calls of a task can be found on its stack. They are in the function with which the kernel leaves the
-    /// stack of a task that has gone wrong, to end the task, and in the trampolines of the kernel's own tracers
-    /// (arch/x86/entry/entry_64.S, where the second function has the name from before 5.17, and
-    /// [`hvprobe_linux::unwind`]).
+    /// Returns ranges of return addresses (after the start, up to and including the end). If a task's stack has one
+    /// of these, not all calls of the task can be found on that stack. The ranges are in the function with which
+    /// the kernel leaves the stack of a task that has gone wrong, to end the task, and in the trampolines of the
+    /// kernel's own tracers (arch/x86/entry/entry_64.S, where the second function has the name from before 5.17,
+    /// and [`hvprobe_linux::unwind`]).
     pub(crate) fn ask_all(&self) -> Vec<Range<Gva>> {
         let symbols = self.image.symbols();
         // The call is the function's last instruction, so its return address is the function's end.
@@ -122,7 +123,7 @@ impl GuestKernel {
         Some(Unwinder::new(Arc::clone(orc), modules))
     }
 
-    /// Reads the types of `module`, one of those that were last read, unless they have been read.
+    /// Reads the types of `module`, unless they have been read. `module` is one of the modules as last read.
     pub(crate) fn read_types(&self, module: &Module, tables: &PageTables, mem: &dyn PhysMemory) {
         if let Ok(reader) = &self.module_reader
             && let Some(modules) = &self.modules
@@ -132,7 +133,7 @@ impl GuestKernel {
         }
     }
 
-    /// Returns the build id of `module` as the guest has it loaded, if the guest's kernel keeps it.
+    /// Returns the build id of the loaded `module`, if the guest's kernel keeps it.
     pub(crate) fn build_id(
         &self,
         module: &Module,
@@ -148,8 +149,8 @@ impl GuestKernel {
         self.formed.extend(formed);
     }
 
-    /// Returns whether `at`, which is not in the image's text, is in no module's text either, or in a module
-    /// that is being unloaded.
+    /// Returns whether `at`, which is not in the image's text, is in no module, or in one that is being unloaded or
+    /// not formed yet.
     pub(crate) fn is_unloaded(&self, at: Gva) -> bool {
         let modules = self.modules.as_ref();
         let module = modules.and_then(|modules| modules.containing(at));

@@ -74,7 +74,7 @@ impl GuestKprobes {
     /// stop. `watched` says whether the engine watches the guest's registrations.
     ///
     /// # Errors
-    /// When a kprobe prevents the jump.
+    /// When a kprobe prevents the jump, or when kprobes are not known well enough to exclude that.
     pub(crate) fn allow(&self, span: &Span, watched: bool) -> Result<(), Unoptimized> {
         let registering = self.registering.filter(|at| meets(span, *at));
         match (self.known, registering) {

@@ -5,7 +5,7 @@ use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::PageTables;
 use hvprobe_linux::image::KernelImage;
 
-/// A mutex, identified by its word that is not zero while the mutex is held (include/linux/mutex_types.h).
+/// A mutex: the address of its word that is not zero while it is held (include/linux/mutex_types.h).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mutex(Gva);
 

@@ -91,7 +91,7 @@ fn disabled(image: &KernelImage) -> Option<i32> {
     i32::try_from(offset.ok()?).ok()
 }
 
-/// Returns the function `name` and its address.
+/// Returns the address of the function `name`, and what was found there; `None` if the code is not as expected.
 fn loader(
     image: &KernelImage,
     view: &KernelView,

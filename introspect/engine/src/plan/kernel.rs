@@ -17,7 +17,7 @@ pub(crate) struct Probeable<'a> {
     pub(crate) image: &'a KernelImage,
     /// The guest's modules; `None` if they cannot be read.
     pub(crate) modules: Option<&'a ModuleList>,
-    /// Addresses of modules that are not live yet but whose text is final.
+    /// Addresses of the `struct module` of each module that is not live yet, but whose text is final.
     pub(crate) formed: &'a BTreeSet<Gva>,
     /// Whether the kernel keeps the types of its modules.
     pub(crate) keeps_module_types: bool,
@@ -26,9 +26,9 @@ pub(crate) struct Probeable<'a> {
 }
 
 impl<'a> Probeable<'a> {
-    /// Refuses a kernel that overlaps the window for our own code. The window ends 16 MiB after `__START_KERNEL_map`,
-    /// where kernels begin unless they are configured to begin lower (`LOAD_PHYSICAL_ADDR` in
-    /// arch/x86/include/asm/page_types.h).
+    /// Refuses a kernel that overlaps the window for our own code. The window ends 16 MiB after
+    /// `__START_KERNEL_map`. Kernels begin there, unless they are configured to begin lower (`LOAD_PHYSICAL_ADDR`
+    /// in arch/x86/include/asm/page_types.h).
     pub(crate) fn check_window(&self) -> Result<(), Refused> {
         let extent = self.image.extent();
         let (at, end) = (extent.start, KERNEL_WINDOW.end);
@@ -38,7 +38,7 @@ impl<'a> Probeable<'a> {
         }
     }
 
-    /// Refuses to record stacks if the kernel has no tables to unwind them with.
+    /// Refuses `spec` if it records stacks and the kernel has no tables to unwind them.
     pub(crate) fn check_stacks(&self, spec: &ProbeSpec) -> Result<(), Refused> {
         match self.image.orc() {
             Err(why) if spec.actions.record_stacks() => Err(Refused::NoStacks(why)),

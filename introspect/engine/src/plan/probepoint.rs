@@ -27,14 +27,15 @@ pub(crate) struct Probepoint {
     /// Whether it is in a module.
     pub(crate) module: bool,
     pub(crate) displaced: Displaced,
-    /// Whether the kernel has an exception-table entry for the instruction: it may fault, and the handler must
-    /// find it at its own address.
+    /// Whether the kernel has an exception-table entry for the instruction. Then it may fault, and the fault must
+    /// show the instruction's own address.
     pub(crate) fixup: bool,
-    /// Whether the instruction before it may be `sti`, whose interrupt shadow then covers it.
+    /// Whether the instruction before the probepoint may be `sti`, whose interrupt shadow would cover the displaced
+    /// instruction.
     pub(crate) after_sti: bool,
-    /// Whether the guest's ftrace patches in a call there while it traces the function.
+    /// Whether the guest's ftrace patches a call in there while it traces the function.
     pub(crate) ftrace: bool,
-    /// Instructions that a jump would displace, if a jump is possible.
+    /// Instructions that a jump would displace, or why no jump is possible.
     pub(crate) span: Result<Span, Unoptimized>,
 }
 
@@ -155,8 +156,8 @@ const STACK_SWITCHERS: [&str; 4] = [
     "ret_from_fork_asm",
 ];
 
-/// Functions that never return, although their own code does not prove it, because the compiler puts parts of
-/// it elsewhere (the kernel's own list: tools/objtool/noreturns.h).
+/// Functions that never return. Their code does not prove that, because the compiler puts parts of it elsewhere
+/// (the kernel's own list: tools/objtool/noreturns.h).
 const NEVER_RETURN: [&str; 8] = [
     "do_exit",
     "do_group_exit",
@@ -168,9 +169,10 @@ const NEVER_RETURN: [&str; 8] = [
     "panic",
 ];
 
-/// Functions that are entered by a return, with nothing of a caller on the stack; and functions that identify
-/// the traced function by their return address (arch/x86/kernel/ftrace_64.S).
+/// Functions that are entered by a return, so the stack holds no return address of a caller
+/// (arch/x86/kernel/ftrace_64.S).
 const RETURNED_TO: [&str; 1] = ["return_to_handler"];
+/// Functions that identify the traced function by their return address (arch/x86/kernel/ftrace_64.S).
 const KNOWS_CALLER: [&str; 4] = [
     "__fentry__",
     "ftrace_caller",
@@ -178,7 +180,7 @@ const KNOWS_CALLER: [&str; 4] = [
     "ftrace_graph_caller",
 ];
 
-/// [R7]: refuses functions that do not return from the call that entered them.
+/// Refuses functions that do not return from the call that entered them, or that depend on their return address.
 fn check_returns(symbol: Symbol<'_>, text: &dyn PristineText) -> Result<(), Refused> {
     let may_return = || insn::may_return(&function(symbol, text), symbol.addr);
     let why = if STACK_SWITCHERS.contains(&symbol.name) {
@@ -258,7 +260,7 @@ fn resolve<'a>(
             });
         }
     };
-    // [K15]: offset 0 of a function that begins with an ENDBR means after the ENDBR.
+    // Offset 0 of a function that begins with an ENDBR means after the ENDBR.
     let landing = match offset {
         0 => entry_skip(symbol.addr, owner, text),
         _ => offset,
@@ -266,8 +268,8 @@ fn resolve<'a>(
     Ok((symbol.addr.wrapping_add(landing), owner))
 }
 
-/// Returns the length of the ENDBR64 at `at`, or 0. The kernel seals ENDBRs that it does not need, so a nop of
-/// the same length in place of one counts too.
+/// Returns the length of the ENDBR64 at `at`, or 0. The kernel seals an ENDBR that it does not need: it writes a
+/// nop of the same length there. Such a nop counts, too.
 fn entry_skip(at: Gva, owner: Owner<'_>, text: &dyn PristineText) -> u64 {
     let mut head = [0; ENDBR64.len()];
     if text.read(at, &mut head) < head.len() {
@@ -284,6 +286,7 @@ fn entry_skip(at: Gva, owner: Owner<'_>, text: &dyn PristineText) -> u64 {
     }
 }
 
-/// The opcodes of a near call and of `sti`.
+/// The opcode of a near call.
 const CALL: u8 = 0xe8;
+/// The opcode of `sti`.
 const STI: u8 = 0xfb;

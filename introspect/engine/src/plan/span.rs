@@ -1,9 +1,9 @@
 //! The span that a jump at a probepoint would displace, and the control flow into it.
 //!
-//! Invariant: a returned span can be replaced by a jump, except for tasks interrupted inside it
-//! ([`crate::registry::quiescence`]) and other probes in it ([`crate::registry::optimize`]). Where the guest
-//! has patched the function itself, with a kprobe or while it rewrites its text, some branches of the function
-//! may be hidden: then only spans of a single instruction are returned.
+//! Invariant: a returned span can be replaced by a jump unless a task was interrupted inside it, which
+//! [`crate::registry::quiescence`] checks, or another probe is in it, which [`crate::registry::optimize`] checks.
+//! Where the guest has patched the function itself, with a kprobe or while it rewrites its text, some branches of
+//! the function may be hidden. Then only spans of a single instruction are returned.
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::{JUMP, Span};
@@ -16,8 +16,8 @@ use crate::plan::kernel::Owner;
 use crate::plan::text::{ImageText, PristineText, function};
 use crate::unoptimized::Unoptimized;
 
-/// Returns the span that a jump at `at` in the function `symbol` would displace. `forbidden_as_is` returns why
-/// a byte, given its present value, must stay.
+/// Returns the span that a jump at `at` in the function `symbol` would displace. `forbidden_as_is` takes an address
+/// and the byte that is there now, and returns why that byte must stay.
 ///
 /// # Errors
 /// Why no jump is possible.
@@ -74,11 +74,12 @@ pub(crate) fn span(
     Ok(span)
 }
 
-/// Returns an address in `code`, the code of the function `symbol`, at which a patch hides the image's
-/// instruction.
+/// Returns an address in `code`, the code of the function `symbol`, at which a patch hides the image's instruction;
+/// `None` if there is no such patch.
 ///
-/// At boot a kernel replaces whole instructions: it never puts an int3 where an instruction began, or a jump
-/// over several. The guest's kprobes do both, and `text_poke_bp` puts an int3 there for a moment.
+/// At boot a kernel replaces whole instructions: it never puts an int3 where an instruction began, or a jump over
+/// several instructions. The guest's kprobes do both, and `text_poke_bp` puts an int3 where an instruction began
+/// for a moment.
 fn hidden(symbol: Symbol<'_>, code: &[u8], image: &KernelImage) -> Option<Gva> {
     let own = function(symbol, &ImageText(image));
     let mut offset = 0;

@@ -142,7 +142,7 @@ impl Registry {
             self.provide_hooks(world.memory());
             self.change_error(error, ids)
         })?;
-        // Records written before the jumps were removed are handed on first.
+        // Records written before the jumps were removed are passed on first.
         world.collect();
         self.code.retire_sources(leaving.iter().copied());
         for id in leaving {
@@ -220,14 +220,14 @@ impl Registry {
         let sources = self.code.sources.iter();
         let due: Vec<_> = sources.filter(|it| it.is_to_be_silenced()).collect();
         if !due.is_empty() {
-            // Records written so far are handed on first.
+            // Records written so far are passed on first.
             world.collect();
             due.iter().for_each(|source| source.silence());
         }
     }
 
-    /// Sets the global switch: arms every enabled probe, or removes every patch from the guest. The state of
-    /// each probe stays as it is.
+    /// Sets the global switch: arms every enabled probe, or removes every patch from the guest. Each probe stays
+    /// enabled or disabled.
     ///
     /// # Errors
     /// When a probe cannot be armed or the virtual CPUs cannot be stopped; nothing has changed then.
@@ -236,7 +236,8 @@ impl Registry {
             // While the switch was off, the engine did not watch modules come and go.
             self.modules_changed(None, world)?;
         }
-        // A site that was rewritten meanwhile, or may be, is left alone and does not prevent arming the others.
+        // A site that the guest has rewritten meanwhile, or may rewrite, is left alone, so that it does not prevent
+        // arming the others.
         self.check_text(world);
         if on {
             read_kprobes(&mut self.kprobes, self.live.as_ref(), world.memory());
@@ -265,13 +266,13 @@ impl Registry {
         })
     }
 
-    /// Turns `error` into an error about the one of `ids` that is at the site concerned.
+    /// Converts `error` to an error about the one of `ids` that is at the site that cannot be armed.
     fn change_error(&self, error: CommitError, ids: &[ProbeId]) -> ChangeError {
         match error {
             CommitError::Stop(error) => error.into(),
             CommitError::Sites(obstacles) => {
                 let Obstacle { at, why } = obstacles.first();
-                // Both lists may be long.
+                // A set, because both lists of ids may be long.
                 let ids: BTreeSet<ProbeId> = ids.iter().copied().collect();
                 ChangeError::Refused {
                     id: self

@@ -52,7 +52,7 @@ impl Registry {
         self.commit_timed(AT_ONCE_MAX, world).map(|_| ())
     }
 
-    /// As [`Self::commit`], while a virtual CPU waits.
+    /// As [`Self::commit`], for a change that a virtual CPU waits for: less memory is scanned.
     pub(crate) fn commit_at_hook(&mut self, world: &dyn World) -> Result<(), CommitError> {
         self.commit_timed(AT_HOOK_MAX, world).map(|_| ())
     }
@@ -86,8 +86,9 @@ impl Registry {
         wanted.make(&around, &self.probes, &mut self.sites, &mut self.code, mem)
     }
 
-    /// Scans the guest's memory, of at most `most` bytes, if the `jumps`, missing slots or crowded ghosts make it
-    /// worthwhile.
+    /// Scans the guest's memory if there is a reason: a task may be under one of the `jumps`, slots are missing, or
+    /// ghosts are crowded. Returns `None` without a reason, if there are more than `most` bytes to scan, or if the
+    /// scan is not possible.
     pub(crate) fn look<'w>(
         &self,
         jumps: &BTreeMap<Gva, Jump>,
@@ -150,9 +151,9 @@ impl Registry {
         retire_unproven(jumps, sites, code, still.seen);
     }
 
-    /// Arms every site with an enabled probe, with its jump from `jumps` or with an int3; disarms every other
-    /// site; detaches the leaving probes; and releases what is no longer needed. Takes the used jumps out of
-    /// `jumps`. Returns the table that matches the text.
+    /// Arms every site with an enabled probe, with its jump from `jumps` or with an int3. Disarms every other site,
+    /// detaches the leaving probes, and releases what is not needed any more. Takes the used jumps out of `jumps`.
+    /// Returns the table that matches the text.
     ///
     /// # Errors
     /// The sites that cannot be armed; then nothing has changed.
@@ -307,8 +308,8 @@ impl Registry {
     }
 }
 
-/// Marks the armed `sites` among those of the prepared `jumps` whose text the guest has rewritten, so that they
-/// do not prevent other changes.
+/// Marks as gone the armed `sites` that have a prepared jump in `jumps` and whose text the guest has rewritten. So
+/// they do not prevent other changes.
 fn leave_rewritten(jumps: &BTreeMap<Gva, Jump>, sites: &mut Sites, text: &Text<'_>) {
     let rewritten = jumps.keys().copied().filter(|at| {
         let site = sites.get(at).filter(|site| site.is_armed());
@@ -321,7 +322,7 @@ fn leave_rewritten(jumps: &BTreeMap<Gva, Jump>, sites: &mut Sites, text: &Text<'
     }
 }
 
-/// Maps the memory of detours into the guest, if there is to be any.
+/// Maps the memory of detours into the guest, if addresses are reserved for it.
 fn enter_detours(
     region: &mut HiddenRegion,
     tables: &PageTables,
@@ -376,7 +377,7 @@ fn set_slots(slots: Vec<NewSlot>, sites: &mut Sites, code: &mut OurCode, mem: &d
     }
 }
 
-/// Detaches the leaving probes from their sites, and removes sites without probes and hooks.
+/// Detaches the leaving probes from their sites, and removes the sites that have neither probes nor a hook.
 fn detach_leaving(probes: &Probes, sites: &mut Sites, code: &mut OurCode, mem: &dyn PhysMemory) {
     for site in sites.values_mut() {
         site.members.retain(|id| !probes.is_leaving(*id));
@@ -388,9 +389,9 @@ fn detach_leaving(probes: &Probes, sites: &mut Sites, code: &mut OurCode, mem: &
     }
 }
 
-/// Writes real return addresses into the frames of calls in flight of leaving probes, which return through the
-/// trampoline of `fixtures`. Returns those addresses: the callers, or the stubs of other probes on the same
-/// functions.
+/// Writes the real return addresses back into the frames of those calls in flight of leaving probes that return
+/// through the trampoline of `fixtures`. Returns these addresses: they are in callers, or are stubs of other probes
+/// that share the frame.
 fn restore_frames(
     probes: &Probes,
     shared: &mut Shared,
@@ -428,9 +429,9 @@ fn restore_frames(
     sent_to
 }
 
-/// Removes the gate from the text while no int3 of ours can be hit: no site is armed, and no retired jump and none
-/// of the prepared `jumps`, which stay, has an int3 in its detour, where a task may have been interrupted. Unmaps
-/// the hidden region while nothing of it is in use.
+/// Removes the gate from the text if no int3 of ours can be hit: no site is armed, and no detour in which a task
+/// may have been interrupted has an int3. These are the detours of retired jumps and of the prepared `jumps`, which
+/// stay. Unmaps the hidden region if nothing of it is in use.
 fn remove_idle_gate(
     jumps: &BTreeMap<Gva, Jump>,
     sites: &Sites,
@@ -453,8 +454,8 @@ fn remove_idle_gate(
     }
 }
 
-/// Returns the new patch of `site`, which is wanted, given the jump that was prepared for it; `None` if its
-/// patch stays.
+/// Returns the patch that `site`, which is to be armed, gets; `None` if its patch stays. `prepared` is the jump
+/// that was made for it.
 fn next_patch(rules: &Rules<'_>, site: &SiteState, prepared: Option<Jump>) -> Option<Patch> {
     match (&site.patch, prepared) {
         (_, Some(jump)) => Some(Patch::Jump(jump)),
@@ -464,7 +465,8 @@ fn next_patch(rules: &Rules<'_>, site: &SiteState, prepared: Option<Jump>) -> Op
     }
 }
 
-/// Returns the edit after which the text of `site` holds `patch`, while all sites get their `next` patches.
+/// Returns the edit that makes the text of `site` hold `patch`. The text may include patches of other sites, which
+/// get their `next` patches in the same change.
 fn edit<'s>(
     sites: &'s Sites,
     site: &SiteState,
@@ -483,8 +485,8 @@ fn edit<'s>(
     }
 }
 
-/// Patches the #BP entry if this machine needs that, sites are to be armed and it is not patched yet. No site
-/// can be armed without it.
+/// Patches the #BP entry if this machine needs that, the entry is not patched yet, and sites are to be armed.
+/// Without the patch no site can be armed.
 fn plant_gate(live: &mut Live, text: &Text<'_>, arming: &[(Gva, Patch)]) -> Result<(), Obstacles> {
     let is_needed = !live.gate_planted && !arming.is_empty();
     let Some(gate) = live.gate.as_ref().filter(|_| is_needed) else {

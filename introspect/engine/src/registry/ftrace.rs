@@ -1,7 +1,7 @@
 //! Sites where the guest's ftrace patches, and whether it may be patching.
 //!
-//! Invariant: while ftrace may be patching, its sites hold nothing of ours ([`super::hook_state`] has the
-//! states). It checks the text that it patches.
+//! Invariant: while ftrace may be patching, its sites hold nothing of ours, because ftrace checks the text that it
+//! patches. The states are in [`super::hook_state`].
 
 use std::collections::BTreeSet;
 
@@ -21,9 +21,9 @@ use crate::sites::text::Text;
 /// `ftrace_run_update_code`).
 pub(crate) const FTRACE_BEGINS: &str = "ftrace_arch_code_modify_prepare";
 
-/// Length of an ENDBR64; length of the instruction that ftrace patches (`MCOUNT_INSN_SIZE` in
-/// arch/x86/include/asm/ftrace.h).
+/// Length of an ENDBR64.
 pub(crate) const ENDBR: u64 = 4;
+/// Length of the instruction that ftrace patches (`MCOUNT_INSN_SIZE` in arch/x86/include/asm/ftrace.h).
 pub(crate) const FTRACE: u64 = 5;
 
 /// Returns whether a probe or hook is where the guest's ftrace patches.
@@ -36,8 +36,8 @@ pub(crate) fn has_ftrace_sites(sites: &Sites, probes: &Probes) -> bool {
         .any(|site| site.point.ftrace && is_used(site))
 }
 
-/// Finds out whether the guest's ftrace may be patching, if it was not watched when it began. The virtual CPUs
-/// must be stopped.
+/// Finds out from the lock of the guest's ftrace whether ftrace may be patching, unless the hooks watch it. It may
+/// have begun before the hooks were there. The virtual CPUs must be stopped.
 pub(crate) fn look_at_ftrace(
     ftrace: &mut Ftrace,
     sites: &Sites,
@@ -58,7 +58,8 @@ pub(crate) fn look_at_ftrace(
     };
 }
 
-/// Returns whether the lock is held that the guest's ftrace holds while it patches.
+/// Returns whether the lock is held that the guest's ftrace holds while it patches. If the lock is not known,
+/// returns whether the hooks have seen ftrace begin.
 pub(crate) fn is_ftrace_locked(ftrace: &Ftrace, live: Option<&Live>, mem: &dyn PhysMemory) -> bool {
     let (Some(live), Some(lock)) = (live, ftrace.lock) else {
         return ftrace.patches == Patches::Yes;
@@ -77,7 +78,8 @@ pub(crate) fn watches_ftrace(image: &KernelImage, sites: &Sites) -> bool {
     sites.any(|(_, site)| is_watched(site))
 }
 
-/// Leaves the `sites` that do not hold the nop to the guest, whose ftrace has just patched: they hold its calls.
+/// Notes, after the guest's ftrace has patched, which of the `sites` hold its call instead of the nop. These are
+/// left to ftrace; all others are ours again.
 pub(crate) fn leave_to_ftrace(sites: &mut Sites, tables: &PageTables, mem: &dyn PhysMemory) {
     let text = Text { tables, mem };
     let taken = sites.iter().filter(|(at, site)| {

@@ -1,11 +1,12 @@
 //! Coexistence of the guest's own kprobes and our patches.
 //!
-//! A kprobe of the guest keeps a copy of the instruction at which it was registered. When it is armed or
-//! disarmed, at any time, it writes the first byte of that copy, and a hit resumes after the copied
-//! instruction, in its place. An optimized kprobe writes a jump over at most [`REACH`](crate::guest::kprobes)
-//! bytes. None of this checks the text again (kernel/kprobes.c, arch/x86/kernel/kprobes/opt.c). If the guest
-//! writes its int3 over one of ours, the int3 belongs to the guest from then on, and our probe is gone. Under a
-//! jump, or the rest of a removed one, the guest would resume in the middle of an instruction.
+//! A kprobe of the guest keeps a copy of the instruction at which it was registered. At any time it may be armed,
+//! which writes an int3, or disarmed, which writes the first byte of that copy. A hit resumes in the text after the
+//! copied instruction. An optimized kprobe writes a jump, for which at most [`REACH`](crate::guest::kprobes) bytes
+//! are replaced or copied. None of this checks the text again (kernel/kprobes.c, arch/x86/kernel/kprobes/opt.c). If
+//! the guest writes its int3 over one of ours, the int3 belongs to the guest from then on, and our probe is gone.
+//! If a jump of ours is there, or was there when the guest copied the instruction, the guest would resume in the
+//! middle of an instruction.
 //!
 //! Invariant: no jump of ours is where a kprobe of the guest is registered, armed or not, and the guest
 //! registers none where a jump is. So the engine reads the guest's table of kprobes in the stop in which a jump
@@ -36,7 +37,7 @@ use crate::sites::probes::Probes;
 use crate::sites::site::{Patch, SiteState, Sites};
 use crate::unoptimized::Unoptimized;
 
-/// Returns whether the guest has to be watched where it registers kprobes.
+/// Returns whether the engine has to watch the function in which the guest registers kprobes.
 pub(crate) fn has_to_know_kprobes(rules: &Rules<'_>) -> bool {
     let stays = |id| !rules.probes.is_leaving(id);
     let jumps = rules
@@ -54,8 +55,8 @@ pub(crate) fn read_kprobes(kprobes: &mut GuestKprobes, live: Option<&Live>, mem:
     }
 }
 
-/// Retires those of the prepared `jumps` that would meet a kprobe of the guest, and notes that at their `sites`.
-/// The virtual CPUs must be stopped.
+/// Retires those of the prepared `jumps` that would or may meet a kprobe of the guest, and notes the reason at
+/// their `sites`. The virtual CPUs must be stopped.
 pub(crate) fn retire_at_kprobes(
     jumps: &mut BTreeMap<Gva, Jump>,
     known: &Known,
@@ -94,7 +95,7 @@ pub(crate) fn retire_at_kprobes(
 /// must be stopped.
 ///
 /// # Errors
-/// The sites that one may cover.
+/// The sites that such a jump may cover.
 pub(crate) fn keep_from_kprobes(
     arming: &[(Gva, Patch)],
     known: &Known,
@@ -118,8 +119,8 @@ pub(crate) fn keep_from_kprobes(
     Obstacles::of(covered).map_or(Ok(()), Err)
 }
 
-/// Leaves to the guest the `sites` to be armed that have no patch yet and that a jump of one of its `registered`
-/// kprobes may cover.
+/// Leaves to the guest those `sites` with enabled probes that have no patch yet, and that a jump of one of the
+/// guest's `registered` kprobes may cover.
 pub(crate) fn leave_covered(sites: &mut Sites, probes: &Probes, registered: &BTreeSet<Gva>) {
     let covered = |at: &Gva, site: &SiteState| {
         let is_new = !site.is_armed() && !site.gone && probes.any_enabled(&site.members);

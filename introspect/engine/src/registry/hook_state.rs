@@ -14,13 +14,13 @@ pub(crate) struct Hooks {
     pub(crate) ftrace: Ftrace,
 }
 
-/// Knowledge about the guest's ftrace.
+/// What is known about the guest's ftrace.
 ///
 /// ```text
 ///   unseen ──watched from now on, lock free──► at rest ◄──hooks──► patching
 ///     └──watched from now on, lock held──► perhaps patching ──hook, or lock free──► at rest
 /// ```
-/// Invariant: while ftrace may be patching, its sites hold nothing of ours. It patches with its lock held.
+/// Invariant: while ftrace may be patching, its sites hold nothing of ours. Ftrace holds its lock while it patches.
 #[derive(Debug)]
 pub(crate) struct Ftrace {
     /// Lock that ftrace holds while it patches (`ftrace_lock` in kernel/trace/ftrace.c); `None` if it cannot be
@@ -35,7 +35,7 @@ pub(crate) struct Ftrace {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Patches {
     No,
-    /// It held its lock when it was not watched yet.
+    /// Ftrace held its lock when it was not watched yet.
     Perhaps,
     Yes,
 }

@@ -18,8 +18,8 @@ use crate::world::World;
 const EBUSY: u64 = 16;
 
 impl Registry {
-    /// Handles the guest's registration of `kprobe`: removes our jumps from there. Returns how
-    /// `arch_prepare_kprobe` continues: it fails if a jump may still be there.
+    /// Handles the guest's registration of a kprobe, whose `struct kprobe` is at `kprobe`: removes our jumps from
+    /// its place. Returns how `arch_prepare_kprobe` continues: it fails if a jump may still be there.
     pub fn guest_registers(&mut self, kprobe: Gva, world: &dyn World) -> Decision {
         let then = match self.remove_jumps_near(kprobe, world) {
             Ok(()) => Then::Proceed,
@@ -52,7 +52,7 @@ impl Registry {
         info!(%at, "the guest registers a kprobe where a jump of ours is");
         self.kprobes.registering = Some(at);
         let changed = self.commit_at_hook(world);
-        // From here on the guest holds the mutex until its kprobe is in the table.
+        // No jump is written from here on until the kprobe is in the table, because the guest holds the mutex.
         self.kprobes.registering = None;
         changed.map_err(|error| match error {
             CommitError::Stop(error) => format!("a jump at {at} stays: {error}"),

@@ -4,9 +4,10 @@
 //!   at rest ──something waits──► waiting 1, 2, 4 … INTERVAL_MAX calls ──► look due ──► waiting, twice as long
 //!      └───────────────────────────── nothing waits any more ─────────────────────────────┘
 //! ```
-//! Invariant: while a look of a [`Retry`](super::Retry) is under way, `sent_since` has the addresses that the engine
-//! wrote into frames that return through the trampoline. Those that stubs follow are read from their instances at
-//! the end of the look. A look that begins and ends with a change needs neither: the change passes on what it wrote.
+//! Invariant: while a look of a [`Retry`](super::Retry) is under way, `sent_since` has the addresses that the
+//! engine wrote into frames that return through the trampoline. The addresses to which stubs return are read from
+//! the instances when the look ends. A look that begins and ends within one change does not need `sent_since`,
+//! because the change itself passes on the addresses that it wrote.
 
 use hvprobe_arch::Gva;
 
@@ -18,12 +19,12 @@ const INTERVAL_MAX: u32 = 64;
 pub(crate) struct Looks {
     /// Number of changes of the guest's text or of our code.
     pub(crate) changes: u64,
-    /// Addresses that were written into frames of calls since the look of a retry began, as a look does not see
-    /// writes of the host; `None` while there is none.
+    /// Addresses that the host has written into frames of calls since the look of a retry began: a look does not
+    /// see writes of the host. `None` while no such look is under way.
     pub(crate) sent_since: Option<Vec<Gva>>,
     /// Calls of [`Self::is_due`] until the next look.
     left: u32,
-    /// The same for the look after that.
+    /// Calls of [`Self::is_due`] from that look until the one after it.
     next: u32,
 }
 

@@ -7,17 +7,18 @@
 //!  (live)    ──────────────────────────────────► placed ◄┘ │ enable / disable
 //! ```
 //! A *site* is one address with the probes at it, in the order of their registration. It carries our int3, or a
-//! jump, exactly while one of them is enabled. Invariants: a batch is registered whole or not at all and costs
-//! one stop of the virtual CPUs; text is written only in that stop; the virtual CPUs leave the stop with a
-//! table that matches the text.
+//! jump, while one of them is enabled, unless the global switch is off or the site is left to the guest.
+//! Invariants: a batch is registered whole or not at all and costs one stop of the virtual CPUs; text is written
+//! only in that stop; the virtual CPUs leave the stop with a table that matches the text.
 //!
-//! [`Registry`] is a set of values: probes, sites, code of ours in the guest, facts about the guest. Most of what
-//! needs only some of them is a function over these, so that its signature says what it can change: [`live_plan`]
-//! and [`place`] find probepoints and enter probes; [`optimize`] decides and changes nothing; [`prepare`],
-//! [`recorders`] and [`slots`] make code; [`quiescence`], [`guest_kprobes`], [`kprobe_registration`] and [`ftrace`]
-//! keep jumps and int3s away from where they must not be; [`looks`] says when ghosts are looked at, and
-//! [`release`] releases those that no task can reach; [`table`] builds the table. The registry's own methods are
-//! the requests of clients and of the guest, its [`hooks`], and the change in [`commit`], which calls all of them.
+//! [`Registry`] is a set of values: probes, sites, code of ours in the guest, facts about the guest. Most
+//! operations that need only some of these values are functions over them, so that their signatures say what they
+//! can change: [`live_plan`] and [`place`] find probepoints and enter probes; [`optimize`] decides and changes
+//! nothing; [`prepare`], [`recorders`] and [`slots`] make code; [`quiescence`], [`guest_kprobes`],
+//! [`kprobe_registration`] and [`ftrace`] keep jumps and int3s away from where they must not be; [`looks`] says
+//! when the next look is due, and [`release`] releases those that no task can reach; [`table`] builds the table.
+//! The registry's own methods are the requests of clients and of the guest, its [`hooks`], and the change in
+//! [`commit`], which calls all of them.
 
 pub(crate) mod change;
 pub(crate) mod commit;

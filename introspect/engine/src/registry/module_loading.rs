@@ -39,9 +39,9 @@ impl Registry {
         }
     }
 
-    /// Handles a change of the guest's modules, past or imminent: plants probes that waited for a module that
-    /// is there now, and removes those of modules that leave. `formed` is the address of the module that has
-    /// just got its final text. Returns the probes that cannot be planted.
+    /// Handles a change of the guest's modules, past or imminent: plants the probes that waited for a module that
+    /// is loaded now, and detaches those of modules that are unloaded. `formed` is the address of the `struct
+    /// module` of a module that has just got its final text. Returns the probes that cannot be planted.
     ///
     /// # Errors
     /// When the virtual CPUs cannot be stopped.

@@ -12,8 +12,8 @@ use crate::refusal::Refused;
 use crate::registry::state::Registry;
 
 impl Registry {
-    /// Returns the types of the `wanted` modules as the guest has them loaded now, by module name. Each wanted
-    /// module has its position in the request. All modules together are charged to one budget.
+    /// Returns the types of the `wanted` modules, as they are loaded now, by module name. Each wanted module comes
+    /// with its position in the request. The types of all modules together are read within one budget of bytes.
     ///
     /// # Errors
     /// The position of the first module that is not loaded or whose types are not known, and the reason.
@@ -31,7 +31,7 @@ impl Registry {
         wanted.iter().map(types).collect()
     }
 
-    /// Returns the types of a module, from the modules as last read.
+    /// Returns the types of the module `name`, one of the modules as last read.
     fn types_of(&self, name: &str, mem: &dyn PhysMemory) -> Result<Arc<Types>, Refused> {
         let module = name.to_owned();
         let kernel = self.kernel.probeable();
@@ -54,7 +54,7 @@ impl Registry {
         })
     }
 
-    /// Returns the build id of `module` as the guest has it loaded, if the guest's kernel keeps it.
+    /// Returns the build id of the loaded `module`, if the guest's kernel keeps it.
     #[must_use]
     pub fn build_id(&self, module: &Module, mem: &dyn PhysMemory) -> Option<Vec<u8>> {
         let live = self.live.as_ref()?;

@@ -26,8 +26,8 @@ use crate::unoptimized::Unoptimized;
 
 /// Action that needs an exit where detours cannot copy the stack for the host to unwind later.
 pub(crate) const STACKS: &str = "records the kernel's stack";
-/// The same action while calls in flight return to addresses other than those on the stack, which are not known
-/// later.
+/// The same action while there are return probes: calls in flight have addresses of ours on the stack, and their
+/// real return addresses are not known later.
 const STACKS_OF_CALLS: &str = "records the kernel's stack while there are return probes";
 
 /// Abilities of detours, besides recording registers.

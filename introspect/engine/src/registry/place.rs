@@ -1,7 +1,7 @@
 //! Enters probes and their sites before they are planted, and takes them out again if they are not.
 //!
-//! Invariant: a site's members are the probes whose placement names it, less those that are leaving, which a change
-//! detaches before they are removed.
+//! Invariant: a site's members are the probes whose placement names the site. The only exceptions are leaving
+//! probes, which a change detaches from the site before they are removed.
 
 use std::sync::Arc;
 
@@ -66,7 +66,7 @@ pub(crate) fn resolve_awaited(
     let Some(awaited) = probe.awaited.clone() else {
         return Ok(());
     };
-    // Drop the pool: its room is needed for one of the size that is now known.
+    // Release the pool first, because its room may be needed for a pool of the size that is known only now.
     probe.pool = None;
     let resolved = resolve(&probe.spec, Some(point), kernel)?;
     let fresh = create(id, &probe.spec, resolved, calls, vcpus)?;

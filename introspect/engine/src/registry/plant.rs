@@ -6,10 +6,10 @@
 //!               │               │               │      │            │
 //!               └───────────────┴───── refused ◄┴──────┴────────────┘
 //! ```
-//! A refused probe leaves its site at once, and the others go on without it. Invariants: with
-//! [`Refusals::Fail`] the first refusal ends the whole operation; after an error, and for refused probes, the
-//! text is as before, and slots, detours and instances are free again; the work grows with the number of sites,
-//! whatever is refused, because each attempt to change the text finds all obstacles together.
+//! A refused probe leaves its site at once, and the others go on without it. Invariants: with [`Refusals::Fail`]
+//! the first refusal ends the whole operation; after an error, and for refused probes, the text is as before, and
+//! slots, detours and instances are free again; the work grows only in proportion to the number of sites, whatever
+//! is refused, because each attempt to change the text finds all obstacles together.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -100,8 +100,8 @@ impl Newcomers {
 }
 
 impl Registry {
-    /// Arms the sites of the probes `new`, which are placed there and not in the guest yet. Refused probes, and
-    /// after an error all of them, are at no site any more.
+    /// Arms the sites of the probes `new`, which were placed there but are not planted yet. Refused probes are
+    /// detached from their sites; after an error all of them are.
     ///
     /// Takes one stop, in which all other due changes are made too. Takes a second one if a probe refused in
     /// the first had prevented a jump near it. The second stop may fail: its changes are then made with the
@@ -200,7 +200,7 @@ impl Registry {
         still: Still<'_>,
     ) -> Result<Arc<ProbeTable>, PlantError> {
         loop {
-            // Every round has fewer new probes, or fewer watched functions.
+            // The loop ends, because every round has fewer new probes or fewer watched functions.
             let jumps = &mut new.jumps;
             let rules = self.rules();
             let suits = |at: &Gva, jump: &Jump| {

@@ -1,8 +1,8 @@
 //! Makes the detours that sites want, before a stop and while the guest runs.
 //!
-//! Invariants: a detour is written before any task can reach it and never changed; a detour that was in use
-//! stays unchanged as a *ghost* until no task can reach it and there is no room. The same members at the same
-//! site reclaim it.
+//! Invariants: a detour is written before any task can reach it and never changed; a detour that was in use stays
+//! unchanged as a *ghost* until no task can reach it and its room is needed. The same members at the same site
+//! reclaim it.
 
 use std::sync::Arc;
 
@@ -27,14 +27,15 @@ use crate::unoptimized::Unoptimized;
 /// What sites want and do not have yet.
 #[derive(Debug)]
 pub(crate) struct Wanted {
-    /// The sites that want a jump to another detour, and the members that it records for.
+    /// The sites that want a jump to another detour, and the members that the detour is to record for.
     jumps: Vec<(Gva, Vec<ProbeId>)>,
     /// The sites, with their return probes, that want stubs without a detour.
     stubs: Vec<(Gva, ProbeId)>,
 }
 
 impl Wanted {
-    /// Compares the sites in `rules` with the jumps and the `sources` that there are.
+    /// Finds out what the sites in `rules` want and do not have yet. `sources` are the existing ones, with their
+    /// stubs.
     pub(crate) fn of(rules: &Rules<'_>, sources: &RecordSources) -> Self {
         let mut jumps = Vec::new();
         for (at, site) in rules.sites {
@@ -56,7 +57,7 @@ impl Wanted {
     }
 
     /// Makes the detours and stubs. Returns the jumps to the detours. No task can reach them before the text is
-    /// changed, so the guest may run meanwhile. A site without a detour gets the reason.
+    /// changed, so the guest may run meanwhile. If no detour can be made for a site, notes the reason there.
     pub(crate) fn make(
         self,
         around: &Result<DetourContext, Unoptimized>,

@@ -1,10 +1,11 @@
 //! Proof that no task may reach the bytes under a jump.
 //!
 //! A task that was interrupted just before an instruction under the jump resumes there. So does a task that was
-//! interrupted in a copy, in a slot or a detour, that ends in a jump to that instruction. Where the jump's byte
-//! is an int3 the hit is translated ([`Span::fits`]). For the others a [look](crate::code::scan) proves that no
-//! word of the guest's memory and no virtual CPU leads there. As long as one does, or may, the site keeps its
-//! int3, and there is another look later that nothing waits for, because a look through much memory takes long.
+//! interrupted in a copy, in a slot or a detour, that ends in a jump to that instruction. If the jump's byte at an
+//! instruction is an int3 ([`Span::fits`]), the task hits it and is sent to the copy of the instruction. For all
+//! other instructions a [look](crate::code::scan) proves that no word of the guest's memory and no virtual CPU
+//! leads there. As long as one does, or may, the site keeps its int3, and the look is repeated later. Nothing waits
+//! for the later look, because a look through much memory takes long.
 //!
 //! [`Span::fits`]: hvprobe_arch::detour::Span::fits
 
@@ -20,7 +21,7 @@ use crate::code::scan::Seen;
 use crate::sites::site::{SiteState, Sites};
 use crate::unoptimized::Unoptimized;
 
-/// Places that no task may be about to reach when the jump is written.
+/// Places that no task may be about to reach when the jump at `site` is written.
 struct Unproven {
     site: Gva,
     points: Vec<Gva>,
@@ -28,7 +29,7 @@ struct Unproven {
     copies: Vec<(Gva, u64)>,
 }
 
-/// Returns the instructions under the jump at which its bytes cannot be an int3.
+/// Returns the addresses of those instructions under the jump at which the jump's byte cannot be an int3.
 fn boundaries_without_int3(span: &Span) -> Vec<Gva> {
     let inside = span.interior().filter(|offset| *offset > 2);
     inside
@@ -72,7 +73,7 @@ pub(crate) fn unproven_points<'a>(
     unproven.flat_map(|it| it.points).collect()
 }
 
-/// Retires those of the prepared `jumps` that a task may be under, and notes that at their sites. The virtual
+/// Retires those of the prepared `jumps` that a task may be under, and notes the reason at their sites. The virtual
 /// CPUs must be stopped; `seen` is the result of a look, if there is one.
 pub(crate) fn retire_unproven(
     jumps: &mut BTreeMap<Gva, Jump>,

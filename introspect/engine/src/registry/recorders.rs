@@ -162,9 +162,9 @@ pub(crate) fn source(
     Ok(source)
 }
 
-/// Returns the return probes of `site` whose calls need an exit at the entry only. There are some only if all
-/// return probes there are such: within one frame, calls through the trampoline and calls through stubs would
-/// conflict.
+/// Returns the enabled return probes of `site` if the calls of all of them need an exit at the entry only;
+/// otherwise none. Within one frame, calls that return through the trampoline and calls that return through stubs
+/// would conflict.
 fn returning_without_exit<'s>(
     site: &'s SiteState,
     probes: &'s Probes,
@@ -184,7 +184,8 @@ fn returning_without_exit<'s>(
     returning().filter(move |_| possible).map(|(id, _)| id)
 }
 
-/// Returns the return probes, with their sites, that need stubs but no detour, which would include stubs.
+/// Returns the return probes, with their sites, for which stubs have to be made without a detour. A detour comes
+/// with stubs.
 pub(crate) fn wanted_stubs(rules: &Rules<'_>, sources: &RecordSources) -> Vec<(Gva, ProbeId)> {
     let mut wanted = Vec::new();
     for (at, site) in rules.sites {
@@ -200,7 +201,7 @@ pub(crate) fn wanted_stubs(rules: &Rules<'_>, sources: &RecordSources) -> Vec<(G
     wanted
 }
 
-/// Makes the `wanted` stubs; without room for them, calls return through the trampoline.
+/// Makes the `wanted` stubs. The calls of a probe for which there is no room return through the trampoline.
 pub(crate) fn make_stubs(
     wanted: &[(Gva, ProbeId)],
     probes: &Probes,
@@ -215,7 +216,7 @@ pub(crate) fn make_stubs(
     }
 }
 
-/// Returns the sources of those return probes at `site` whose returns need no exit.
+/// Returns the sources of the return probes at `site` if the returns of all of them need no exit; otherwise none.
 pub(crate) fn stubs(
     site: &SiteState,
     probes: &Probes,
@@ -227,7 +228,7 @@ pub(crate) fn stubs(
     sources.collect::<Option<_>>().unwrap_or_default()
 }
 
-/// Updates in the `sources` which probes are enabled, while the virtual CPUs are stopped.
+/// Notes in each of the `sources` whether its probe is enabled. The virtual CPUs must be stopped.
 pub(crate) fn settle_sources(sources: &RecordSources, probes: &Probes, switches: Switches) {
     for source in sources.iter() {
         source.set_enabled(switches.armed && probes.is_enabled(source.probe));

@@ -3,10 +3,10 @@
 //! ```text
 //!   definitions ─ expand ─► one place each ─ plan ─► probepoints ─ place ─► at their sites ─ plant ─► registered
 //! ```
-//! Each step takes the batch from the previous one, and hands on the probes that it did not refuse. Invariants:
-//! everything that can be refused by looking at the guest is refused before the virtual CPUs are stopped; after
-//! an error nothing has changed; with [`Refusals::Skip`] a probe is either registered or among the skipped
-//! ones, with the reason; the work grows with the length of the batch, however much of it is refused
+//! Each step takes the batch from the previous one, and passes on the probes that it did not refuse. Invariants:
+//! everything that can be refused by looking at the guest is refused before the virtual CPUs are stopped; after an
+//! error nothing has changed; with [`Refusals::Skip`] a probe is either registered or among the skipped ones, with
+//! the reason; the work grows only in proportion to the length of the batch, however much of it is refused
 //! ([`super::plant`]).
 
 use std::borrow::Cow;
@@ -39,7 +39,7 @@ struct Batch<'s, S> {
 
 /// One probe of a batch, whose definition names one place.
 struct Entry<'s, S> {
-    /// Position of its definition in the batch.
+    /// Position of the probe's definition in the batch.
     index: usize,
     spec: Cow<'s, ProbeSpec>,
     state: S,
@@ -60,7 +60,7 @@ struct Placed {
 }
 
 impl<'s, S> Batch<'s, S> {
-    /// Runs one step for every probe. Returns the batch without the refused probes, and those apart.
+    /// Runs one step for every probe. Returns the batch without the refused probes, and the refused probes.
     fn each<T>(
         self,
         mut step: impl FnMut(&ProbeSpec, S) -> Result<T, Refused>,
@@ -191,7 +191,7 @@ impl Registry {
             }
             Err(PlantError::Replaced) => {
                 self.remove_unplanted(batch.ids());
-                // The second call refuses all of it.
+                // The registry knows that the guest runs another kernel, so this call refuses the whole batch.
                 self.register_batch(specs, refusals, world)
             }
             Err(error) => {

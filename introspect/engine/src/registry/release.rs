@@ -1,4 +1,4 @@
-//! Releases code and data of former probes without exits: directs their calls in flight to the callers, and
+//! Releases code and data of former probes without exits: makes their calls in flight return to the callers, and
 //! releases what no task can reach any more.
 //!
 //! Invariants: a call returns to its caller, whatever has been unregistered meanwhile; memory is released only
@@ -32,7 +32,8 @@ impl<'a> Gone<'a> {
         Self(followed.map(|calls| (calls.stubs, calls)).collect())
     }
 
-    /// Returns the address to which a call that returns to `at` continues, after all stubs of gone probes.
+    /// Returns the address at which a call that returns to `at` continues after it has run through all stubs of
+    /// gone probes.
     fn beyond(&self, at: Gva, mem: &dyn PhysMemory) -> Gva {
         let mut at = at;
         for _ in 0..NESTED_MAX {
@@ -46,9 +47,9 @@ impl<'a> Gone<'a> {
     }
 }
 
-/// Directs the calls in flight of leaving probes past their stubs, while the virtual CPUs are stopped: replaces
-/// the stubs' addresses on stacks and in the instances of other probes. A task that has already returned to a
-/// stub still finishes there.
+/// Makes calls in flight bypass the stubs of leaving probes: where a stub's address is on a stack, or in an
+/// instance of another probe, writes the address to which that stub would return. A task that is already in a stub
+/// runs it to its end. The virtual CPUs must be stopped.
 pub(crate) fn restore_followed_frames(
     probes: &Probes,
     code: &OurCode,
@@ -72,17 +73,17 @@ pub(crate) fn restore_followed_frames(
     }
 }
 
-/// Returns whether it is worth looking for tasks in ghosts: there is much more of them than at the last look, or
-/// no room for a detour.
+/// Returns whether a look for tasks in ghosts is worth its cost: the ghosts take much more memory than at the last
+/// look, or there is no room for a detour.
 pub(crate) fn is_crowded(code: &OurCode, sites: &Sites) -> bool {
     let lacks_room = |site: &SiteState| matches!(site.unprepared, Some(Unoptimized::NoRoom));
     code.is_crowded() || !code.ghost_sources.is_empty() && sites.values().any(lacks_room)
 }
 
-/// Releases the detours of retired jumps, and the stubs, instances and counters of former probes, that no task
-/// can reach any more, while the virtual CPUs are stopped. `seen` is the result of a look; `sent_to` has the
-/// addresses that the engine has written into frames of `calls` since it began, which a look does not see.
-/// `calls` are those that return through the trampoline.
+/// Releases what no task can reach any more: detours of retired jumps, and stubs, instances and counters of former
+/// probes. The virtual CPUs must be stopped. `seen` is the result of a look. `calls` are the calls that return
+/// through the trampoline. `sent_to` has the addresses that the engine has written into their frames since the look
+/// began: a look does not see these writes.
 pub(crate) fn release_unreached(
     code: &mut OurCode,
     seen: &Seen,

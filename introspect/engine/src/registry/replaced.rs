@@ -67,8 +67,8 @@ impl Registry {
         Ok(())
     }
 
-    /// Stops the virtual CPUs to find out whether another kernel runs, and forgets the first one if so. If they
-    /// cannot be stopped the answer is not known, and the next call tries again.
+    /// Stops the virtual CPUs to find out whether another kernel runs. If so, forgets the first one and returns
+    /// true. If they cannot be stopped, returns the answer known so far; the next call tries again.
     pub(crate) fn find_out_replaced(&mut self, world: &dyn World) -> bool {
         if self.live.is_some() {
             let _ = world.stopped(&mut |mem, standing| self.forget_replaced(mem, standing));
@@ -145,7 +145,7 @@ impl Registry {
         Arc::default()
     }
 
-    /// Hands on the records of all probes, after their kernel was forgotten, and removes the sources.
+    /// Passes on the records of all probes, after their kernel was forgotten, and removes the sources.
     pub(crate) fn drain_sources(&mut self, world: &dyn World) {
         world.collect();
         self.code.retire_sources(self.probes.ids());

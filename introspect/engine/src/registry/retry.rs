@@ -1,9 +1,10 @@
-//! Changes that had to wait: jumps that a task may have been under, and ghosts that a task may have been in.
+//! Changes that had to wait because of a task: it may have been under a jump to be written, or in a ghost to be
+//! released.
 //!
 //! ```text
 //!   Registry::retry ──due──► Retry::look, without the registry ──► Looked ──► Registry::end_retry
 //! ```
-//! Invariant: a look holds no lock, so the registry may change meanwhile; then no jump is written.
+//! Invariant: no lock is held during a look, so the registry may change meanwhile. If it does, no jump is written.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -20,9 +21,9 @@ use crate::unoptimized::Unoptimized;
 use crate::world::World;
 
 impl Registry {
-    /// Returns the next look, if it is due: for jumps that wait because a task may have been under them or the
-    /// guest had a kprobe there, or for crowded ghosts. Meant to be called once a second; while nothing
-    /// changes, the looks become less and less frequent.
+    /// Returns the next retry, if it is due: for jumps that wait because a task may have been under them or the
+    /// guest had a kprobe there, or for crowded ghosts. Meant to be called once a second; while nothing changes,
+    /// retries become less and less frequent.
     pub fn retry(&mut self) -> Option<Retry> {
         // Any previous look is over.
         self.looks.sent_since = None;
@@ -55,10 +56,10 @@ impl Registry {
     /// Makes the changes that the result of a look allows.
     ///
     /// The registry may have changed since the look began, because a look through a large guest can take longer
-    /// than the time between two changes. Then no jump is written: for a probe that existed in between the host
-    /// may have sent a task to an instruction under the jump, and a look does not see that. For our own code
-    /// the result stays valid, together with the addresses that calls were directed to meanwhile: the stubs of
-    /// leaving probes are taken off the stacks.
+    /// than the time between two changes. If it has, no jump is written: there may have been a probe meanwhile for
+    /// which the host has sent a task to an instruction under the jump, which a look does not see. For our own
+    /// code, the result of the look stays valid if the addresses are added that the host wrote into frames
+    /// meanwhile, when it took the stubs of leaving probes off the stacks.
     pub fn end_retry(&mut self, looked: Looked<'_>, world: &dyn World) {
         if self.live.is_none() {
             return;
@@ -88,7 +89,7 @@ impl Registry {
     }
 }
 
-/// A look that is due. It needs no registry, however long it takes.
+/// A retry that is due. [`Retry::look`] can take long, and needs neither the registry nor its lock.
 #[derive(Debug)]
 pub struct Retry {
     is_look: bool,

@@ -72,13 +72,14 @@ fn slot_kind_for(
     slot_kind(&site.point.displaced, site.point.fixup, ends, least)
 }
 
-/// A site and the kind of slot that it is to have, if that changes.
+/// A site whose slot is to change: its address, its instruction, and the kind of slot that it is to have, or `None`
+/// for no slot.
 pub(crate) type NeededSlot = (Gva, Displaced, Option<SlotKind>);
 
-/// The new slot of a site; `None` if it has none from now on.
+/// The address of a site, and the slot that it gets; `None` if it is to have no slot.
 pub(crate) type NewSlot = (Gva, Option<SlotCode>);
 
-/// Returns the slots that armed sites are to have instead of their present ones; `jumping` sites need none.
+/// Returns the sites to be armed whose slots have to change. Sites for which `jumping` returns true need no slot.
 pub(crate) fn needed_slots(
     jumping: &dyn Fn(&SiteState) -> bool,
     rules: &Rules<'_>,
@@ -129,7 +130,7 @@ pub(crate) fn map_trampoline(
 }
 
 /// Takes and fills the slots that are `needed`. A returned slot that was a ghost stays one until
-/// [`OurCode::reclaim_slot`]. If no slot is left, ghosts are released in which no task was `seen`.
+/// [`OurCode::reclaim_slot`]. If no slot is left, the ghosts in which no task was `seen` are released.
 ///
 /// # Errors
 /// The sites that get no slot; then none is taken.
@@ -265,9 +266,9 @@ pub(crate) fn release_slots(taken: Vec<NewSlot>, code: &mut OurCode, mem: &dyn P
     }
 }
 
-/// Returns the kind of slot that an instruction needs for the mechanism `least` or a costlier one. An
-/// instruction with a `fixup` in the exception table, or whose end (`ends`) a handler must see, must not fault
-/// outside the exception window.
+/// Returns the kind of slot that an instruction needs for the mechanism `least` or a costlier one; `None` if it is
+/// emulated. An instruction with a `fixup` in the exception table, or whose end (`ends`) a handler must see, must
+/// not fault outside the exception window.
 pub(crate) fn slot_kind(
     displaced: &Displaced,
     fixup: bool,

@@ -39,7 +39,7 @@ pub struct Registry {
     pub(crate) hooks: Hooks,
     /// Whether the guest has little enough memory for looks.
     pub(crate) can_scan: bool,
-    /// Looks for tasks under jumps and in ghosts.
+    /// State of the looks for tasks under jumps and in ghosts.
     pub(crate) looks: Looks,
     /// Notices of throttled hits of probes that have left.
     pub(crate) last_throttled: Vec<Throttled>,
@@ -50,7 +50,7 @@ pub struct Registry {
     pub(crate) live: Option<Live>,
 }
 
-/// Data that the virtual CPUs share, in every table that they get.
+/// Data that the virtual CPUs share. Every table that they get refers to it.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) returns: Arc<Returns>,
@@ -92,7 +92,7 @@ impl Registry {
         }
     }
 
-    /// Limits the registry to `probes` probes, and never more than [`PROBES_MAX`].
+    /// Limits the registry to `probes` probes, but to no more than [`PROBES_MAX`].
     #[must_use]
     pub fn with_room(mut self, probes: usize) -> Self {
         self.room = probes.min(PROBES_MAX);

@@ -11,8 +11,8 @@ use crate::registry::state::Registry;
 use crate::sites::probes::Probes;
 use crate::world::World;
 
-/// Takes the notice of the throttled hits in `counters`, the counters of `probe`, that were not reported yet:
-/// they count as reported from now on.
+/// Returns a notice of those throttled hits of `probe` that no notice has reported yet, if there are any, and
+/// counts them as reported. `counters` are those of the probe.
 fn take_notice(probe: ProbeId, spec: &ProbeSpec, counters: &Counters) -> Option<Throttled> {
     let meter = counters.meter()?;
     let count = meter.take_unreported(counters.sum().throttled);
@@ -25,9 +25,9 @@ fn take_notice(probe: ProbeId, spec: &ProbeSpec, counters: &Counters) -> Option<
 }
 
 impl Registry {
-    /// Disables the probes that have exceeded their budget, in one stop of the virtual CPUs if there are any.
-    /// Returns notices of the hits that were throttled since the last call. Meant to be called now and then.
-    /// The notices are complete, whatever happens to the probes.
+    /// Disables the probes that have exceeded their budgets. If there are any, this takes one stop of the virtual
+    /// CPUs. Returns notices of the hits that were throttled since the last call. Meant to be called now and then.
+    /// The notices are complete, even if the probes cannot be disabled.
     pub fn throttle(&mut self, world: &dyn World) -> (Vec<Throttled>, Result<(), ChangeError>) {
         let exceeded: Vec<ProbeId> = self
             .probes

@@ -1,4 +1,4 @@
-//! Use of the hidden region's allocators.
+//! Resources of the hidden region that are in use.
 
 use crate::code::detours::Detours;
 use crate::registry::state::Registry;
@@ -9,7 +9,7 @@ use crate::registry::state::Registry;
 pub struct Usage {
     /// Out-of-line slots.
     pub slots: u64,
-    /// Bytes of detours, and of the code that calls return to.
+    /// Bytes of detours and of stubs, the code to which followed calls return.
     pub code: u64,
     /// Bytes of counters of detours.
     pub counters: u64,

@@ -5,7 +5,7 @@
 //!       ▲                 │
 //!       └── stays ────────┘  its unregistration failed
 //! ```
-//! Invariant: an id is never given twice. A leaving probe is still here, with its counters, but no site is to
+//! Invariant: an id is never given twice. A leaving probe is still stored, with its counters, but no site is to
 //! serve it any more.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -42,7 +42,7 @@ pub(crate) enum Placement {
     Pending,
     Refused(Refused),
     At(Gva),
-    /// The probe's module was unloaded.
+    /// The probe's module was unloaded, or the guest runs another kernel.
     Gone,
 }
 
@@ -50,24 +50,24 @@ pub(crate) enum Placement {
 pub(crate) struct SiteState {
     /// The probepoint, as planned.
     pub(crate) point: Probepoint,
-    /// Whether the call that the guest's ftrace patches in is there now.
+    /// Whether the site is left to the guest's ftrace, which has patched its call in there.
     pub(crate) occupied: bool,
     pub(crate) slot: Option<SlotCode>,
-    /// Probes at the site, in ascending order, which is the order of registration.
+    /// Probes at the site, by ascending id, which is the order of registration.
     pub(crate) members: Vec<ProbeId>,
     /// The engine's own hook at the site.
     pub(crate) internal: Option<Internal>,
     pub(crate) patch: Patch,
     /// Why there is no detour although the site could have a jump.
     pub(crate) unprepared: Option<Unoptimized>,
-    /// Whether the guest has rewritten our patch.
+    /// Whether the site is left to the guest, which has rewritten the text there or may rewrite it.
     pub(crate) gone: bool,
 }
 
 /// What the text of a site holds.
 #[derive(Clone, Debug)]
 pub(crate) enum Patch {
-    /// Its own instruction.
+    /// The site's own instruction.
     None,
     /// An int3 over the first byte of the instruction.
     Breakpoint,
@@ -87,7 +87,7 @@ impl SiteState {
         }
     }
 
-    /// Returns the original text that `patch` replaces: the site's instruction, or all those under a jump.
+    /// Returns the original text that `patch` replaces: the site's instruction, or all instructions under a jump.
     pub(crate) fn original(&self, patch: &Patch) -> &[u8] {
         match (patch, &self.point.span) {
             (Patch::Jump(_), Ok(span)) => span.bytes(),
@@ -111,8 +111,8 @@ impl Patch {
 /// All sites, by their addresses.
 pub(crate) type Sites = BTreeMap<Gva, SiteState>;
 
-/// Returns the guest's text at `at`, where the original text is `original`, if every one of `sites` holds the
-/// patch that `of` returns.
+/// Returns what the guest's text at `at` is when each of the `sites` holds the patch that `of` returns for it.
+/// `original` is the original text there.
 pub(crate) fn patched<'s>(
     sites: &'s Sites,
     at: Gva,

@@ -19,12 +19,13 @@ use crate::refusal::{Obstacle, Obstacles, Refused};
 pub(crate) struct Edit {
     pub(crate) at: Gva,
     pub(crate) from: Vec<u8>,
-    /// The new text, of the same length.
+    /// The text that replaces `from`, of the same length.
     pub(crate) to: Vec<u8>,
 }
 
 impl Edit {
-    /// Returns the part of `bytes`, one of the two texts, that is written: up to the last difference.
+    /// Returns the part of `bytes` that has to be written: all up to the last difference between the two texts.
+    /// `bytes` is one of them.
     fn changed<'b>(&self, bytes: &'b [u8]) -> &'b [u8] {
         let same = self.from.iter().rev().zip(self.to.iter().rev());
         let same = same.take_while(|(from, to)| from == to).count();

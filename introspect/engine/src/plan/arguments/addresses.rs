@@ -1,5 +1,5 @@
-//! Address ranges of functions, for filters. Only functions of the kernel's own text are accepted: their
-//! addresses stay the same, while the addresses of a module may hold another one later.
+//! Address ranges of functions, for filters. Only functions of the kernel's own text are accepted: their addresses
+//! stay the same, while another module may later be at the addresses of a module.
 
 use hvprobe_arch::Gva;
 use hvprobe_linux::symbols::Symbols;

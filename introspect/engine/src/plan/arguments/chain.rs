@@ -21,9 +21,9 @@ pub(super) struct Chain {
     pub(super) pointers: Vec<Pointer>,
     /// Type of the value at the end of the chain, if it is known.
     pub(super) ty: Option<TypeId>,
-    /// Range of bits of that value: the first bit, and their number.
+    /// Range of bits of that value: the first bit and the number of bits.
     pub(super) bits: Option<(u64, u8)>,
-    /// Whether it is known to point to characters without a type that says so.
+    /// Whether that value is known to point to characters, although no type says so.
     pub(super) characters: bool,
 }
 
@@ -50,7 +50,7 @@ pub(super) struct Around<'a> {
     pub(super) kernel: &'a Probeable<'a>,
     /// Whether the function's parameters are available.
     pub(super) is_entry: bool,
-    /// Whether it is a return probe, whose parameters are those at the entry of the call.
+    /// Whether the probe is a return probe. Its parameters are those at the entry of the call.
     pub(super) returns: bool,
 }
 
@@ -170,7 +170,7 @@ impl Around<'_> {
         }
     }
 
-    /// Returns the argument `name` of the system call whose entry the function is, unless a parameter of the
+    /// If the function is the entry of a system call, returns the call's argument `name`, unless a parameter of the
     /// function itself has that name.
     fn call_argument(&self, column: usize, name: &str) -> Result<Option<Chain>, ParseError> {
         let own = self.function.whole();
@@ -332,8 +332,9 @@ fn arrows(path: &[Access]) -> usize {
     path.iter().skip(1).filter(|access| access.arrow).count()
 }
 
-/// Fixed contents of `pt_regs` at every kprobe: the kernel's selectors (arch/x86/include/asm/segment.h), and
-/// the mark that there was no system call.
+/// CS in `pt_regs` at every kprobe: the kernel's code selector (arch/x86/include/asm/segment.h).
 const KERNEL_CS: u64 = 0x10;
+/// SS in `pt_regs` at every kprobe: the kernel's data selector (arch/x86/include/asm/segment.h).
 const KERNEL_DS: u64 = 0x18;
+/// `orig_ax` in `pt_regs` at every kprobe: the mark that there was no system call.
 const NO_CALL: u64 = u64::MAX;

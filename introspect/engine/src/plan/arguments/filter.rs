@@ -1,7 +1,7 @@
 //! Resolves filters: field names become comparisons at a hit.
 //!
-//! Invariant: a field is an argument of the probe or a field of every event, and is compared with its own type;
-//! anything else is refused at its column. A comparison that can be a condition on a register becomes one: a
+//! Invariant: a field is an argument of the probe or a field of every event, and is compared as a value of its own
+//! type; anything else is refused at its column. A comparison that can be a condition on a register becomes one: a
 //! condition costs no exit and, if it does not hold, no record.
 
 use hvprobe_spec::fetch::{Filter, Form, Operator, Test, Value, words};
@@ -26,9 +26,9 @@ pub(super) fn texts(filter: &Filter) -> Vec<&str> {
     }
 }
 
-/// Splits `filter`, on events with `arguments`, into conditions that must all hold and the rest. With `returns`
-/// there are no conditions: these are checked at the function's entry, while a register in the filter of a
-/// return probe is the one at the return.
+/// Splits `filter`, for events with `arguments`, into conditions on registers, which must all hold, and the rest.
+/// With `returns` there are no conditions: conditions are checked at the function's entry, but a register in the
+/// filter of a return probe has its value at the return.
 pub(super) fn resolve(
     filter: &Filter,
     arguments: &[Argument],
@@ -60,7 +60,7 @@ fn conjuncts(filter: &Filter) -> Vec<&Filter> {
     }
 }
 
-/// Resolves `filter` for any event: on the fields that every event has.
+/// Resolves `filter` for events of any probe. It can only use the fields that every event has.
 ///
 /// # Errors
 /// When it names any other field, or compares a number with a text; with the column and the reason.
@@ -186,8 +186,8 @@ fn in_function(
     }
 }
 
-/// Returns the comparison of `field` with `cpus`. Equality requires a single CPU; `&` holds if the number is
-/// any of the CPUs.
+/// Returns the comparison of `field` with `cpus`. Equality requires a single CPU; `&` holds if the field is the
+/// number of any of the CPUs.
 fn in_cpus(test: &Test, field: &Field, cpus: &[(u32, u32)]) -> Result<Predicate, ParseError> {
     match (test.operator, cpus) {
         (Operator::AnyBit, cpus) => {
@@ -229,7 +229,7 @@ fn by_names(test: &Test, field: &Field, named: &[Named]) -> Result<Predicate, Pa
     let mut any = Vec::new();
     for it in named {
         any.push(match it.mask {
-            // A field of several bits, of which one value has the name; it is shown in the same way.
+            // The name stands for one value of several bits, as events show it: compare these bits.
             Some(mask) if mask.count_ones() > 1 => {
                 within(field, mask, it.value).ok_or_else(|| {
                     let why = format!("`{}` does not have the bits that decide it", test.field);
@@ -288,7 +288,7 @@ fn within(field: &Field, mask: u64, value: u64) -> Option<Predicate> {
 }
 
 /// Truncates `value` to the size and sign of `field`, as the kernel does before a comparison
-/// (`DEFINE_COMPARISON_PRED` in kernel/trace/trace_events_filter.c): -1, 4294967295 and 0xffffffff are one
+/// (`DEFINE_COMPARISON_PRED` in kernel/trace/trace_events_filter.c): -1, 4294967295 and 0xffffffff are the same
 /// `u32`.
 fn cut(value: u64, field: &Field) -> u64 {
     let (size, signed) = match field {
@@ -383,8 +383,8 @@ pub(super) fn of_argument(argument: &Argument) -> Option<Field> {
     })
 }
 
-/// Returns the condition on a register that is equivalent to `predicate`, if there is one: on all 64 bits, or
-/// on the lowest ones in a test for any bit.
+/// Returns the condition on a register that is equivalent to `predicate`, if there is one. A condition compares all
+/// 64 bits; only a test for any bit can be limited to the lowest bits.
 fn condition(predicate: &Predicate) -> Option<Condition> {
     let Predicate::Check(Check {
         field:

@@ -1,8 +1,8 @@
 //! System-call arguments that consist of flags, and the names of the flags.
 //!
 //! In the kernel's headers the flags are macros, so its types do not contain them. Invariant: a table has the
-//! values that programs see on x86-64 (include/uapi/ in the kernel's source), and only the listed arguments are
-//! shown with it.
+//! values that programs see on x86-64 (include/uapi/ in the kernel's source), and its names are shown only for the
+//! arguments that are listed with it.
 
 use hvprobe_spec::shape::{Enumerator, ShapeKind};
 
@@ -106,10 +106,10 @@ const PATH: &[Row] = &[
     set("AT_EMPTY_PATH", 0x1000),
 ];
 
-/// The bit has this meaning only in calls that remove something.
+/// `AT_*` of calls that remove something: linux/fcntl.h. The bit has this meaning only there.
 const UNLINK: &[Row] = &[set("AT_REMOVEDIR", 0x200)];
 
-/// The arguments that consist of flags, by call.
+/// The arguments that consist of flags: the calls, the name of the argument, and its flags.
 const ARGUMENTS: &[(&[&str], &str, &[Row])] = &[
     (&["open", "openat"], "flags", OPEN),
     (&["pipe2", "dup3"], "flags", DESCRIPTOR),

@@ -1,7 +1,7 @@
 //! The parameters of the probed function.
 //!
-//! Invariant: the function of a module is described only by the module's own types. While the module is not
-//! loaded a request for them is [noted](Function::is_awaited), and made again later.
+//! Invariant: the function of a module is described only by the module's own types. While the module is not loaded,
+//! a request for its types is [noted](Function::is_awaited), and made again later.
 
 use std::cell::Cell;
 
@@ -25,7 +25,7 @@ pub(super) struct Function<'a> {
     awaited: bool,
     /// Whether anything was requested that is not known.
     asked: Cell<bool>,
-    /// System call whose entry it is.
+    /// System call whose entry the function is.
     pub(super) call: Option<Call>,
 }
 
@@ -38,7 +38,7 @@ struct Prototype {
 }
 
 impl Prototype {
-    /// Describes its parameters and those of its system call, in words.
+    /// Returns a sentence that lists the function's parameters and those of the system call `call`.
     fn taken(&self, call: Option<&Call>) -> String {
         let own = call.into_iter().flat_map(|call| &call.parameters);
         let own = own.map(|it| &*it.name);
@@ -59,7 +59,8 @@ const BY_NUMBER: [Gpr; 6] = [Gpr::Rdi, Gpr::Rsi, Gpr::Rdx, Gpr::Rcx, Gpr::R8, Gp
 const NOT_LOADED: &str = "its module is not loaded";
 
 impl<'a> Function<'a> {
-    /// Looks up the types of the function at `point`, which the definition calls `named`.
+    /// Looks up the types of the function at `point`, which the definition calls `named`. Without `point`, the
+    /// function is in a module that is not loaded.
     pub(super) fn at(
         point: Option<&Probepoint>,
         named: Option<&str>,
@@ -97,12 +98,12 @@ impl<'a> Function<'a> {
         }
     }
 
-    /// Returns the types that apply there, or why there are none.
+    /// Returns the types that apply to the function, or why there are none.
     pub(super) fn types(&self) -> Result<&'a Types, &str> {
         self.types.as_ref().copied().map_err(String::as_str)
     }
 
-    /// Returns whether a request has to wait until the module is loaded.
+    /// Returns whether something was requested that is known only once the module is loaded.
     pub(super) fn is_awaited(&self) -> bool {
         self.awaited && self.asked.get()
     }
@@ -160,10 +161,11 @@ impl<'a> Function<'a> {
                 return Err(refused(column, format!("{}; {there}", words::NO_BTFARG)));
             }
         }
-        // Without types the kernel assumes these locations. They are also right beyond a prototype with `...`.
+        // Without types the kernel assumes these locations. They are also those of the arguments that `...` stands
+        // for.
         let place = match BY_NUMBER.get(index) {
             Some(register) => Place::Register(*register),
-            // After the return address.
+            // On the stack, where the return address is word 0.
             None => u16::try_from(index + 1 - BY_NUMBER.len()).map_or(Place::Unknown, Place::Stack),
         };
         Ok((None, place))

@@ -60,7 +60,7 @@ struct Unpositioned {
     value: Value,
 }
 
-/// Resolves the arguments of `spec`, whose probepoint is `point`, or `None` if it waits for its module.
+/// Resolves the arguments of `spec`. `point` is its probepoint; `None` if the probe waits for its module.
 pub(crate) fn resolve(
     spec: &ProbeSpec,
     point: Option<&Probepoint>,
@@ -169,7 +169,7 @@ fn written(wanted: &[FetchArg], around: &Around<'_>) -> Result<Vec<Unpositioned>
                     ExprKind::Argument(number) => around.function.by_number(column, *number)?.0,
                     _ => None,
                 };
-                // Use the parameter's own name, unless it means another argument of the definition.
+                // Use the parameter's own name, unless another argument of the definition uses that name.
                 let typed = typed.map(|parameter| &*parameter.name);
                 let is_free = |name: &&str| {
                     !given.contains(name)
@@ -197,8 +197,8 @@ fn written(wanted: &[FetchArg], around: &Around<'_>) -> Result<Vec<Unpositioned>
 }
 
 /// Returns the parameters of the function and, for a return probe, its return value; `None` if the types do not
-/// describe all of them. A pointer to characters is shown as text if it is in `texts`, or if it is a text and
-/// reading it costs no exit.
+/// describe all of them. A pointer to characters is shown as text if its name is in `texts`, or if it is a text
+/// ([`is_text`]) and reading it costs no exit.
 fn by_types(around: &Around<'_>, texts: &[&str]) -> Option<Vec<Unpositioned>> {
     if let Some(call) = around.function.call.as_ref().filter(|_| !around.returns) {
         return of_call(call, around, texts);
@@ -223,8 +223,8 @@ fn by_types(around: &Around<'_>, texts: &[&str]) -> Option<Vec<Unpositioned>> {
     Some(found)
 }
 
-/// Returns the arguments of a system call. They are in memory, so a return probe would have to read them at the
-/// entry.
+/// Returns the arguments of a system call. Not for return probes: the arguments are in memory, and would have to be
+/// read at the entry.
 fn of_call(call: &Call, around: &Around<'_>, texts: &[&str]) -> Option<Vec<Unpositioned>> {
     let found = call.parameters.iter().map(|it| {
         let chain = around.of_call(call, it);
@@ -256,7 +256,7 @@ fn parameter(
     })
 }
 
-/// Returns the value of `chain` at the function.
+/// Returns the value of `chain`, with the types that apply to the function.
 fn of_chain(
     column: usize,
     chain: Chain,
@@ -267,8 +267,8 @@ fn of_chain(
     value(column, chain, ty, types, around.returns)
 }
 
-/// Returns whether a parameter is a text: it points to characters that the function does not change, and the
-/// next parameter is not their number.
+/// Returns whether a parameter that points to characters is a text: the function does not change the characters,
+/// and the next parameter is not their number.
 fn is_text(parameter: &Parameter, next: Option<&Parameter>, around: &Around<'_>) -> bool {
     let Ok(types) = around.function.types() else {
         return false;
@@ -277,7 +277,7 @@ fn is_text(parameter: &Parameter, next: Option<&Parameter>, around: &Around<'_>)
     types::is_constant_behind(types, parameter.ty) && !next.is_some_and(counts)
 }
 
-/// Returns a parameter that points to characters, as text.
+/// Returns a parameter as text; `None` if it does not point to characters.
 fn text(it: &Parameter, around: &Around<'_>) -> Option<Unpositioned> {
     let types = around.function.types().ok()?;
     if types::characters(types, it.ty) != Some(Characters::Behind) {
@@ -299,7 +299,8 @@ fn returned(name: &str, ty: TypeId, around: &Around<'_>) -> Option<Unpositioned>
         let chain = Chain::of(Start::Common(Common::Retval), ty);
         of_chain(0, chain, None, around)
     };
-    // A value in memory was not asked for explicitly, and reading it would cost time at each return.
+    // The definition does not ask for this value, so do not read it from memory, which would cost time at each
+    // return.
     let types = around.function.types();
     let in_memory = types.is_ok_and(|types| types.returned(ty) == Returned::Memory);
     let whole = (!in_memory).then(|| result(Some(ty)).ok()).flatten();
@@ -309,7 +310,7 @@ fn returned(name: &str, ty: TypeId, around: &Around<'_>) -> Option<Unpositioned>
     })
 }
 
-/// Name of the return value, unless a parameter has it.
+/// Name of the return value, unless a parameter has this name.
 const RESULT: &str = "retval";
 
 /// Adds the items of `found` to `actions`; returns the arguments with their locations.

@@ -1,8 +1,9 @@
 //! Arguments of system calls, at the functions with which the kernel enters them (`__x64_sys_*`).
 //!
-//! Such a function takes one argument, the registers of the process; the call's own arguments are in these
-//! (`SC_X86_64_REGS_TO_ARGS` in arch/x86/include/asm/syscall_wrapper.h). Invariant: they are resolved only for
-//! a function with exactly that parameter, with the names and types that the kernel keeps for its own events.
+//! Such a function takes one argument, the registers of the process, which contain the arguments of the call
+//! (`SC_X86_64_REGS_TO_ARGS` in arch/x86/include/asm/syscall_wrapper.h). Invariant: the arguments of the call are
+//! resolved only for a function with exactly that parameter, and with the names and types that the kernel keeps for
+//! its own events.
 
 use hvprobe_arch::regs::Gpr;
 use hvprobe_linux::image::CallParameter;
@@ -29,9 +30,9 @@ pub(super) struct Call {
 /// An argument of a system call.
 pub(super) struct CallArgument {
     pub(super) name: String,
-    /// Offset in the registers.
+    /// Offset in `pt_regs`.
     pub(super) offset: i64,
-    /// Type, if the kernel's types have it; never for pointers.
+    /// Type; `None` for pointers, and if the kernel's types do not contain it.
     pub(super) ty: Option<TypeId>,
     /// Whether it points to characters.
     pub(super) characters: bool,
@@ -42,7 +43,8 @@ pub(super) struct CallArgument {
 }
 
 impl Call {
-    /// Returns the system call whose entry is `function`, which takes the parameters `taken`.
+    /// Returns the system call whose entry is `function`. `known` are the parameters of the call, `taken` those of
+    /// the function.
     pub(super) fn at(
         function: &str,
         known: &[CallParameter],
@@ -81,7 +83,7 @@ impl Call {
             }
         });
         Some(Self {
-            // The new program starts with new registers.
+            // After these calls the registers are those with which a program starts.
             replaces: matches!(call, "execve" | "execveat"),
             registers: *registers,
             parameters: parameters.collect(),
@@ -93,7 +95,7 @@ impl Call {
     }
 }
 
-/// Returns the shape of an argument of type `ty`; `flags` if it consists of flags.
+/// Returns the shape of an argument of type `ty`. `flags` is the kind of its shape if it consists of flags.
 fn shape(
     types: &Types,
     ty: Option<TypeId>,
@@ -114,7 +116,7 @@ fn shape(
     }
 }
 
-/// Returns whether a type in the spelling of the source is a pointer to characters.
+/// Returns whether the type `written`, in the spelling of the source, is a pointer to characters.
 fn is_characters(written: &str) -> bool {
     let words = written.split(|c: char| c.is_whitespace() || c == '*');
     let words = words.filter(|word| !word.is_empty() && *word != "const");
@@ -125,7 +127,7 @@ fn is_characters(written: &str) -> bool {
 fn type_named(types: &Types, written: &str) -> Option<TypeId> {
     let name = match written.trim_start_matches("const ") {
         pointer if pointer.contains('*') => return None,
-        // Spellings that compilers write.
+        // The types have the spellings of the compiler.
         "unsigned" => "unsigned int",
         "long" => "long int",
         "unsigned long" => "long unsigned int",

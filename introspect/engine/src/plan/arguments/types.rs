@@ -7,7 +7,7 @@ use hvprobe_spec::shape::{Shape, ShapeKind};
 
 use super::refused::refused;
 
-/// Limits of the shape of an argument, so that it fits a line.
+/// Limits of the shape of an argument, so that the argument fits a line.
 const LIMITS: Limits = Limits {
     depth: 4,
     members: 128,
@@ -149,7 +149,8 @@ pub(super) fn is_constant_behind(types: &Types, ty: TypeId) -> bool {
     false
 }
 
-/// Returns whether C counts bytes in `ty`: unsigned, 64 bits, as `size_t`, whatever its name.
+/// Returns whether `ty` is a type in which C counts bytes: an unsigned integer of 64 bits like `size_t`, whatever
+/// its name.
 pub(super) fn is_size(types: &Types, ty: TypeId) -> bool {
     let whole = types.resolve(ty);
     let kind = whole.and_then(|ty| types.kind(ty));

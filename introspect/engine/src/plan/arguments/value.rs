@@ -1,7 +1,7 @@
-//! The part of a chain that is shown, and its location in an event.
+//! The value at the end of a chain: how it is shown, and where it is in an event.
 //!
-//! Invariant: a value in registers is shown from there, and costs nothing at a hit; everything else is
-//! captured. Texts share the room in an event that all other items leave.
+//! Invariant: a value that the event contains anyway, as in registers, is shown from there and costs nothing at a
+//! hit. Every other value is captured. Texts share the room in an event that all other items leave.
 
 use hvprobe_arch::regs::Gpr;
 use hvprobe_linux::types::{Returned, Types};
@@ -33,7 +33,7 @@ pub(super) enum From {
     Entry(Item),
 }
 
-/// Returns the value of `chain`, with the type from the definition if it names one.
+/// Returns the value of `chain`, with the type `ty` if the definition names one.
 pub(super) fn value(
     column: usize,
     mut chain: Chain,
@@ -109,7 +109,7 @@ pub(super) fn value(
     plain(column, chain, shape, returns)
 }
 
-/// Returns the shape of a number with the width of its own type, or of 64 bits.
+/// Returns the shape of a number: with the width of its own type if that is known, otherwise with 64 bits.
 fn own(chain: &Chain, shown: Option<Shown>, types: Option<&Types>) -> Shape {
     let known = types.and_then(|types| types::integer(types, chain.ty?));
     let (shown, bits) = match (shown, known) {
@@ -123,7 +123,7 @@ fn own(chain: &Chain, shown: Option<Shown>, types: Option<&Types>) -> Shape {
     types::element(Element::Integer { shown, bits }, format!("{shown}{bits}"))
 }
 
-/// Returns the value with the shape of its own type, or of a number.
+/// Returns the value of `chain` with the shape of its own type or, if that is not known, of a 64-bit number.
 fn untyped(
     column: usize,
     chain: Chain,
@@ -144,7 +144,8 @@ fn untyped(
     plain(column, chain, shape, returns)
 }
 
-/// Returns the chain of the whole return value. `chain` has its first eight bytes, or its address.
+/// Returns the chain of the whole return value. `chain` leads to the first eight bytes of the value, or to its
+/// address.
 fn result(column: usize, chain: Chain, size: u32, place: Returned) -> Result<Chain, ParseError> {
     match place {
         Returned::Register if size <= 8 => Ok(chain),
@@ -222,7 +223,7 @@ fn place(column: usize, chain: Chain, size: u32, returns: bool) -> Result<From, 
 }
 
 fn fetched(base: Base, pointers: Vec<Pointer>, read: Read) -> Item {
-    // Detours can record words of the stack too.
+    // Read it as a word of the stack, which detours can record, too.
     if let (Base::Register(Gpr::Rsp), [only], Read::Bytes(..=8)) = (base, &*pointers, read)
         && only.memory == Memory::Kernel
         && only.offset % 8 == 0
@@ -248,7 +249,7 @@ fn text(column: usize, mut chain: Chain, user: bool) -> Result<Value, ParseError
         last.memory = match last.memory {
             _ if user => Memory::User,
             Memory::User => Memory::User,
-            // The kernel's fetching of texts also decides by the address whether it is a user address.
+            // Like the kernel, decide by the address whether the text is in user memory.
             Memory::Kernel | Memory::Either => Memory::Either,
         };
     }
@@ -264,7 +265,7 @@ fn text(column: usize, mut chain: Chain, user: bool) -> Result<Value, ParseError
     })
 }
 
-/// Sets the maximum lengths of the texts in `items`, which are all the captures of an event.
+/// Sets the maximum lengths of the texts in `items`. These are all items that an event captures.
 ///
 /// # Errors
 /// When there is no room for a text.

@@ -94,7 +94,7 @@ fn hit(
     arguments.map(|(name, _, value)| (name, value)).collect()
 }
 
-/// Returns the value of the only argument at such a hit.
+/// As [`hit`], for a definition with one argument: returns its value.
 fn only(definition: &str, prepare: impl FnOnce(&TestGuest, &mut Cpu)) -> Option<Vec<u8>> {
     let [(_, value)] = <[_; 1]>::try_from(hit(definition, prepare)).expect("one");
     value

@@ -44,12 +44,12 @@ const KPROBES: [(&str, u64, usize); 7] = [
 /// Addresses of the guest's switchable branches, with the jump that replaces the nop.
 const BRANCHES: [(u64, [u8; 5]); 1] = [(0x10, [0xe9, 0xdb, 0, 0, 0])];
 const NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
-/// Calls that its ftrace may put over the nop of `vfs_read`: of the tracer, or of a program.
+/// Calls that the guest's ftrace may put over the nop of `vfs_read`: of the tracer, or of a program.
 const CALLS: [[u8; 5]; 2] = [[0xe8, 1, 2, 3, 4], [0xe8, 5, 6, 7, 8]];
 const BEGINS: &str = "ftrace_arch_code_modify_prepare";
 const ENDS: &str = "ftrace_arch_code_modify_post_process";
 const PREPARES: &str = "arch_prepare_kprobe";
-/// Address of its `struct kprobe`s: links at +0, the address at +40.
+/// Address of the guest's `struct kprobe`s: links at +0, the address at +40.
 const STRUCTS: Gva = Gva(KPROBE_TABLE - 0x200);
 const ADDRESS: u64 = 40;
 const SIZE: u64 = 48;
@@ -64,7 +64,7 @@ enum Step {
     Switch(bool),
     Retry,
     Check,
-    /// The guest continues with what it has begun, or begins it.
+    /// This step, and those below, are the guest's: it begins something, or continues with what it has begun.
     Trace(Option<usize>),
     Kprobe(usize),
     OptimizeKprobes,
@@ -157,7 +157,7 @@ impl Model {
         self.own[index..index + N].try_into().unwrap()
     }
 
-    /// The guest writes text, where only its own text may be.
+    /// Lets the guest write text. What is there must be its own text, without patches of ours.
     fn write(&mut self, at: Gva, bytes: &[u8], what: &str) {
         let index = self.index(at);
         let there = &text(&self.rig)[index..][..bytes.len()];
@@ -167,7 +167,7 @@ impl Model {
         self.rig.guest.write(at, bytes);
     }
 
-    /// The guest enters the function `name`, which we may watch; returns whether it continues in it.
+    /// Lets the guest enter the function `name`, which we may watch. Returns whether it continues in that function.
     fn comes_to(&mut self, name: &str, argument: u64) -> bool {
         let here = self.rig.at(name, 0);
         if self.rig.byte(here) != INT3 {
@@ -295,7 +295,7 @@ impl Model {
         })
     }
 
-    /// Returns the original bytes: the guest changes nothing else where it has kprobes.
+    /// Returns the original bytes at `at`. Besides its kprobes, the guest changes nothing there.
     fn saved(&self, at: Gva) -> [u8; 5] {
         let index = self.index(at);
         self.original[index..index + 5].try_into().unwrap()
@@ -346,7 +346,7 @@ impl Model {
         self.branch = (done < 2).then_some((at, bytes, done + 1));
     }
 
-    /// The holder of `text_mutex` continues until it releases it.
+    /// Lets the holder of `text_mutex` continue until it releases the mutex.
     fn finish_patching(&mut self) {
         while self.branch.is_some() {
             self.branch(0);

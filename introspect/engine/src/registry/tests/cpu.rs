@@ -16,7 +16,7 @@ use hvprobe_spec::Decision;
 use super::Rig;
 use crate::testing::{TestGuest, Ticks, regs};
 
-/// The guest just continues.
+/// Outcome of a hit after which the guest just continues.
 pub(super) const RESUME: Outcome = Outcome::Resume { shadow: false };
 
 /// Returns the gate's handler (SDM vol. 3, 6.14.1).
@@ -118,7 +118,7 @@ impl Cpu {
         Gva(self.regs.rip)
     }
 
-    /// Returns the question for the client at the hit that holds the guest.
+    /// Returns the question that the hit that holds the guest has for a client.
     pub(super) fn question(&mut self) -> Option<Inquiry> {
         self.with(|handler, regs, around| handler.question(regs, around))
     }
@@ -192,7 +192,7 @@ impl Cpu {
         self.regs.rsp = rsp;
     }
 
-    /// Returns all events that it reported.
+    /// Returns all events that the virtual CPU reported.
     pub(super) fn events(self) -> Vec<Event> {
         drop(self.handler);
         self.collector.finish();

@@ -5,13 +5,14 @@ use hvprobe_hit::event::EventKind;
 
 use super::*;
 
-/// Address of the registers of a fault in the guest's kernel, and of RIP in them.
+/// Address of the registers of a fault in the guest's kernel.
 const PT_REGS: Gva = Gva(DATA_VIRT.0 + 0x900);
+/// Address of RIP in these registers.
 const IP: Gva = Gva(PT_REGS.0 + 128);
 const PAGE_FAULT: u8 = 14;
 
-/// The guest's kernel has faulted at `rip` and searches its exception table; returns the address that it
-/// searches for.
+/// Lets the guest's kernel search its exception table after a fault at `rip`. Returns the address for which it
+/// searches.
 fn faults(rig: &Rig, rip: Gva) -> Gva {
     rig.guest.write(IP, &rip.0.to_le_bytes());
     let mut cpu = Cpu::new(rig);

@@ -55,8 +55,8 @@ fn retry(rig: &mut Rig) {
     }
 }
 
-/// The guest enters the function that copies the instruction under its `kprobe`; returns the virtual CPU when
-/// it continues.
+/// Lets the guest enter the function that copies the instruction under its `kprobe`. Returns the virtual CPU after
+/// it has continued.
 fn prepares(rig: &mut Rig, kprobe: Gva) -> Cpu {
     locked(rig, true);
     let mut cpu = Cpu::new(rig);
@@ -112,7 +112,8 @@ fn the_guest_registers_no_kprobe_while_a_jump_may_be_there() {
 #[test]
 fn there_is_no_jump_near_a_kprobe_of_the_guests_until_it_has_gone() {
     let start = Rig::optimizing().at("filler_002", 0);
-    // A distance before the instructions under the jump: the jump of the guest's kprobe could reach that far.
+    // Distance of the guest's kprobe from the start of our jump, and whether it is too far away to matter. A kprobe
+    // before our jump matters as far as the guest's own jump could reach.
     for (distance, far) in [
         (-20_i64, true),
         (-19, false),
@@ -289,7 +290,7 @@ fn a_jump_that_was_asked_for_is_refused_where_the_guest_has_a_kprobe() {
         (rig.byte(at), rig.byte(rig.at("filler_004", 0))),
         (0x55, 0x55)
     );
-    // The rest of the batch, if refused probes are skipped.
+    // If refused probes are skipped, the rest of the batch is planted.
     let batch = rig
         .registry
         .register_batch(&specs, crate::registered::Refusals::Skip, &*rig.guest)

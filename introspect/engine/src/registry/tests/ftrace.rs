@@ -10,7 +10,8 @@ const CALL: [u8; 5] = [0xe8, 1, 2, 3, 4];
 const BEGIN: &str = "ftrace_arch_code_modify_prepare";
 const END: &str = "ftrace_arch_code_modify_post_process";
 
-/// The guest's ftrace patches: it enters the functions before and after that, and runs `act` in between.
+/// Lets the guest's ftrace patch: enters the function that it calls before, runs `act`, and enters the function
+/// that it calls afterwards.
 fn patch(rig: &mut Rig, act: impl FnOnce(&mut Rig)) {
     let mut cpu = Cpu::new(rig);
     let begins = rig.at(BEGIN, 0);

@@ -6,7 +6,7 @@ use hvprobe_fixtures::kernel::{NOTHING_FORBIDDEN, TEXT};
 use super::*;
 use crate::registered::{Refusals, Registered};
 
-/// Returns a kernel whose functions distinguish patterns.
+/// Creates a guest whose kernel has every kind of name that patterns treat differently.
 fn rig() -> Rig {
     let filler = TEXT + 0xb00;
     let at = |n: u64| filler + 0x10 * n;

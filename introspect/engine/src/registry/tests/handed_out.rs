@@ -6,8 +6,8 @@ use super::*;
 
 #[test]
 fn return_probes_come_and_go_without_end() {
-    /// A call's number comes from the place of its stub. So these are twice as many as there is room for, in 4 MiB
-    /// of code with 4096 stubs of 16 bytes for each probe.
+    /// Twice the number of probes for which there is room: each has 4096 stubs of 16 bytes, in 4 MiB of code. A
+    /// call's number comes from the place of its stub.
     const TIMES: u32 = 2 * (4 << 20) / (4096 * 16);
     let mut rig = Rig::optimizing();
     for time in 0..TIMES {

@@ -43,8 +43,9 @@ fn hooks_at_one_function_are_all_reported_and_what_is_done_at_once_is_done() {
     assert_eq!(cpu.regs.rip, at.0 + 1);
 }
 
-/// The nop that the compiler leaves for ftrace, and the call that replaces it.
+/// The nop that the compiler leaves for ftrace.
 const NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
+/// The call that replaces the nop.
 const CALL: [u8; 5] = [0xe8, 1, 2, 3, 4];
 
 /// Boots a guest in which ftrace also patches the entry at `at`.

@@ -470,7 +470,7 @@ fn detours_are_given_to_others_only_when_nobody_can_be_inside() {
     rig.unregister(&[id]).unwrap();
     let mut places = std::collections::BTreeSet::new();
     let mut again = 0;
-    // Until there is no room left, and for as long afterwards that many places are used again.
+    // Until there is no room left, and then until many places have been used again.
     for _ in 0..12_000 {
         if again > 100 {
             break;

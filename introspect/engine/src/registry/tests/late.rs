@@ -25,7 +25,8 @@ fn forced(definition: &str) -> ProbeSpec {
     }
 }
 
-/// A task of the guest was interrupted under each jump that these fillers would get.
+/// Writes addresses into the guest's memory as if tasks were interrupted under the jumps that these fillers would
+/// get.
 fn interrupted(rig: &Rig, fillers: impl IntoIterator<Item = usize>) {
     for (word, n) in (0..).zip(fillers) {
         // `push rbp; mov rbp, rsp; nop`, and `mov rax, [rdi+8]; push rbp`.
@@ -178,7 +179,7 @@ fn probes_that_cannot_be_stopped_for_leave_nothing_behind() {
     assert_eq!(done.probes.len(), FILLERS, "{:?}", done.skipped.first());
 }
 
-/// Returns the number of checks of sites and reads of memory, and of stops, during `act`.
+/// Returns the number of checks of sites and reads of memory during `act`, and the number of stops.
 fn work_of(rig: &mut Rig, act: impl FnOnce(&mut Rig)) -> (u64, u64) {
     let before = work();
     let stops = rig.stops_of(act);

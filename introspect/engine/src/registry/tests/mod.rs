@@ -58,8 +58,9 @@ use cpu::{Cpu, RESUME};
 
 /// Number of virtual CPUs of the guest.
 const VCPUS: usize = 2;
-/// Function entries of the fixture whose first instruction is emulated and boosted, respectively.
+/// Probe of a function of the fixture whose first instruction is emulated.
 const EMULATED: &str = "p filler_000";
+/// Probe of a function of the fixture whose first instruction is boosted.
 const BOOSTED: &str = "p filler_001";
 
 /// Returns the hooks for which a virtual CPU waits, and the first argument of the hooked function.
@@ -119,7 +120,7 @@ struct Rig {
 }
 
 impl Rig {
-    /// Creates a guest that still boots.
+    /// Creates a guest that is still booting.
     fn booting() -> Self {
         static ELF: OnceLock<Vec<u8>> = OnceLock::new();
         Self::boot(ELF.get_or_init(probed::vmlinux))
@@ -252,7 +253,7 @@ impl Rig {
         start.expect("in the fixture").wrapping_add(offset)
     }
 
-    /// Returns the next look, however long it takes to become due.
+    /// Returns the next retry, however long it takes to become due.
     fn next_retry(&mut self) -> crate::registry::Retry {
         let mut seconds = 0..200;
         let next = seconds.find_map(|_| self.registry.retry());
@@ -266,7 +267,7 @@ impl Rig {
         self.guest.stops() - before
     }
 
-    /// Returns the page-table entry of the hidden region.
+    /// Returns the address and the value of the page-table entry of the hidden region.
     fn entry(&self) -> (Gpa, u64) {
         let start = hvprobe_hit::region::KERNEL_WINDOW.start;
         let tables = self.guest.view().tables;

@@ -301,7 +301,7 @@ impl Model {
         }
         let (pc, next) = (self.places[at].at, self.places[at].next());
         let ret = self.rig.at("filler_300", self.calls % 16);
-        // A call below all others, or a hit that touches no frame.
+        // A call has its frame below all others; any other hit touches no frame.
         let top = if is_call {
             slot(depth)
         } else {

@@ -25,8 +25,9 @@ const SYMBOLS: &[RawSym] = &[
     ("__SCT__own", 1, 0x80, 8),
     ("init_module", 3, 0x2000, 0x10),
 ];
-/// Functions of each module: `push rbp; ret` and `movzx eax, byte ptr [rdi+8]; ret`.
+/// Function of each module: `push rbp; ret`.
 const ENTER: [u8; 2] = [0x55, 0xc3];
+/// Function of each module: `movzx eax, byte ptr [rdi+8]; ret`.
 const WORK: [u8; 5] = [0x0f, 0xb6, 0x47, 0x08, 0xc3];
 
 /// A guest whose kernel can load modules.
@@ -117,7 +118,7 @@ impl Loader {
         bytes[0] == INT3
     }
 
-    /// Runs a virtual CPU into the kernel's function `name` with `module`, where it is held.
+    /// Runs a virtual CPU into the kernel's function `name`, called with `module`. The virtual CPU is held there.
     fn held_at(&self, name: &str, module: Loaded) -> Cpu {
         let mut cpu = Cpu::new(&self.rig);
         let at = self.rig.at(name, 0);

@@ -1,4 +1,4 @@
-//! Looks through the guest's memory that take long, so that nothing waits for them.
+//! Long looks: nothing waits for a look through much memory.
 
 use super::*;
 use crate::unoptimized::Unoptimized;

@@ -194,7 +194,7 @@ fn a_kernel_that_cannot_be_stopped_on_its_way_keeps_its_probes() {
     assert_eq!(rig.byte(rig.at(KEXEC, 0)), INT3);
 }
 
-/// A call of the registry while another kernel runs that it does not know of.
+/// A call into the registry while another kernel runs, of which the registry does not know yet.
 type Act = fn(&mut Rig, ProbeId);
 
 const ACTS: &[Act] = &[

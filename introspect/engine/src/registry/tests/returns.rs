@@ -48,8 +48,8 @@ impl Cpu {
         self.hit(entry)
     }
 
-    /// Returns `value` from the function with its return address at `slot`; returns the address where the guest
-    /// continues.
+    /// Ends the function whose return address is at `slot`, with the result `value`. Returns the address at which
+    /// the guest continues.
     fn ret(&mut self, rig: &Rig, slot: Gva, value: u64) -> Gva {
         let found = rig.word(slot);
         self.regs.rax = value;
@@ -471,7 +471,7 @@ fn function_that_is_skipped_returns_through_the_probes_before_and_misses_those_b
     let ret = caller(&rig, 0);
     let mut cpu = Cpu::new(&rig);
     assert_eq!(cpu.call(&rig, rig.addr(ids[0]), STACK, ret), RESUME);
-    // As after the `ret` of the function.
+    // The state is that after the function's `ret`.
     let trampoline = rig.trampoline();
     assert_eq!((cpu.regs.rip, cpu.regs.rax), (trampoline.0, 5));
     assert_eq!(cpu.hit(trampoline), RESUME);

@@ -13,7 +13,7 @@ fn slot_bytes(mem: &Memory) -> Vec<u8> {
     bytes
 }
 
-/// Definitions of `count` stepped probes at different addresses.
+/// Returns definitions of `count` stepped probes at different addresses.
 fn stepped(count: usize) -> Vec<ProbeSpec> {
     (0..count)
         .map(|n| post(&format!("p filler_{:03}", 2 * n + 1)))
@@ -124,7 +124,8 @@ fn gate_the_guest_rewrote_is_left_alone_and_nothing_is_armed_without_it() {
     assert_eq!(why, Refused::TextChanged { at: gate });
 }
 
-/// A kernel with `mov rax, gs:[rip+…]` of a per-CPU variable at offset 0x1a080, in place of `filler_000`.
+/// Returns a kernel whose `filler_000` begins with `mov rax, gs:[rip+…]`, a load of the per-CPU variable at offset
+/// 0x1a080.
 fn per_cpu_kernel() -> Vec<u8> {
     let mut sections = probed::sections();
     let symbols = probed::vmlinux();

@@ -57,7 +57,7 @@ pub(super) fn stepped(spec: ProbeSpec) -> Stepped {
     }
 }
 
-/// Returns the frame of an exception: RIP, RFLAGS and RSP.
+/// Returns RIP, RFLAGS and RSP from the frame of an exception at `at`.
 pub(super) fn frame(rig: &Rig, at: Gva) -> [u64; 3] {
     [0, 16, 24].map(|offset| u64::from_le_bytes(rig.guest.read(at.wrapping_add(offset))))
 }
@@ -326,8 +326,8 @@ fn conditional_jump_goes_where_the_condition_says() {
         mechanism: Some(Mechanism::Stepped),
         ..all("p sites+0x44")
     };
-    // Offset of the end that the copy reaches, and of the instruction to which it leads; each also as an
-    // exception.
+    // Offset of the int3 at which the copy ends, and offset of the instruction to which this end leads. Each end
+    // also comes as an exception.
     for (end, to) in [(2, 2), (3, 4)] {
         for as_exception in [false, true] {
             let Stepped {

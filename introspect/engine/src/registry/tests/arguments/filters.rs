@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Returns how often `definition` hits and is vetoed at one hit that `prepare` has set up, with the default
-/// arguments.
+/// Runs one hit of `definition`, with its default arguments, after `prepare` has set it up. Returns the counts of
+/// hits and of vetoed hits.
 fn filtered(definition: &str, prepare: impl FnOnce(&TestGuest, &mut Cpu)) -> (u64, u64) {
     let mut rig = Rig::live();
     let id = rig.register(&[defaults(definition)])[0];
@@ -260,7 +260,8 @@ fn fields_that_are_not_there_are_refused_at_their_column() {
 
 #[test]
 fn numbers_are_compared_in_the_size_and_with_the_sign_of_the_field() {
-    // With all bits of the value in memory set: the type, the filter, and whether it holds.
+    // A value in memory with all bits set. The rows below have a type, a filter, and whether the filter holds for
+    // this value.
     const ALL: [u8; 8] = [0xff; 8];
     let prepare = |memory: [u8; 8]| {
         move |guest: &TestGuest, cpu: &mut Cpu| {

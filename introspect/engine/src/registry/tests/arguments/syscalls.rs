@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Sets up the registers of a call of `openat`; the path is in user memory or, here, in the kernel's.
+/// Sets up the registers of a call of `openat`. The path is in kernel memory, unlike that of a real call.
 fn openat(guest: &TestGuest, cpu: &mut Cpu) {
     let registers = [
         (112, 0xffff_ffff_ffff_ff9c),

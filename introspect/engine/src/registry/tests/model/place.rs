@@ -62,10 +62,11 @@ pub(super) struct Probe {
 pub(super) struct Place {
     pub(super) spot: &'static Spot,
     pub(super) at: Gva,
-    /// First byte of the guest's own code, as built and now.
+    /// First byte of the guest's own code as it was built.
     pub(super) built: u8,
+    /// First byte of the guest's own code as it is now.
     pub(super) own: u8,
-    /// First byte when the first of the probes was registered.
+    /// First byte of the guest's own code when the first of the probes was registered.
     pub(super) planned: u8,
     pub(super) probes: BTreeMap<ProbeId, Probe>,
     pub(super) armed: bool,
@@ -92,7 +93,7 @@ impl Place {
         self.gone || !as_left
     }
 
-    /// Arms or disarms; returns `None` if the place must be armed and cannot be.
+    /// Arms or disarms the place, as its probes require. Returns `None` if it must be armed and cannot be.
     pub(super) fn settle(mut self, switched_on: bool) -> Option<Self> {
         let wanted = switched_on && self.probes.values().any(|probe| !probe.disabled);
         if wanted && !self.armed && !self.gone {

@@ -1,5 +1,5 @@
-//! Return probes that are registered and unregistered in any order while calls are in flight, are interrupted
-//! at the entry and the return, and return; everything left of a probe is reclaimed as soon as possible.
+//! Return probes are registered and unregistered in any order. Meanwhile calls are in flight, are interrupted at
+//! the entry and at the return, and return. Everything that is left of a probe is released as soon as possible.
 
 use std::sync::Arc;
 
@@ -35,8 +35,8 @@ enum Step {
         function: usize,
     },
     Return(usize),
-    /// As [`Step::Call`] in a detour of the `source`th return probe, interrupted before it has replaced the
-    /// return address with its stub.
+    /// The detour of the `source`th return probe runs for the task's top frame. It is interrupted before it has
+    /// replaced the return address with its stub.
     HalfCall {
         task: usize,
         source: usize,
@@ -83,8 +83,9 @@ struct Task {
     /// The real return addresses of its frames.
     frames: Vec<Gva>,
     interrupted: Option<Interrupted>,
-    /// Addresses of its outermost frame's return address, and of the saved register while it is interrupted.
+    /// Address of its outermost frame's return address.
     stack: Gva,
+    /// Address of the word that has a saved register while the task is interrupted.
     saved: Gva,
     current: Gva,
 }
@@ -147,7 +148,8 @@ impl Model {
         owner.unwrap_or_else(|| panic!("a task goes on at {stub}, which belongs to nobody"))
     }
 
-    /// Continues from `at`, where the top frame of `task` has returned to, until the real return address.
+    /// Continues from `at`, to which the top frame of `task` has returned, until the real return address is
+    /// reached.
     fn go_home(&mut self, task: usize, mut at: Gva) {
         let slot = self.tasks[task].top().expect("a frame");
         let real = self.tasks[task].frames.pop().expect("a frame");
@@ -200,7 +202,7 @@ impl Model {
         }
     }
 
-    /// Returns the address of the instance's word that says which frame it belongs to.
+    /// Returns the address of the word in which the instance of `stub` stores the slot of its frame.
     fn slot_word(source: &RecordSource, stub: Gva) -> hvprobe_arch::Gpa {
         let calls = source.followed().expect("a return probe");
         let index = stub.offset_from(calls.stubs).expect("a stub") / u64::from(STUB);
@@ -414,7 +416,7 @@ fn a_call_that_is_seen_only_through_another_probes_instance_comes_home() {
 
 #[test]
 fn a_call_that_is_sent_on_to_code_of_a_probe_that_has_left_comes_home() {
-    // The call was to return through the trampoline to the stub of a probe that leaves before.
+    // The call was to return through the trampoline to the stub of a probe, but that probe leaves before.
     run(&[
         Step::Call {
             task: 0,

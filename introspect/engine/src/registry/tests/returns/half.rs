@@ -39,7 +39,7 @@ fn calls(source: &RecordSource) -> &Followed {
     source.followed().expect("a return probe")
 }
 
-/// Returns the instance of the call that returns to `stub`, with its use count since it was handed out.
+/// Returns the instance of the call that returns to `stub`. Its generation is the use count since it was allocated.
 fn instance(rig: &Rig, calls: &Followed, stub: Gva) -> Instance {
     let index = stub.offset_from(calls.stubs).expect("a stub") / u64::from(STUB);
     let stride = calls.layout.stride() as u64;
@@ -91,7 +91,7 @@ fn an_entry_that_exits_leaves_what_a_detour_would() {
                 stack: StackWords::default(),
             };
             assert_eq!(kept, expected);
-            // The host's time: the guest's counter is a thousand ahead.
+            // The time is the host's: the guest's counter is a thousand ahead.
             assert!((1..1000).contains(&kept.tsc));
             assert_eq!(
                 (kept.regs.rdi, kept.regs.rflags),
@@ -158,12 +158,12 @@ fn a_guest_that_spoils_the_free_list_loses_calls_and_nothing_else() {
     }
 }
 
-/// Returns the bytes of the stub that the frame at `slot` returns to.
+/// Returns the bytes of the stub at `at`.
 fn stub(rig: &Rig, at: Gva) -> [u8; 16] {
     rig.guest.read(at)
 }
 
-/// Makes everything that no task can reach be released.
+/// Causes everything that no task can reach to be released.
 fn reclaim(rig: &mut Rig) {
     let crowd = rig.register(&[trapped("r4096 filler_004"), trapped("r4096 filler_006")]);
     rig.unregister(&crowd).unwrap();

@@ -14,7 +14,7 @@ fn frame_that_was_left_behind_is_an_orphan() {
     cpu.call(&rig, inner, frame(1), caller(&rig, 1));
     assert_eq!(cpu.ret(&rig, frame(0), 0), caller(&rig, 0));
     assert_eq!((hits(&rig, ids[1]), rig.counts(ids[1]).orphans), (0, 1));
-    // Or another function is called further up the stack.
+    // The inner call is also an orphan if another function is called further up the stack.
     cpu.call(&rig, inner, frame(3), caller(&rig, 3));
     cpu.call(&rig, outer, frame(2), caller(&rig, 2));
     assert_eq!(rig.counts(ids[1]).orphans, 2);
@@ -83,7 +83,7 @@ fn a_dead_tasks_calls_are_those_whose_stubs_are_on_its_stack() {
     assert_eq!(cpu.hit(dead), RESUME);
     assert_eq!(orphans(&rig), [1, 0]);
 
-    // Nor is a call that it has returned from, whose instance is free.
+    // A call from which the task has returned is no call of the task either: its instance is free.
     cpu.call(&rig, inner, frame(2), caller(&rig, 1));
     cpu.call(&rig, outer, frame(1), caller(&rig, 0));
     cpu.regs.rsp = frame(3).0;
@@ -117,7 +117,8 @@ fn a_dead_tasks_calls_are_those_whose_stubs_are_on_its_stack() {
 #[test]
 fn calls_of_a_dead_task_that_lead_to_one_another_are_all_orphans() {
     let mut rig = Rig::optimizing();
-    // Two of one function, and one of the function that jumps to it; the last one uses the trampoline.
+    // Two probes of one function, and one probe of each of the two functions that follow by tail calls; the last
+    // one uses the trampoline.
     let ids = rig.register(&[
         trapped("r2:first filler_000"),
         trapped("r2:second filler_000"),
@@ -166,7 +167,7 @@ fn a_call_that_is_sent_on_while_memory_is_looked_through_keeps_what_it_is_sent_t
     rig.registry.end_retry(looked, &*guest);
     assert_eq!(rig.registry.usage().left_behind, 1);
     assert_ne!(rig.byte(stub), INT3);
-    // A look that sees the stub on the stack does not release it either; one after the return does.
+    // A look that sees the stub on the stack does not lead to its release either; a look after the return does.
     rig.registry.code.kept.sources = 0;
     for word in [stub, Gva(0)] {
         rig.guest.write(frame(0), &word.0.to_le_bytes());

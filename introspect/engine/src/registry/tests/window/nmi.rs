@@ -157,7 +157,7 @@ fn abandoned_nmi_handler_may_stay_away() {
 
 #[test]
 fn who_comes_back_from_an_nmi_that_was_not_waited_for_has_interrupts_as_before() {
-    // In the handler, and between its end and the instruction.
+    // The step is abandoned in the handler, or between the handler's end and the instruction.
     for has_returned in [false, true] {
         let Stepped {
             mut rig,
