@@ -16,7 +16,7 @@ use crate::refusal::refused;
 /// Explanation of one probe.
 #[derive(Debug)]
 pub struct Explanation {
-    /// Definition of the probe. It names one place, unless it is refused as a whole.
+    /// Definition of the probe. It names one place, unless a definition of several places is refused as a whole.
     pub definition: String,
     /// What the definition resolves to, or why it is refused.
     pub outcome: Result<Explained, Status>,

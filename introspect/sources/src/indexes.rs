@@ -21,26 +21,26 @@ use tracing::debug;
 
 /// Maximum length of an index that is read, in bytes: that of a distribution's kernel has a few million.
 const LONGEST: u64 = 256 << 20;
-/// Debug information up to this length, in bytes, is read sooner than its index is found.
+/// Maximum length of debug information, in bytes, that is read faster than its index is found.
 const SHORT: usize = 1 << 20;
 
 /// A folder of indexes.
 #[derive(Clone, Debug)]
 pub struct Indexes {
     folder: PathBuf,
-    /// No index is kept for files up to this length.
+    /// No index is kept of debug information up to this length.
     short: usize,
 }
 
 impl Indexes {
-    /// Uses the indexes in `folder`, which is created when there is one to keep.
+    /// Uses the indexes in `folder`. The folder is created when there is an index to keep.
     #[must_use]
     pub fn new(folder: PathBuf) -> Self {
         let short = SHORT;
         Self { folder, short }
     }
 
-    /// Loads the kept index of `file` into it; returns whether there is one.
+    /// Loads the kept index of `file` into `file`. Returns whether there was one that is not damaged.
     pub(crate) fn find(&self, file: &DebugFile) -> bool {
         let Some(path) = self.path(file) else {
             return false;
@@ -115,7 +115,7 @@ mod tests {
         DebugFile::parse(&dwarf::file()).unwrap()
     }
 
-    /// Returns indexes in `folder`, for short files, too.
+    /// Returns indexes in `folder`, which are kept of short files, too.
     fn indexes(folder: &TempDir) -> Indexes {
         Indexes {
             folder: folder.path().join("made/when/needed"),

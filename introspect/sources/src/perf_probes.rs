@@ -39,7 +39,7 @@ pub struct Definitions {
     pub left_out: Vec<String>,
 }
 
-/// Names of events that are taken.
+/// Names of events that are in use.
 #[derive(Debug, Default)]
 struct Names {
     taken: BTreeSet<String>,

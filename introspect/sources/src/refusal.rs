@@ -1,4 +1,5 @@
-//! Why a probe is refused, as a client learns of it: at a registration, and without a machine.
+//! Why a probe is refused, in the form in which a client gets it: for a registration, and for an answer without a
+//! machine.
 
 use hvprobe_engine::{Refused, Remedy};
 use hvprobe_linux::symbols::LookupError;
@@ -39,7 +40,7 @@ pub fn refused(message: String, why: &Refused) -> Failure {
     .with(remedy, when)
 }
 
-/// Converts what can be done about a refusal, and what to wait for.
+/// Converts `remedy`: what can be done about a refusal, and what to wait for.
 #[must_use]
 pub fn remedy(remedy: Remedy) -> (v1::Remedy, &'static str) {
     match remedy {

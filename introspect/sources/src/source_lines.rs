@@ -16,16 +16,16 @@ impl SourceLines {
         Self(sources)
     }
 
-    /// Whether they belong to this build of the module called `name`; `-` and `_` are the same, as for
-    /// `modprobe`.
+    /// Returns whether the lines belong to the build `build_id` of the module called `name`. In names, `-` and `_`
+    /// are the same, as for `modprobe`.
     #[must_use]
     pub fn is_of(&self, name: &str, build_id: Option<&[u8]>) -> bool {
         let own = self.0.module().map(|own| own.replace('-', "_"));
         own == Some(name.replace('-', "_")) && build_id == Some(self.0.build_id())
     }
 
-    /// Returns the line of the address `offset` bytes into `symbol`, wherever that was loaded; `None` if the
-    /// line is unknown, or if several symbols have that name.
+    /// Returns the line of the address `offset` bytes into `symbol`, wherever the kernel or module was loaded;
+    /// `None` if the line is unknown, or if several symbols have that name.
     ///
     /// # Errors
     /// When the debug information is damaged.

@@ -1,7 +1,7 @@
 //! Source lines and variables of a kernel or a module, from its debug information. Needs no machine.
 //!
-//! Invariant: a place is named by a symbol of the given kernel or module, so a definition can use the name as
-//! it is, wherever that is loaded.
+//! Invariant: a place is named by a symbol of the given kernel or module, so a definition can use the name as it
+//! is, wherever the kernel or module is loaded.
 
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
@@ -34,7 +34,7 @@ pub struct Sources {
 #[derive(Debug)]
 enum Of {
     Kernel(Arc<KernelImage>),
-    /// The module of that name. The file has everything that is needed of it.
+    /// The module of that name. Everything else about it is in the file.
     Module(String),
 }
 
@@ -44,10 +44,10 @@ pub enum SourcesError {
     /// The kernel cannot be read.
     #[error("the kernel cannot be read")]
     Image(#[from] ImageError),
-    /// The debug information does not answer.
+    /// The debug information cannot be used, or does not contain what was asked for.
     #[error(transparent)]
     Debug(#[from] DebugError),
-    /// The file of a module does not contain the name of the module, and its own name is not that of a module.
+    /// The file of a module does not contain the module's name, and the file's own name is not that of a module.
     #[error(
         "no module can be called `{0}`, as the file is: name it as its module is called, with .ko"
     )]
@@ -68,16 +68,16 @@ pub(crate) enum Unnameable {
         "several symbols are called {name}, and a definition cannot say which of them is meant"
     )]
     Shared {
-        /// That name.
+        /// The name that the symbols share.
         name: String,
-        /// The address by that name.
+        /// The address, written with that name.
         place: String,
     },
 }
 
 impl Sources {
-    /// Opens the debug information in the file at `path`, for `kernel`. Its index is taken from `indexes`, or
-    /// kept there.
+    /// Opens the debug information in the file at `path`, for `kernel`. Its index is taken from `indexes`; if there
+    /// is none, it is built and kept there.
     ///
     /// # Errors
     /// When the kernel or the file cannot be read, or the file belongs to another kernel.
@@ -91,12 +91,12 @@ impl Sources {
         Ok(Self::indexed(Arc::new(image), file, indexes)?)
     }
 
-    /// Opens the debug information of a module, in its file at `path`. The file has the name of the module
-    /// (`ext4.ko`, `ext4.ko.debug`), unless its content has another one. Returns `None` if it is not an object
-    /// file, such as that of a kernel.
+    /// Opens the debug information of a module, in its file at `path`. The module's name is taken from the file's
+    /// content or, if it is not there, from the file's name (`ext4.ko`, `ext4.ko.debug`). Returns `None` if the
+    /// file is not an object file; a kernel's file is not one.
     ///
     /// # Errors
-    /// When it cannot be read, or does not say which build of which module it belongs to.
+    /// When the file cannot be read, or does not say which build of which module it belongs to.
     pub fn open_module(path: &Path) -> Result<Option<Self>, SourcesError> {
         if !DebugFile::is_unlinked(path)? {
             return Ok(None);
@@ -127,7 +127,7 @@ impl Sources {
     /// Uses the debug information in `file`, for the kernel with this image.
     ///
     /// # Errors
-    /// When it has none, or is of another kernel.
+    /// When the file has no debug information, or that of another kernel.
     pub fn of(image: Arc<KernelImage>, file: DebugFile) -> Result<Self, DebugError> {
         let of = Of::Kernel(image);
         let sources = Self { of, file };
@@ -135,7 +135,7 @@ impl Sources {
         Ok(sources)
     }
 
-    /// Like [`Sources::of`], with the index from `indexes`, or kept there.
+    /// Like [`Sources::of`], but takes the index from `indexes`; if there is none, builds it and keeps it there.
     ///
     /// # Errors
     /// As [`Sources::of`].
@@ -193,7 +193,7 @@ impl Sources {
         DebugInfo::new(&self.file, build_id)
     }
 
-    /// Whether it has the function or the file of `point`.
+    /// Returns whether the kernel or module has the function, file or address of `point`.
     ///
     /// # Errors
     /// When the debug information is damaged.
@@ -225,7 +225,7 @@ impl Sources {
             .map(|it| it.name)
     }
 
-    /// Returns those of the lines that can be probed.
+    /// Returns the lines in `range` that can be probed.
     ///
     /// # Errors
     /// When there are none, there is no such function, or the debug information is damaged.
@@ -285,7 +285,7 @@ impl Sources {
         }
     }
 
-    /// Returns an address as [`address`](Self::address) does, or else in the closest form that exists.
+    /// Returns an address as [`address`](Self::address) does; if no definition can name it, in the closest form.
     pub(crate) fn named(&self, at: Gva) -> String {
         self.address(at).unwrap_or_else(|why| match why {
             Unnameable::Nowhere(at) => at.to_string(),

@@ -39,7 +39,7 @@ impl Kernel {
             }
             bytes.reserve_exact(usize::try_from(metadata.len()).unwrap_or(0));
         }
-        // The file may grow, and the length of a file that is not a plain one is unknown.
+        // The file may grow meanwhile, and some file systems, such as procfs, do not report the length of a file.
         file.take(MAX_FILE + 1)
             .read_to_end(&mut bytes)
             .map_err(read)?;

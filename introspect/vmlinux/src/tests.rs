@@ -1,4 +1,4 @@
-//! The reader of kernel files on images made up here, valid and invalid.
+//! Tests of the reader of kernel files, with valid and invalid images that are made here.
 
 use std::io::Write;
 use std::path::Path;
@@ -26,7 +26,7 @@ fn kernel() -> Vec<u8> {
     )
 }
 
-/// Returns the stream with the size word that the kernel's build appends to streams that do not end in one.
+/// Returns `stream` with the size word that the kernel's build appends to streams that do not end in one.
 fn with_size(mut stream: Vec<u8>, kernel: &[u8]) -> Vec<u8> {
     stream.extend(u32::try_from(kernel.len()).unwrap().to_le_bytes());
     stream

@@ -22,7 +22,7 @@ use super::{elf, xz};
 /// Largest window that a zstd stream may request. Linux packs with at most 128 MiB.
 const MAX_ZSTD_WINDOW: u64 = 128 << 20;
 
-/// Size of the blocks of input of a legacy lz4 stream (lz4_Frame_format.md, "Legacy frame").
+/// Size of an unpacked block of a legacy lz4 stream (lz4_Frame_format.md, "Legacy frame").
 const LZ4_BLOCK: usize = 8 << 20;
 const LZ4_MAGIC: [u8; 4] = [0x02, 0x21, 0x4c, 0x18];
 
@@ -133,8 +133,8 @@ fn lz4(payload: &[u8]) -> Result<Vec<u8>, KernelError> {
     Ok(kernel)
 }
 
-/// Returns the blocks, each of which follows its packed size. The payload's closing word, its unpacked size, is
-/// not marked as such; it is recognised by having no bytes after it.
+/// Returns the packed blocks of `payload`, where each block follows its packed size. The payload's closing word,
+/// its unpacked size, is not marked as such; it is recognised by having no bytes after it.
 fn lz4_blocks(mut payload: &[u8]) -> Result<Vec<&[u8]>, KernelError> {
     let cut_short = || failed("lz4", io::Error::from(io::ErrorKind::UnexpectedEof));
     let mut blocks = Vec::new();

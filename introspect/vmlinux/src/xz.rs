@@ -27,7 +27,7 @@ pub(super) enum XzError {
     CutShort(#[from] io::Error),
 }
 
-/// Refuses a `stream` that requests too much memory. One that is cut short is left to the decoder.
+/// Refuses a `stream` that requests too much memory. A stream that is cut short is left to the decoder.
 pub(super) fn check(stream: &[u8]) -> Result<(), XzError> {
     match follow(stream) {
         Err(XzError::CutShort(_)) => Ok(()),
