@@ -44,7 +44,7 @@ pub(crate) struct Tables {
 impl Tables {
     /// Returns tables without devices.
     pub(crate) fn new() -> Self {
-        /// IAPC_BOOT_ARCH (ACPI 6.5, table 5.10): hardware that is absent.
+        /// Bits of IAPC_BOOT_ARCH (ACPI 6.5, table 5.10) for hardware that is absent.
         const VGA_NOT_PRESENT: u16 = 1 << 2;
         const MSI_NOT_SUPPORTED: u16 = 1 << 3;
         const CMOS_RTC_NOT_PRESENT: u16 = 1 << 5;
@@ -71,7 +71,7 @@ impl Tables {
         self.add(&Scope::new("_SB_".into(), vec![&device]));
     }
 
-    /// Makes `value`, written to `port`, reset the machine.
+    /// Describes the reset register: `value`, written to `port`, resets the machine.
     pub(crate) fn set_reset(&mut self, port: u16, value: u8) {
         self.fadt = self.fadt.flag(Flags::ResetRegSup);
         self.fadt.reset_reg = byte_port(port);
@@ -101,8 +101,8 @@ impl Tables {
         let full = |_| AcpiError { cpus };
         let mut at = place.start.wrapping_add(Rsdp::len() as u64);
         let mut put = |table: &[u8]| -> Result<Gpa, AcpiError> {
-            // Every table begins at a multiple of 16. The search for the RSDP requires that of the RSDP; it does
-            // no harm to the others.
+            // Every table begins at a multiple of 16. Only the RSDP has to, so that kernels find it; it does no
+            // harm to the others.
             let start = Gpa(at.0.next_multiple_of(16));
             at = start.wrapping_add(table.len() as u64);
             if at > place.end {
@@ -123,7 +123,7 @@ impl Tables {
         Ok(place.start)
     }
 
-    /// Adds a processor's device object. Newer kernels register processors by it.
+    /// Adds the device object of a processor. Newer kernels register processors by these objects.
     fn add_processor(&mut self, cpu: u32) {
         self.add_device(
             &format!("C{cpu:03X}"),
@@ -153,7 +153,7 @@ fn byte_port(port: u16) -> GAS {
 }
 
 fn madt(cpus: u32) -> Result<Sdt, AcpiError> {
-    // The header's 36 bytes, the local APICs' address, flags.
+    // 44 bytes: 36 of the header, the local APICs' address, and the flags.
     let mut madt = Sdt::new(*b"APIC", 44, 5, OEM, TABLE, REVISION);
     madt.write_u32(36, LOCAL_APIC);
     for cpu in 0..cpus {

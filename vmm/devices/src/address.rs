@@ -7,7 +7,7 @@ use std::fmt;
 pub enum Space {
     /// I/O ports, which `in` and `out` access.
     Port,
-    /// Guest physical addresses without RAM, which all other instructions access.
+    /// Guest physical addresses without RAM, which instructions access like memory.
     Memory,
 }
 

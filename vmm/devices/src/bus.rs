@@ -1,8 +1,8 @@
 //! The bus: finds the device that answers at an address.
 //!
-//! Invariants: no claim is empty or leaves its address space, and no two overlap, so at most one device answers
-//! an access. None has the ports at which probes answer. Claims are made before the guest runs and do not change, so
-//! a look-up takes no lock and allocates nothing.
+//! Invariants: no claim is empty or leaves its address space, and no two claims overlap, so at most one device
+//! answers an access. No claim contains a port at which probes answer. Claims are made before the guest runs and do
+//! not change, so a look-up takes no lock and allocates nothing.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use hvprobe_arch::trap;
 use super::address::{AddressRange, Space};
 use super::device::Device;
 
-/// A device claims addresses that it cannot have.
+/// Error of a claim: a device cannot have these addresses.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a device cannot have {range}: {why}")]
 pub struct ClaimError {
@@ -36,7 +36,7 @@ impl Bus {
     /// Adds the ranges of `device`.
     ///
     /// # Errors
-    /// When a range is empty, leaves its space, overlaps a range claimed before, or has a port of probes.
+    /// When a range is empty, leaves its space, overlaps a range claimed before, or contains a port of probes.
     pub(crate) fn claim(&mut self, device: &Arc<dyn Device>) -> Result<(), ClaimError> {
         for range in device.ranges() {
             let AddressRange { space, first, .. } = range;
@@ -67,8 +67,9 @@ impl Bus {
     }
 
     /// Returns the device that answers an access to `len` bytes at `at`, and the offset of `at` from the start of
-    /// its range. An access to memory that leaves the range has no device. One to ports is its first port's,
-    /// because all values of a string instruction have the same port, and KVM reports them together.
+    /// its range. An access to memory that leaves the range has no device. An access to ports belongs to the device
+    /// at its first port, because all values of a string instruction go to the same port, and KVM reports them
+    /// together.
     pub(crate) fn find(&self, space: Space, at: u64, len: usize) -> Option<(&dyn Device, u64)> {
         let claim = &self.0[self.after(space, at).checked_sub(1)?];
         if claim.space != space {
@@ -82,7 +83,7 @@ impl Bus {
         fits.then(|| (&*claim.device, at - claim.first))
     }
 
-    /// Returns the position of the first claim that begins after `at`.
+    /// Returns the position of the first claim after `at` of `space`, in the order of spaces and addresses.
     fn after(&self, space: Space, at: u64) -> usize {
         self.0
             .partition_point(|claim| (claim.space, claim.first) <= (space, at))

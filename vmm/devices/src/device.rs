@@ -3,8 +3,8 @@
 //! ```text
 //!   made ──► claims its ranges ──► describes itself to the guest ──► reads and writes ──► stopped
 //! ```
-//! Invariant: a device knows neither KVM nor the machine it is in, nor other devices. Its creator passes what it
-//! needs of them, such as an interrupt line or a range of memory.
+//! Invariant: a device knows neither KVM nor the machine it is in, nor other devices. The creator of a device
+//! passes what the device needs of them, such as an interrupt line or a range of memory.
 
 use std::fmt::Debug;
 
@@ -20,12 +20,13 @@ pub enum DeviceEvent {
     Shutdown,
 }
 
-/// A device on the bus. Reads and writes come from vCPUs' threads, several of them at a time.
+/// A device on the bus. vCPUs' threads read and write it, several of them at a time.
 pub(crate) trait Device: Debug + Send + Sync {
     /// Returns the ranges of addresses at which the device answers.
     fn ranges(&self) -> Vec<AddressRange>;
 
-    /// Adds the device to the tables by which the guest finds it. Devices at the places of a PC need not be found.
+    /// Adds the device to the tables by which the guest finds it. A device that every PC has at the same ports
+    /// needs no entry.
     fn describe(&self, _tables: &mut Tables) {}
 
     /// Handles a read at `offset` from the start of one of the ranges. `data` has several values if a string
@@ -36,6 +37,6 @@ pub(crate) trait Device: Debug + Send + Sync {
     /// instruction writes to a port.
     fn write(&self, offset: u64, data: &[u8]) -> Option<DeviceEvent>;
 
-    /// Ends what the device does outside of the guest. Called once, after the last vCPU has left the guest.
+    /// Ends what the device does outside the guest. Called once, after the last vCPU has left the guest.
     fn stop(&self) {}
 }

@@ -4,16 +4,16 @@
 //! |---|---|
 //! | 0x60 | keyboard controller's data: zero |
 //! | 0x64 | keyboard controller's commands: reset only |
-//! | 0x70, 0x71 | CMOS: all zero, a value for which no clock driver waits |
+//! | 0x70, 0x71 | CMOS: all zero, so no driver waits for its clock |
 //! | 0xf4 | exit status of the guest's workload: the last byte written |
 //! | 0x3f8-0x3ff | serial port COM1, the console |
 //! | 0x600, 0x601 | ACPI sleep control and status |
 //!
-//! Ports of probes (`hvprobe_arch::trap`) never reach the bus: a write of one byte to one of them is the hit of a probe.
-//! All other ports read as all ones, as on a bus without a device there, and ignore writes. So there is no PCI.
-//! Memory-mapped I/O outside KVM's own interrupt controllers is empty likewise.
+//! A write of one byte to a port of probes (`hvprobe_arch::trap`) never reaches the bus: the vCPU handles it. All
+//! other ports, and all other accesses to those of probes, read as all ones and ignore writes, as on a bus without
+//! a device there. So there is no PCI. Memory-mapped I/O outside KVM's own interrupt controllers is empty likewise.
 //!
-//! Any vCPU may call at any time. The console has one lock, held while a byte moves or the output is closed.
+//! Any vCPU may call at any time. The console has one lock, which is held while bytes move or the output is closed.
 
 use std::io;
 use std::ops::Range;
@@ -72,8 +72,8 @@ impl Devices {
         })
     }
 
-    /// Writes the ACPI tables of the devices and of `cpus` vCPUs to `place`, where kernels look for the RSDP. Returns
-    /// the address of the RSDP.
+    /// Writes the ACPI tables of the devices and of `cpus` vCPUs to `place`, where kernels look for the RSDP.
+    /// Returns the address of the RSDP.
     ///
     /// # Errors
     /// When the tables do not fit.
@@ -104,7 +104,7 @@ impl Devices {
         }
     }
 
-    /// Ends what the devices do outside of the guest. All vCPUs must have left the guest.
+    /// Ends what the devices do outside the guest. All vCPUs must have left the guest.
     pub fn stop(&self) {
         for device in &self.all {
             device.stop();

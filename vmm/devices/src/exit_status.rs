@@ -29,7 +29,7 @@ impl Device for ExitStatus {
         vec![AddressRange::ports(EXIT_STATUS_PORT, 1)]
     }
 
-    /// The port can only be written.
+    /// Fills `data` with ones, because the port can only be written.
     fn read(&self, _offset: u64, data: &mut [u8]) {
         data.fill(0xff);
     }

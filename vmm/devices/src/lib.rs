@@ -1,7 +1,7 @@
 //! Devices on a guest's bus, and the ACPI tables that describe them.
 //!
-//! Invariant: a device knows neither KVM nor the machine it is in. Its creator passes what it needs of them,
-//! such as an interrupt line or a range of memory.
+//! Invariant: a device knows neither KVM nor the machine it is in. The creator of a device passes what the device
+//! needs of them, such as an interrupt line or a range of memory.
 
 mod acpi;
 mod address;

@@ -4,8 +4,8 @@ use super::acpi::Tables;
 use super::address::AddressRange;
 use super::device::{Device, DeviceEvent};
 
-/// Port at which [`RESET_VALUE`] resets the machine: the keyboard controller's, which programs without ACPI use
-/// too.
+/// Port at which [`RESET_VALUE`] resets the machine: the keyboard controller's command port, which programs without
+/// ACPI use too.
 pub const RESET_PORT: u16 = 0x64;
 /// The keyboard controller's command to pulse the reset line.
 pub const RESET_VALUE: u8 = 0xfe;
@@ -22,7 +22,7 @@ impl Device for Reset {
         tables.set_reset(RESET_PORT, RESET_VALUE);
     }
 
-    /// The controller is always ready.
+    /// Reads as zero, the status of a controller that is ready.
     fn read(&self, _offset: u64, data: &mut [u8]) {
         data.fill(0);
     }

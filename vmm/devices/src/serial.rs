@@ -1,14 +1,14 @@
 //! The serial console: a 16550A from `vm-superio`, its interrupt, and a queue for input.
 //!
-//! Invariant: input is delivered in order, and no accepted byte is lost. Bytes wait in a bounded queue, and
-//! move on when the UART's FIFO has room and the guest has enabled receive interrupts, both in the UART and at
-//! its OUT2 output. Drivers discard input that arrives earlier, while they probe and set up the UART. So a
-//! guest that polls gets no input.
+//! Invariant: input is delivered in order, and no accepted byte is lost. Bytes wait in a bounded queue. They move
+//! on when the UART's FIFO has room and the guest has enabled receive interrupts, both in the UART and at its OUT2
+//! output. Drivers discard input that arrives earlier, while they probe and set up the UART. As a consequence, a
+//! guest that only polls gets no input.
 //!
-//! The thread whose access makes the interrupt due also raises it. That is mostly the vCPU's own thread, so the
-//! vCPU finds the interrupt pending when it continues. With an irqfd, a worker of the host kernel would raise
-//! it, at a time of its own and by an IPI to the processor that runs the guest again: once for each byte that
-//! the guest prints.
+//! The thread whose access makes an interrupt due also raises it. Mostly that is the thread of the vCPU that takes
+//! the interrupt, so the vCPU finds it pending when it continues. With an irqfd, a worker of the host kernel would
+//! raise it some time later, by an IPI to the processor that runs the guest again: once for each byte that the
+//! guest prints.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -28,7 +28,7 @@ pub(crate) const COM1: u16 = 0x3f8;
 /// Interrupt of the serial console.
 pub const COM1_GSI: u32 = 4;
 
-/// Maximum input that waits for a guest that does not read, in bytes.
+/// Maximum number of bytes of input that wait for a guest that does not read.
 const MAX_PENDING: usize = 64 << 10;
 
 /// Number of registers.
@@ -43,9 +43,11 @@ const LINE_STATUS: u8 = 5;
 
 /// Interrupt enable: received data.
 const RECEIVED: u8 = 1;
-/// Interrupt identification: mask of the pending interrupt, no interrupt, received data.
+/// Interrupt identification: mask of the pending interrupt.
 const IDENTIFICATION: u8 = 0x0f;
+/// Interrupt identification: no interrupt is pending.
 const NO_INTERRUPT: u8 = 0x01;
+/// Interrupt identification: received data.
 const DATA_RECEIVED: u8 = 0x04;
 /// Line status: the FIFO has data.
 const DATA_READY: u8 = 1;
@@ -54,7 +56,8 @@ const OUT2: u8 = 1 << 3;
 /// Line control: the first two registers are the baud rate divisor.
 const DIVISOR_LATCH: u8 = 1 << 7;
 
-/// Receiver of the guest's output. Called with the console locked, so it must not block nor call back.
+/// Receiver of the guest's output. Its methods are called with the console locked, so they must not block or call
+/// back.
 pub trait Output: fmt::Debug + Send + Sync {
     /// Takes bytes that the guest has printed. Called on a vCPU's thread.
     fn print(&self, bytes: &[u8]);
@@ -63,7 +66,7 @@ pub trait Output: fmt::Debug + Send + Sync {
     fn close(&self);
 }
 
-/// Sender of an edge on the interrupt line.
+/// Function that sends an edge on the interrupt line.
 pub(super) type Edge = Box<dyn Fn() -> io::Result<()> + Send>;
 
 /// The console of one machine.
@@ -78,7 +81,7 @@ impl fmt::Debug for Console {
 struct State {
     uart: Serial<Interrupt, NoEvents, Sink>,
     pending: VecDeque<u8>,
-    /// The first two registers are the baud rate divisor now.
+    /// Whether the first two registers are the baud rate divisor.
     divisor: bool,
     /// The interrupt enable register.
     enabled: u8,
@@ -97,7 +100,8 @@ impl Console {
         }))
     }
 
-    /// A panic in the sink leaves the UART's registers as they were, so a poisoned lock is usable.
+    /// Locks the state. A poisoned lock is usable, because a panic in the sink leaves the UART's registers
+    /// unchanged.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -168,9 +172,9 @@ impl Device for Console {
 }
 
 impl State {
-    /// Adds an interrupt that `vm-superio` leaves out of the interrupt identification: received data stays an
-    /// interrupt until the FIFO is empty. Linux' driver reads at most 256 bytes, then checks here whether there
-    /// is more.
+    /// Returns the value of the interrupt identification register, for which `vm-superio` has returned `found`.
+    /// Adds an interrupt that `vm-superio` leaves out: received data stays an interrupt until the FIFO is empty.
+    /// Linux' driver reads at most 256 bytes, then checks this register for more.
     fn identify(&mut self, found: u8) -> u8 {
         let is_idle = found & IDENTIFICATION == NO_INTERRUPT;
         let has_data = self.uart.read(LINE_STATUS) & DATA_READY != 0;
@@ -180,7 +184,7 @@ impl State {
         }
     }
 
-    /// Moves input into the UART while its FIFO has room.
+    /// Moves input into the UART while its FIFO has room, if the guest has enabled receive interrupts.
     fn feed(&mut self) {
         let receiving = self.enabled & RECEIVED != 0 && self.modem & OUT2 != 0;
         while receiving && self.uart.fifo_capacity() > 0 && !self.pending.is_empty() {

@@ -10,7 +10,7 @@ use super::device::{Device, DeviceEvent};
 const SLEEP_CONTROL: u16 = 0x600;
 /// Port of the sleep status register.
 const SLEEP_STATUS: u16 = 0x601;
-/// Bits 4:2 of the sleep control register for S5, "soft off".
+/// Value of bits 4:2 of the sleep control register for S5, "soft off".
 const S5: u8 = 5;
 /// Bit of the sleep control register that enters the state in bits 4:2.
 const SLEEP_ENABLE: u8 = 1 << 5;

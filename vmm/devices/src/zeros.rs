@@ -1,5 +1,5 @@
-//! Ports that read as zero: the keyboard controller's data, and the CMOS, of whose clock zero is a value for which
-//! no driver waits.
+//! Ports that read as zero: the keyboard controller's data port, and those of the CMOS. A driver of the CMOS clock
+//! does not wait when it reads zero, because zero means that no update of the clock is in progress.
 
 use super::address::AddressRange;
 use super::device::{Device, DeviceEvent};

@@ -37,14 +37,14 @@ pub(crate) mod pte {
 /// Writes the GDT and the entry page tables, which map the first 4 GiB onto themselves.
 ///
 /// # Errors
-/// When guest memory has no RAM for them, at 4 KiB to 64 KiB.
+/// When guest memory has no RAM from 4 KiB to 64 KiB, where they lie.
 pub(crate) fn write_tables(ram: &impl PhysMemory) -> Result<(), OutOfRange> {
     ram.write(layout::GDT, GDT.map(u64::to_le_bytes).as_flattened())?;
     write_page_tables(ram, 0)
 }
 
 /// Writes six pages at [`layout::PAGE_TABLES`]: one PML4, one PDPT, four page directories of 2 MiB pages. Every
-/// entry has `flags` set, besides present and writable.
+/// entry has the bits `flags`, present and writable set.
 pub(crate) fn write_page_tables(ram: &impl PhysMemory, flags: u64) -> Result<(), OutOfRange> {
     const PAGE: u64 = 4096;
     let flags = flags | pte::PRESENT | pte::WRITABLE;

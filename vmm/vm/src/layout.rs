@@ -21,9 +21,9 @@ pub(crate) const PAGE_TABLES: Gpa = Gpa(0x9000);
 pub(crate) const CMDLINE: Gpa = Gpa(0x2_0000);
 /// End of conventional memory; the range that firmware reserves begins here.
 pub(crate) const FIRMWARE: Gpa = Gpa(0x9_fc00);
-/// Start of the ACPI tables, which end at the reset vector. Kernels search for the RSDP from here on.
+/// Start of the range for ACPI tables, which ends at the reset vector. Kernels search for the RSDP from here on.
 pub(crate) const ACPI: Gpa = Gpa(0xe_0000);
-/// Start of a PC's firmware code, as an address below 1 MiB.
+/// Reset vector: where a PC's firmware code starts, as an address below 1 MiB.
 pub(crate) const RESET_VECTOR: Gpa = Gpa(0xf_fff0);
 pub(crate) const HIGH: Gpa = Gpa(0x10_0000);
 

@@ -5,12 +5,12 @@ use std::io;
 use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_pit_config};
 use kvm_ioctls::{Kvm, VmFd};
 
-/// Largest number of vCPUs of a machine. APIC ids have 8 bits, and 255 addresses all processors. More would
-/// need interrupt remapping, which guests of this machine do not have.
+/// Maximum number of vCPUs of a machine. An APIC id has 8 bits, and the id 255 addresses all processors. More vCPUs
+/// would need interrupt remapping, which guests of this machine do not have.
 pub(crate) const MAX_CPUS: u32 = 254;
 
-/// Addresses that VMX needs for guests in real mode: the task state segment (three pages) and, one page before
-/// it, the identity page table (KVM API, `KVM_SET_TSS_ADDR`, `KVM_SET_IDENTITY_MAP_ADDR`).
+/// Addresses of what VMX needs to run guests in real mode: the task state segment (three pages) and, one page
+/// before it, the identity page table (KVM API, `KVM_SET_TSS_ADDR`, `KVM_SET_IDENTITY_MAP_ADDR`).
 const TSS: usize = 0xfffb_d000;
 const IDENTITY_MAP: u64 = 0xfffb_c000;
 

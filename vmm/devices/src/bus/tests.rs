@@ -166,7 +166,7 @@ fn range() -> impl Strategy<Value = AddressRange> {
 }
 
 proptest! {
-    /// Compares the bus with a list of claims, all of which are looked at.
+    /// Compares the bus with a linear search of a list of claims.
     #[test]
     fn the_bus_finds_what_a_search_of_all_claims_finds(
         ranges in proptest::collection::vec(range(), 0..12),

@@ -40,13 +40,13 @@ pub struct HostReport {
     pub items: Vec<Finding>,
     /// How planted int3s are caught; `None` where nothing catches them.
     pub catch_mode: Option<CatchMode>,
-    /// A fault in a displaced instruction can be delivered as a fault of the original.
+    /// Whether a fault in a displaced instruction can be delivered as a fault of the original.
     pub exception_window: bool,
-    /// Hardware breakpoints fire.
+    /// Whether hardware breakpoints fire.
     pub hw_breakpoints: bool,
-    /// RIP at a port exit.
+    /// RIP at an exit for a port output; `None` if there is no such exit.
     pub out_rip: Option<OutRip>,
-    /// Linux guests can run, user space included.
+    /// Whether Linux guests can run, user space included.
     pub can_run_linux: bool,
 }
 
@@ -172,7 +172,8 @@ pub fn catch_mode() -> Result<Option<CatchMode>, SelfCheckError> {
     Ok(guests::int3()?.ok())
 }
 
-/// Returns a finding that is either "works" or the observed behaviour, rated as limited.
+/// Returns a finding for `seen`: "works", rated as good, or the observed behaviour, rated as limited. `good` and
+/// `limited` are the consequences for the user.
 fn switch(
     what: &'static str,
     seen: &Result<(), String>,

@@ -46,7 +46,8 @@ const USED: [(Cap, &str); 12] = [
     (Cap::Xsave2, "KVM_CAP_XSAVE2"),
 ];
 
-/// Longest value of a module parameter that is reported. Longer ones do not distinguish kinds of hosts.
+/// Maximum length, in bytes, of a module parameter's value that is reported. Longer values do not distinguish kinds
+/// of hosts.
 const LONGEST: usize = 32;
 
 /// Returns the facts of this host.
@@ -101,7 +102,7 @@ fn processor(root: &Path) -> Vec<Fact> {
     }
     let processors = text.lines().filter(|line| line.starts_with("processor"));
     facts.push(fact("processor", "processors", processors.count()));
-    // VMX features have a line of their own.
+    // VMX features are in a separate line.
     let all: Vec<&str> = ["flags", "vmx flags"]
         .into_iter()
         .filter_map(value)

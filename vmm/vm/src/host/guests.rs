@@ -26,7 +26,7 @@ pub enum OutRip {
 /// Observation: the expected outcome, or a description of what happened instead.
 pub(super) type Seen<T> = Result<Result<T, String>, MicroGuestError>;
 
-/// Time limit of a program. Far more than any of them takes, emulated or not.
+/// Time limit of a program. Any program takes far less, even on an emulated host.
 pub(super) const LIMIT: Duration = Duration::from_secs(5);
 
 const CODE: Gpa = Gpa(0x1_0000);
@@ -199,14 +199,14 @@ fn debug(guest: &MicroGuest, flags: u32, registers: [u64; 8]) -> Result<(), Stri
         .map_err(|error| format!("KVM refuses it: {error}"))
 }
 
-/// Runs `guest`, and returns its end and RIP.
+/// Runs `guest`. Returns how the run ended, and RIP.
 fn run(guest: &mut MicroGuest) -> Result<(Stop, u64), MicroGuestError> {
     let stop = guest.run(LIMIT);
     let regs = guest.vcpu.get_regs();
     Ok((stop, regs.map_err(kvm_error("read the registers"))?.rip))
 }
 
-/// Describes an unexpected end in terms of the processor.
+/// Describes an unexpected end of a run, with RIP.
 pub(super) fn words(stop: &Stop, rip: u64) -> String {
     let what = match stop {
         Stop::Out { port, .. } if *port == u16::from(END) => "nothing happened".to_owned(),

@@ -1,4 +1,4 @@
-//! Micro-guests: bare 64-bit programs in a VM of their own, which show what the host's KVM does.
+//! Micro-guests: bare 64-bit programs, each in its own VM, which show what the host's KVM does.
 //!
 //! Invariants: the first 4 GiB are mapped onto themselves, readable, writable and executable at every privilege
 //! level; [`MicroGuest::RAM`] bytes of them are memory. There are no interrupt controllers, so `hlt` ends a
@@ -186,8 +186,8 @@ impl MicroGuest {
         Ok(self.ram.write(at, gate.as_flattened())?)
     }
 
-    /// Makes exceptions of `vector` write to `port` and then halt. When the run ends, RIP and the exception
-    /// frame at RSP are as the processor left them.
+    /// Sets a handler of exceptions of `vector` that writes to `port` and then halts. When the run ends, RIP and
+    /// the exception frame at RSP show what the processor has left.
     ///
     /// # Errors
     /// Never, for memory of [`MicroGuest::RAM`] bytes.
@@ -271,21 +271,22 @@ fn stop(exit: VcpuExit<'_>) -> Stop {
 /// The thread in `KVM_RUN`.
 struct Runner(libc::pthread_t);
 
-/// Waits until the run is over. After `limit`, signals the runner until it is.
+/// Waits until the run is over. Once `limit` has passed, sets `expired` and signals the runner again and again.
 fn watch(over: &Receiver<()>, limit: Duration, runner: &Runner, expired: &AtomicBool) {
-    /// Interval of the signals. A signal that arrives just before `KVM_RUN` has no effect, so it is repeated.
+    /// Interval of the signals. They are repeated because a signal that arrives just before `KVM_RUN` has no
+    /// effect.
     const AGAIN: Duration = Duration::from_millis(10);
     let mut wait = limit;
     while over.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
         expired.store(true, Ordering::Relaxed);
-        // SAFETY: the runner joins this thread before it leaves `run`, so it is alive. The signal
-        // has a handler.
+        // SAFETY: the runner joins this thread before it leaves `run_vcpu`, so the runner is alive. The signal has
+        // a handler.
         unsafe { libc::pthread_kill(runner.0, wake_signal()) };
         wait = AGAIN;
     }
 }
 
-/// Returns a signal other than that of machines' vCPUs, whose handler does more.
+/// Returns the signal that interrupts `KVM_RUN`. It is not that of machines' vCPUs, whose handler does more.
 fn wake_signal() -> libc::c_int {
     SIGRTMIN() + 1
 }
@@ -327,7 +328,7 @@ mod tests {
     const CODE: Gpa = Gpa(0x1_0000);
     const LIMIT: Duration = Duration::from_secs(10);
 
-    /// Creates a guest with this program; `None` on hosts without KVM.
+    /// Creates a guest with the program `code`; `None` on hosts without KVM.
     fn guest(code: &[u8]) -> Option<MicroGuest> {
         match MicroGuest::new(CODE, code) {
             Ok(guest) => Some(guest),
@@ -394,7 +395,7 @@ mod tests {
         let MicroGuest { vcpu, ram, .. } = guest;
         let mut vcpu = vcpu;
         drop(ram);
-        // The vCPU can no longer fetch its code: any exit is right, as long as this process does not crash.
+        // The vCPU cannot fetch its code any more. Any exit is right, as long as this process does not crash.
         vcpu.set_kvm_immediate_exit(1);
         assert!(vcpu.run().is_err());
     }

@@ -2,10 +2,10 @@
 //! original.
 //!
 //! While a copy of an instruction runs, IDTR points at an interrupt descriptor table of ours (the *exception
-//! window*), whose handlers are `out` instructions. So a fault exits, and its frame, still on the guest's
-//! stack, can be corrected before the guest's own handler sees it. The program below goes through that once per
-//! kind of exception, by the same calls as machines use ([`CpuFd`]), and everything that the guest could notice
-//! is checked.
+//! window*), whose handlers are `out` instructions. So a fault exits, and its frame, still on the guest's stack,
+//! can be corrected before the guest's own handler sees it. The program below raises one exception of each kind in
+//! the window. The exits are handled by the same calls as in machines ([`CpuFd`]), and everything that the guest
+//! could notice is checked.
 //!
 //! | from | what |
 //! |---|---|
@@ -25,30 +25,33 @@ use crate::memory::GuestRam;
 use crate::vcpu::fd::CpuFd;
 
 const CODE: u64 = 0x1_0000;
-/// The guest's own handlers: for exceptions with and without an error code.
+/// The guest's own handler for exceptions with an error code.
 const WITH_ERROR_CODE: u64 = CODE + 0x10;
+/// The guest's own handler for exceptions without an error code.
 const WITHOUT: u64 = CODE + 0x20;
 /// Address at which the guest continues after its handler.
 const RESUME: u64 = CODE + 0x30;
 /// Address of the instruction under test.
 const COPY: u64 = CODE + 0x40;
 
-/// The window's table and handlers.
+/// The window's IDT.
 const WINDOW: u64 = 0x2_0000;
+/// The window's handlers.
 const STUBS: u64 = 0x2_1000;
-/// More than the length of an `out`, so that RIP at one handler is not RIP after another.
+/// Distance of the handlers. It is more than the length of an `out`, so RIP after the `out` of one handler is not
+/// RIP at the next.
 const STRIDE: u64 = 4;
-/// The port the window's handlers write to.
+/// The port that the window's handlers write to.
 const PORT: u8 = 0x90;
 
-/// Values of the base registers; no other register has them.
+/// Values of the base registers. All differ, and no other register has them, so a mix-up shows.
 const FS_BASE: u64 = 0x1234_5000;
 const GS_BASE: u64 = 0xffff_8880_1234_5000;
 const OTHER_GS_BASE: u64 = 0x7fff_1234_5000;
 /// IA32_KERNEL_GS_BASE (SDM vol. 4, table 2-2).
 const MSR_KERNEL_GS_BASE: u32 = 0xc000_0102;
 
-/// An instruction that raises an exception, with RBX holding `operand`.
+/// An instruction that raises an exception when RBX is `operand`.
 struct Case {
     name: &'static str,
     code: &'static [u8],
@@ -95,8 +98,8 @@ const CASES: [Case; 5] = [
     },
 ];
 
-/// Checks that exceptions of every kind are caught in the window and can be delivered to the guest, and that an
-/// int3 still arrives as in `mode`.
+/// Checks that the exceptions of all [`CASES`] are caught in the window and can be delivered to the guest, and that
+/// an int3 still arrives as in `mode`.
 pub(super) fn exceptions(mode: CatchMode) -> Seen<()> {
     let mut guest = match Guest::new(mode)? {
         Ok(guest) => guest,
@@ -155,7 +158,7 @@ struct Guest {
 }
 
 impl Guest {
-    /// Returns a guest after its first exit, outside the window.
+    /// Creates a guest, and runs it to its first exit outside the window.
     fn new(mode: CatchMode) -> Seen<Self> {
         let mut code = [0xf4; 0x40];
         code[..2].copy_from_slice(&[0xe6, END]); // out END, al
@@ -177,7 +180,7 @@ impl Guest {
         ]);
         let micro = MicroGuest::new(Gpa(CODE), &code)?;
         for vector in 0..32 {
-            // Any other exception of the guest's own table ends the run.
+            // In the guest's own table, only the exceptions of the cases have handlers. Any other ends the run.
             if let Some(case) = CASES.iter().find(|case| case.vector == vector) {
                 micro.set_handler(vector, Gpa(own_handler(case)))?;
             }
@@ -210,7 +213,7 @@ impl Guest {
         MicroGuest::run_vcpu(self.cpu.fd_mut(), LIMIT)
     }
 
-    /// Runs `code` in the window.
+    /// Runs `code` as a copy in the window, with RBX set to `operand`. Returns its end and the registers before it.
     fn run_in_window(
         &mut self,
         code: &[u8],
@@ -287,7 +290,7 @@ impl Guest {
         Ok(self.undisturbed(self.sregs.idt.base))
     }
 
-    /// Checks an int3 at the end of a copy.
+    /// Checks that an int3 after a copied instruction is caught as in `mode`.
     fn int3(&mut self, mode: CatchMode) -> Seen<()> {
         // nop ; int3
         let (stop, given) = self.run_in_window(&[0x90, 0xcc], 0)?;
@@ -364,8 +367,8 @@ fn own_handler(case: &Case) -> u64 {
     }
 }
 
-/// Returns whether the guest is in the window's handler of `vector`. Hosts differ in whether RIP has passed the
-/// `out`.
+/// Returns whether the guest has exited in the window's handler of `vector`. Hosts differ in whether RIP has passed
+/// the `out`.
 fn at_stub(stop: &Stop, regs: &Regs, vector: u8) -> bool {
     let stub = STUBS + u64::from(vector) * STRIDE;
     matches!(stop, Stop::Out { port, .. } if *port == u16::from(PORT))

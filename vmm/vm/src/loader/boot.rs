@@ -1,7 +1,7 @@
 //! Puts kernel, initramfs, command line and boot parameters into guest memory.
 //!
-//! Postconditions: no two of them overlap, all lie in RAM, and the memory map in the boot parameters shows
-//! exactly the machine's RAM, without the hidden region.
+//! Postconditions: no two of these overlap, all lie in RAM, and the memory map in the boot parameters shows exactly
+//! the machine's RAM, without the hidden region.
 
 use hvprobe_arch::Gpa;
 use hvprobe_arch::mem::{OutOfRange, PhysMemory};
@@ -56,9 +56,10 @@ enum Kind {
     Acpi = 3,
 }
 
-/// Loads the kernel and all it needs into `ram`, which must not have been written to.
+/// Loads the kernel and all that it needs into `ram`. Before, `ram` must be zero except for the ACPI tables.
 ///
-/// `initrd` are archives, which the kernel unpacks one after the other. `rsdp` is the start of the ACPI tables.
+/// `initrd` are archives, which the kernel unpacks one after the other. `rsdp` is the address of the RSDP, the
+/// start of the ACPI tables.
 ///
 /// # Errors
 /// When kernel or initramfs do not fit the memory, the command line is too long, or the image
@@ -128,8 +129,8 @@ fn put_cmdline(ram: &GuestRam, cmdline: &str, max: usize) -> Result<(), LoadErro
         .map_err(missing)
 }
 
-/// Copies the kernel's segments and returns the address after the last one. Memory beyond a segment's bytes is
-/// zero already.
+/// Copies the kernel's segments, and returns the address after the last one. Zeroed data needs no copy, because the
+/// memory is zero already.
 fn put_kernel(kernel: &Kernel, ram: &GuestRam) -> Result<Gpa, LoadError> {
     let segments = kernel.segments()?;
     let start = segments.iter().map(|s| s.start).min().unwrap_or_default();
@@ -151,8 +152,8 @@ fn put_kernel(kernel: &Kernel, ram: &GuestRam) -> Result<Gpa, LoadError> {
     Ok(Gpa(end))
 }
 
-/// Copies the archives one after the other. They begin on a page boundary and end as close below `top` as that
-/// allows.
+/// Copies the archives into consecutive memory that begins on a page boundary and ends as close below `top` as that
+/// allows. Returns its start, and its size in bytes; `None` if the archives are empty.
 fn put_initrd(
     ram: &GuestRam,
     parts: &[&[u8]],
@@ -195,7 +196,7 @@ impl Params {
         self.0[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Sets a 32-bit field to an address or size below 4 GiB. All addresses and sizes of the loader are below.
+    /// Sets a 32-bit field to an address or a size, which must be below 4 GiB. Those that the loader uses are.
     fn set_address(&mut self, at: usize, value: Gpa) -> Result<(), LoadError> {
         let value = u32::try_from(value.0).map_err(|_| LoadError::NoMemory(value))?;
         self.set(at, &value.to_le_bytes());

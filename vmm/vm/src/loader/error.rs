@@ -24,7 +24,7 @@ pub enum LoadError {
     /// The initramfs does not fit beside the kernel.
     #[error("the initrd of {} KiB is too large for {memory_mib} MiB of memory: {} KiB are free beside the kernel", size.div_ceil(1024), free / 1024)]
     InitrdTooLarge {
-        /// The size of all its parts, in bytes.
+        /// The size of all archives together, in bytes.
         size: u64,
         /// The free memory beside the kernel, in bytes.
         free: u64,

@@ -9,10 +9,10 @@ use super::error::LoadError;
 /// Maximum length of the script in bytes. A kernel takes arguments of only a fraction of this.
 const MAX_SCRIPT: usize = 8 << 20;
 
-/// Returns a cpio archive (newc) with the directory `hvprobe` and the executable `hvprobe/command` in it: a
-/// shell script that executes `command`, with its words unchanged whatever they contain.
+/// Returns a cpio archive (newc) that contains the directory `hvprobe` and in it the executable `hvprobe/command`.
+/// That is a shell script that executes `command`, with each word unchanged whatever it contains.
 ///
-/// The kernel unpacks it over the content of earlier archives.
+/// The kernel unpacks the archive over the content of earlier ones.
 ///
 /// # Errors
 /// When the command is empty, longer than any guest could run, or has a zero byte in it.
@@ -34,7 +34,7 @@ pub fn command_archive(command: &[String]) -> Result<Vec<u8>, LoadError> {
         }
     }
     script.push('\n');
-    // Writing to memory fails only for a file that is too long for the format, and this one is not.
+    // Writing to memory fails only for a file that is too long for the format. The script is not.
     archive(script.as_bytes()).map_err(|_| LoadError::Command("does not fit an archive"))
 }
 

@@ -1,9 +1,9 @@
 //! Loads a guest from files: the kernel, its command line and initramfs, and the boot parameters that point to
 //! them.
 //!
-//! Kernels are entered through the 64-bit boot protocol (Linux, Documentation/arch/x86/boot.rst). A `bzImage`
-//! is unpacked on the host and its ELF file entered directly, so the kernel's own decompressor never runs and
-//! text stays at its link address. What is loaded has been checked by [`hvprobe_vmlinux`].
+//! Kernels are entered through the 64-bit boot protocol (Linux, Documentation/arch/x86/boot.rst). The ELF file in a
+//! `bzImage` is unpacked on the host and entered directly. So the kernel's own decompressor never runs, and text
+//! stays at its link address. [`hvprobe_vmlinux`] has checked whatever is loaded here.
 
 mod boot;
 mod error;

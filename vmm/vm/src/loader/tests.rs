@@ -1,4 +1,4 @@
-//! The loader on images made up here, valid and invalid.
+//! Tests the loader with valid and invalid images that are made here.
 
 use std::io::Write;
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::memory::GuestRam;
 
 const ENTRY: u64 = 0x100_0000;
 
-/// Returns a small kernel that compresses, but not to nothing.
+/// Returns a small kernel that can be compressed to some extent.
 fn kernel() -> Vec<u8> {
     let text: Vec<u8> = (0u32..50_000)
         .flat_map(|n| (n.wrapping_mul(2_654_435_761) >> 12).to_le_bytes())
@@ -105,7 +105,7 @@ fn a_loaded_kernel_finds_itself_its_command_line_and_its_initramfs() {
 /// Checks the memory map in the boot parameters of a machine of `mib` MiB.
 fn check_map(mib: u64, expected: Expect) {
     let kernel = Kernel::parse(kernel()).unwrap();
-    // Independent of the host's memory: none of it is touched.
+    // The size does not depend on the host's memory, because almost none of it is touched.
     let ram = GuestRam::with_limits(mib << 20, 0, u64::MAX, 46).unwrap();
     let entry = load(&kernel, &ram, &[], "", Gpa(0xe_0000)).unwrap();
     let params = entry.boot_params.wrapping_add(0);

@@ -1,9 +1,9 @@
 //! Guest memory: the RAM that the guest's memory map shows, and an optional hidden region.
 //!
 //! Invariants: RAM fills [0, 3 GiB) and continues at 4 GiB; the last GiB below 4 GiB belongs to the interrupt
-//! controllers. The hidden region lies above all RAM, at 4 GiB or higher, on a 1 GiB boundary, and appears in
-//! no memory map that the guest gets. A host mapping is released only after KVM has removed its slot, so a vCPU
-//! that outlives this value finds no memory, never memory that belongs to something else.
+//! controllers. The hidden region lies above all RAM, at 4 GiB or higher, on a 1 GiB boundary, and appears in no
+//! memory map that the guest gets. A host mapping is unmapped only after KVM has removed its slot. So a vCPU that
+//! outlives this value finds no memory, never memory that belongs to something else.
 //!
 //! Reads and writes take no lock and allocate nothing; they are on the hit path.
 
@@ -48,7 +48,7 @@ pub struct GuestRam {
     ram: usize,
     /// Start of the hidden region, and its size in bytes.
     hidden: (Gpa, u64),
-    /// The VM that the memory is registered with.
+    /// The VM with which the memory is registered.
     pub(super) vm: OnceLock<OwnedFd>,
 }
 
@@ -148,7 +148,7 @@ impl GuestRam {
         self.ram().map(|(_, slot)| (Gpa(slot.start), slot.len()))
     }
 
-    /// Returns the start of the hidden region and its size in bytes: 0 if there is none.
+    /// Returns the start of the hidden region and its size in bytes. The size is 0 if there is none.
     #[must_use]
     pub fn hidden(&self) -> (Gpa, u64) {
         self.hidden
@@ -281,7 +281,7 @@ impl PhysMemory for GuestRam {
         touched(self.ram().map(|(_, slot)| slot)).unwrap_or_else(|_| self.ranges())
     }
 
-    /// Stores the word at once, never torn, if `at` is a multiple of 8.
+    /// Stores the word in one access, never torn, if `at` is a multiple of 8.
     #[inline]
     fn write_u64(&self, at: Gpa, value: u64) -> Result<(), OutOfRange> {
         match self.word(at) {
@@ -305,7 +305,7 @@ impl PhysMemory for GuestRam {
         Ok(exchanged.is_ok())
     }
 
-    /// Loads the word at once, never torn, if `at` is a multiple of 8.
+    /// Loads the word in one access, never torn, if `at` is a multiple of 8.
     #[inline]
     fn read_u64(&self, at: Gpa) -> Result<u64, OutOfRange> {
         // Most reads of a hit are in the first slot, below 4 GiB. This path takes few instructions and
@@ -334,7 +334,7 @@ fn host_memory() -> u64 {
             libc::sysconf(libc::_SC_PAGESIZE),
         )
     };
-    // An unknown amount is no limit.
+    // If the amount is unknown, there is no limit.
     match (u64::try_from(pages), u64::try_from(page)) {
         (Ok(pages), Ok(page)) => pages.saturating_mul(page),
         _ => u64::MAX,

@@ -1,6 +1,6 @@
 //! Pages of RAM that were ever touched: those that the host has allocated, in memory or swapped out.
 //!
-//! Invariant: a page that is not returned has read as zero up to the call.
+//! Invariant: a page that is not returned has always read as zero, up to the call.
 
 use std::fs::File;
 use std::io;
@@ -10,8 +10,8 @@ use hvprobe_arch::Gpa;
 
 use super::slot::Slot;
 
-/// The host kernel's word for each page of this process (Documentation/admin-guide/mm/pagemap.rst). Bit 63 is
-/// set if the page is in memory, bit 62 if it is swapped out.
+/// File with a word of the host kernel for each page of this process (Documentation/admin-guide/mm/pagemap.rst).
+/// Bit 63 is set if the page is in memory, bit 62 if it is swapped out.
 const PAGEMAP: &str = "/proc/self/pagemap";
 const PAGE: u64 = 4096;
 const WORD: usize = 8;

@@ -27,13 +27,14 @@ impl GuestRam {
     /// through this value.
     ///
     /// # Errors
-    /// When KVM refuses; the log is off then.
+    /// When KVM refuses. If the log was to be turned on, it is off.
     pub fn note_writes(&self, on: bool) -> io::Result<()> {
         let flags = if on { KVM_MEM_LOG_DIRTY_PAGES } else { 0 };
         for (number, slot) in self.ram() {
             if let Err(error) = self.change_slot(number, slot, slot.len(), flags) {
                 if on {
-                    // Turn the log off again where it is on already. A slot that refuses that only costs time.
+                    // Turn the log off again for the slots where it is on. If that fails for a slot, it only costs
+                    // time.
                     let _ = self.note_writes(false);
                 }
                 return Err(error);
@@ -45,11 +46,11 @@ impl GuestRam {
     /// Returns the pages of RAM that the guest has written since the last call, or since the log was turned on.
     ///
     /// # Errors
-    /// When the log is off.
+    /// When the log is off, or the memory is not registered.
     pub fn written(&self) -> io::Result<Vec<Gpa>> {
         let mut pages = Vec::new();
         for (number, slot) in self.ram() {
-            // KVM's bitmap has a bit for each page, in whole words.
+            // KVM's bitmap has a bit for each page, and is a whole number of words.
             let words = slot.len().div_ceil(PAGE * 64);
             let mut bits = vec![0_u64; usize::try_from(words).unwrap_or(0)];
             self.dirty_log(number, &mut bits)?;

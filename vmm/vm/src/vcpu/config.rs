@@ -1,8 +1,8 @@
 //! State of the vCPUs at kernel entry.
 //!
 //! Invariants: APIC id = vCPU index = ACPI processor uid, and CPUID describes one package of cores without
-//! hyper-threads. The boot processor starts in 64-bit mode on the tables that
-//! [`write_tables`](crate::entry::write_tables) left in memory; the others wait for the guest's INIT and SIPI.
+//! hyper-threads. The boot processor starts in 64-bit mode, with the GDT and page tables that
+//! [`write_tables`](crate::entry::write_tables) has left in memory. The others wait for the guest's INIT and SIPI.
 
 use hvprobe_arch::Gpa;
 use kvm_bindings::{
@@ -16,7 +16,7 @@ use crate::entry::{CODE, DATA, Entry, GDT_BYTES};
 use crate::layout;
 use crate::vm::{CpuError, kvm_error};
 
-/// Prepares vCPU `index` of `count` to start at `entry`, or to be started by the kernel there.
+/// Prepares vCPU `index` of `count`: vCPU 0 to start at `entry`, the others to be started by the kernel.
 ///
 /// # Errors
 /// When KVM refuses a step.
@@ -37,22 +37,23 @@ pub fn configure(
     Ok(())
 }
 
-/// Returns the CPUID leaves that KVM supports, with this machine's topology and the bits by which the guest
-/// finds its clock.
+/// Returns the CPUID leaves for vCPU `index` of `count`: those that KVM supports, with this machine's topology and
+/// the bits by which the guest finds its clock.
 pub(crate) fn cpuid(kvm: &Kvm, index: u32, count: u32) -> Result<CpuId, CpuError> {
     let supported = kvm
         .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
         .map_err(kvm_error("list the supported CPUID leaves"))?;
     let deadline = kvm.check_extension(Cap::TscDeadlineTimer);
     let entries = filter(supported.as_slice(), index, count, deadline);
-    // Cannot fail: at most one entry is added to a list that fitted with room to spare.
+    // Does not fail: at most three entries are added to a list that fits with room to spare.
     CpuId::from_entries(&entries).map_err(|_| CpuError::Kvm {
         what: "hold all CPUID leaves",
         source: kvm_ioctls::Error::new(libc::E2BIG),
     })
 }
 
-/// Rewrites the leaves that describe topology and clocks (SDM vol. 2, CPUID; APM vol. 3, appendix E).
+/// Returns `supported`, with the leaves rewritten that describe topology and clocks (SDM vol. 2, CPUID; APM vol. 3,
+/// appendix E), and with the features hidden that the guest must not see.
 fn filter(
     supported: &[kvm_cpuid_entry2],
     index: u32,
@@ -95,7 +96,7 @@ fn filter(
                     entry.eax |= (count - 1).min(63) << 26;
                 }
             }
-            // Rewritten below; the newer leaf 0x1f would only repeat it.
+            // The topology leaf is written below. The newer leaf 0x1f would only repeat it.
             TOPOLOGY | 0x1f => continue,
             0x8000_0001 if amd => set_bits(&mut entry.ecx, CMP_LEGACY, count > 1),
             0x8000_0008 if amd => {
@@ -135,7 +136,8 @@ fn set_bits(word: &mut u32, bits: u32, on: bool) {
     *word = if on { *word | bits } else { *word & !bits };
 }
 
-/// Sets what firmware leaves set: fast string operations, and write-back as the default MTRR memory type.
+/// Sets the model-specific registers that firmware sets: enables fast string operations, and makes write-back the
+/// default MTRR memory type.
 fn set_msrs(vcpu: &VcpuFd) -> Result<(), CpuError> {
     const IA32_MISC_ENABLE: u32 = 0x1a0;
     const FAST_STRINGS: u64 = 1;
@@ -191,7 +193,7 @@ fn set_delivery_mode(lapic: &mut kvm_lapic_state, entry: usize, mode: u8) {
     *byte = (byte.cast_unsigned() & !7 | mode).cast_signed();
 }
 
-/// Puts the vCPU into 64-bit mode at `rip` with interrupts off, on the tables of
+/// Puts the vCPU into 64-bit mode at `rip`, with interrupts off and with the GDT and page tables of
 /// [`write_tables`](crate::entry::write_tables), and sets RSI to `rsi`.
 pub(crate) fn set_entry(vcpu: &VcpuFd, rip: Gpa, rsi: Gpa) -> Result<(), CpuError> {
     let mut sregs = vcpu

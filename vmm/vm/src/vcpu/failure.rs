@@ -11,8 +11,8 @@ const INSTRUCTION_BYTES: u64 = 1;
 pub(crate) struct InternalError {
     /// KVM's reason.
     pub(crate) suberror: u32,
-    /// Bytes of the instruction that could not be emulated, and how many of them are valid; `None` if KVM does
-    /// not report them.
+    /// Bytes of the instruction that could not be emulated, and the number of valid bytes; `None` if KVM does not
+    /// report them.
     pub(crate) bytes: Option<([u8; 15], u8)>,
 }
 

@@ -1,12 +1,12 @@
 //! The file descriptor of one vCPU, with every ioctl counted.
 //!
-//! General registers travel in the shared `kvm_run` page (`KVM_CAP_SYNC_REGS`, KVM API 8.x "sync_regs"), so
-//! reading them after an exit and changing them before the next entry takes no ioctl. The page also holds
-//! system registers and vCPU events (exceptions, interrupts and NMIs that are pending or injected), but only
-//! while they are requested for each exit.
+//! General registers travel in the `kvm_run` page that is shared with KVM (`KVM_CAP_SYNC_REGS`, KVM API 8.x
+//! "sync_regs"), so reading them after an exit and changing them before the next entry takes no ioctl. On request,
+//! KVM also puts the system registers and the vCPU events (exceptions, interrupts and NMIs that are pending or
+//! injected) into the page at each exit.
 //!
-//! Invariants: state that the page does not hold is fetched before anyone reads it. A register change is either
-//! marked dirty in the page or written by `KVM_SET_REGS`, never both.
+//! Invariants: state that the page does not hold is fetched before it is read. A register change is either marked
+//! dirty in the page or written by `KVM_SET_REGS`, never both.
 
 use std::cell::Cell;
 use std::mem::offset_of;
@@ -47,24 +47,24 @@ pub struct Ioctls {
     pub other: u64,
 }
 
-/// Clock state of a vCPU, read by its own ioctls.
+/// Clock state of a vCPU, as [`CpuFd::counters`] reads it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// The guest's TSC.
     pub tsc: u64,
-    /// `MSR_KVM_SYSTEM_TIME_NEW`: guest physical address at which KVM publishes the clock, and in bit 0 whether
-    /// it does.
+    /// Value of `MSR_KVM_SYSTEM_TIME_NEW`: the guest physical address at which KVM publishes the clock. Bit 0 is
+    /// set if KVM publishes it.
     pub kvmclock: u64,
 }
 
-/// Exit of the guest, as far as the run loop distinguishes them.
+/// Exit of the guest, of one of the kinds that the run loop distinguishes.
 #[derive(Debug)]
 pub enum Exit {
     /// A device access that is complete, or an exit that needs no work.
     Handled,
     /// A device ended the machine.
     Device(DeviceEvent),
-    /// An `out` to the port of our patches. RIP shows whether one of them executed it.
+    /// An `out` to the port of our patches. RIP shows whether a patch or the guest itself executed it.
     Gate,
     /// An `out` to the port by which a detour reports that the ring fills up.
     Doorbell,
@@ -79,7 +79,8 @@ pub enum Exit {
     InternalError {
         /// KVM's reason.
         suberror: u32,
-        /// Bytes of the instruction that could not be emulated, and how many of them are valid.
+        /// Bytes of the instruction that could not be emulated, and the number of valid bytes; `None` if KVM does
+        /// not report them.
         bytes: Option<([u8; 15], u8)>,
     },
     /// A triple fault.
@@ -92,8 +93,8 @@ pub enum Exit {
     Unknown(String),
 }
 
-/// RIP at the last entries. Where KVM resets the processor after a triple fault, nothing else remains of the
-/// guest's position.
+/// RIP at the last entries. On hosts whose KVM resets the processor after a triple fault, this is all that remains
+/// of the guest's position.
 #[derive(Debug, Default)]
 struct Trail {
     rips: [u64; 16],
@@ -120,15 +121,15 @@ pub struct CpuFd {
     fd: VcpuFd,
     mode: CatchMode,
     ioctls: Ioctls,
-    /// Whether KVM puts the system registers into the page at each exit.
+    /// Whether KVM puts the system registers into the `kvm_run` page at each exit.
     shares_sregs: bool,
     /// Whether the page holds the system registers of the last exit.
     knows_sregs: bool,
-    /// Whether KVM puts the vCPU events into the page at each exit. `knows_events`: whether the page holds
-    /// those of the last exit.
+    /// Whether KVM puts the vCPU events into the page at each exit.
     shares_events: bool,
+    /// Whether the page holds the vCPU events of the last exit.
     knows_events: bool,
-    /// Whether the instruction of the last exit is half carried out.
+    /// Whether KVM still has to complete the port or memory access of the last exit.
     owes_io: bool,
     trail: Trail,
 }
@@ -142,7 +143,7 @@ impl CpuFd {
         fd.set_sync_valid_reg(SyncReg::Register);
         fd.set_sync_valid_reg(SyncReg::SystemRegister);
         let debug = match mode {
-            // On `emulation-exit` hosts the request has no effect, but declares our use of int3 to KVM.
+            // On `emulation-exit` hosts this flag has no effect, but declares our use of int3 to KVM.
             CatchMode::DebugExit | CatchMode::EmulationExit => {
                 KVM_GUESTDBG_ENABLE | KVM_GUESTDBG_USE_SW_BP
             }
@@ -234,19 +235,19 @@ impl CpuFd {
         *self.regs_mut()
     }
 
-    /// Returns the general registers at the last exit for changing. The guest gets the changes at its next
-    /// entry if [`CpuFd::give_regs`] is called.
+    /// Returns the general registers at the last exit, to be changed. The guest gets the changes at its next entry
+    /// if [`CpuFd::give_regs`] is called.
     #[inline]
     pub fn regs_mut(&mut self) -> &mut Regs {
         let regs: *mut kvm_regs = &raw mut self.fd.sync_regs_mut().regs;
-        // SAFETY: both are eighteen 64-bit integers in the same order, as asserted below, and the borrow is
-        // that of the page.
+        // SAFETY: `Regs` and `kvm_regs` are both eighteen 64-bit integers in the same order, as asserted below. The
+        // result borrows `self`, as the reference to the page does.
         unsafe { &mut *regs.cast() }
     }
 
-    /// Sets whether KVM puts the system registers into the page at each exit from now on. That makes each exit
+    /// Sets whether KVM puts the system registers into the page at each later exit. If it does, each exit is
     /// slower: KVM collects eight segments, on VMX by four reads of the VMCS each (`__get_sregs` in
-    /// arch/x86/kvm/x86.c). Without it, [`CpuFd::sregs`] takes an ioctl.
+    /// arch/x86/kvm/x86.c). If it does not, [`CpuFd::sregs`] takes an ioctl.
     #[inline]
     pub fn share_sregs(&mut self, share: bool) {
         self.shares_sregs = share;
@@ -257,7 +258,7 @@ impl CpuFd {
         }
     }
 
-    /// Returns whether [`CpuFd::sregs`] takes no ioctl now.
+    /// Returns whether the page holds the system registers, so that [`CpuFd::sregs`] takes no ioctl.
     #[inline]
     pub fn knows_sregs(&self) -> bool {
         self.knows_sregs
@@ -300,8 +301,8 @@ impl CpuFd {
             // CPL is the DPL of SS (SDM vol. 3, 5.5).
             self.sregs().ss.dpl == 0
         } else {
-            // User mode cannot execute the kernel's pages, so it cannot have executed an int3 or `out` there
-            // (SDM vol. 3, 4.6.1).
+            // User mode cannot execute the kernel's pages (SDM vol. 3, 4.6.1). So an int3 or `out` there was
+            // executed in kernel mode.
             in_kernel_half(self.fd.sync_regs_mut().regs.rip)
         }
     }
@@ -319,7 +320,7 @@ impl CpuFd {
         self.fd.set_sync_dirty_reg(SyncReg::Register);
     }
 
-    /// Sets the guest's registers now, for ioctls that read them.
+    /// Sets the guest's registers at once by an ioctl, for later ioctls that read them.
     ///
     /// # Errors
     /// When KVM refuses.
@@ -353,8 +354,8 @@ impl CpuFd {
         })
     }
 
-    /// Sets whether KVM puts the vCPU events into the page at each exit from now on. Without it, changing them
-    /// takes an ioctl.
+    /// Sets whether KVM puts the vCPU events into the page at each later exit. If it does not, changing them takes
+    /// an ioctl.
     #[inline]
     pub fn share_events(&mut self, share: bool) {
         if self.shares_events == share {
@@ -368,8 +369,8 @@ impl CpuFd {
         }
     }
 
-    /// Changes the vCPU events of the last exit; takes effect at the next entry. Leaves pending NMIs alone, as
-    /// one may have arrived meanwhile.
+    /// Changes the vCPU events of the last exit, with effect from the next entry. Leaves pending NMIs alone, as one
+    /// may have arrived since the exit.
     #[inline]
     fn change_events(
         &mut self,
@@ -383,7 +384,7 @@ impl CpuFd {
         let events = &mut self.fd.sync_regs_mut().events;
         events.flags &= !KVM_VCPUEVENT_VALID_NMI_PENDING;
         change(events);
-        // KVM applies them after the registers, if both are dirty (`sync_regs` in arch/x86/kvm/x86.c).
+        // KVM applies the events after the registers, if both are dirty (`sync_regs` in arch/x86/kvm/x86.c).
         self.fd.set_sync_dirty_reg(SyncReg::VcpuEvents);
         Ok(())
     }
@@ -432,21 +433,21 @@ impl CpuFd {
         self.sregs();
         let mode = self.mode;
         let sregs = &mut self.fd.sync_regs_mut().sregs;
-        // At an exit with an interrupt in flight KVM sets a bit here, and clears none in this page
-        // (`__get_sregs` in arch/x86/kvm/x86.c since 5.14). Given back, the bit would raise that interrupt
-        // again. KVM itself still keeps an interrupt that is in flight.
+        // At an exit with an interrupt in flight, KVM sets the interrupt's bit here. In this page it never clears a
+        // bit (`__get_sregs` in arch/x86/kvm/x86.c since 5.14). If the bit went back to KVM, it would raise the
+        // interrupt again. Clearing it loses nothing, because KVM itself keeps an interrupt that is in flight.
         sregs.interrupt_bitmap = [0; 4];
-        // KVM reports every TSS as busy on SVM. QEMU, whose SVM is the one without exits for int3, lets user
-        // mode access ports only under an available TSS, which is what `ltr` left in its register
-        // (`helper_check_io` in target/i386/tcg).
+        // On SVM, KVM reports every TSS as busy. The SVM on which int3s do not exit is that of QEMU. There `ltr`
+        // leaves an available TSS in TR, and user mode may access ports only while TR holds one (`helper_check_io`
+        // in target/i386/tcg).
         if mode == CatchMode::IdtGate {
             sregs.tr.type_ = TSS_AVAILABLE;
         }
         sregs
     }
 
-    /// Holds off maskable interrupts until the next instruction is over, as `sti` does. Valid only with
-    /// RFLAGS.IF set at the next entry: without it a processor may refuse the entry (SDM vol. 3, 26.3.1.5).
+    /// Holds off maskable interrupts until the next instruction is over, as `sti` does. Valid only if RFLAGS.IF is
+    /// set at the next entry: otherwise a processor may refuse the entry (SDM vol. 3, 26.3.1.5).
     ///
     /// # Errors
     /// When KVM refuses.
@@ -472,29 +473,29 @@ impl CpuFd {
         })
     }
 
-    /// Returns whether the last exit was an access to a port or to a device's memory. KVM completes the instruction,
-    /// with the register that it reads and RIP after it, only when the vCPU runs again (KVM API, section 5: "the
-    /// corresponding operations are complete (and guest state is consistent) only after userspace has re-entered the
-    /// kernel with `KVM_RUN`"). Until then RIP does not show where the guest continues, and the text there must not
-    /// change, because KVM may decode it again.
+    /// Returns whether the last exit was an access to a port or to a device's memory that KVM still has to
+    /// complete. KVM sets the register that the instruction reads, and moves RIP past the instruction, only when
+    /// the vCPU runs again (KVM API, section 5: "the corresponding operations are complete (and guest state is
+    /// consistent) only after userspace has re-entered the kernel with `KVM_RUN`"). Until then RIP does not show
+    /// where the guest continues, and the text there must not change, because KVM may decode it again.
     #[inline]
     #[must_use]
     pub fn owes_io(&self) -> bool {
         self.owes_io
     }
 
-    /// Makes the next [`CpuFd::run`] complete the [access](CpuFd::owes_io) and return before the guest runs. The next
-    /// piece of a string instruction may be an access, too.
+    /// Makes the next [`CpuFd::run`] complete the [access](CpuFd::owes_io) and return before the guest runs. It may
+    /// return with another access, the next piece of a string instruction.
     pub fn run_no_further(&mut self) {
         self.fd.set_kvm_immediate_exit(1);
     }
 
-    /// Lets KVM finish the port access of the last exit without running the guest, so that RIP is after the
+    /// Makes KVM complete the port access of the last exit without running the guest, so that RIP is after the
     /// instruction on every host.
     pub fn complete_io(&mut self) {
         self.fd.set_kvm_immediate_exit(1);
         self.ioctls.run += 1;
-        // With immediate_exit set, KVM_RUN returns EINTR before it enters the guest.
+        // With `immediate_exit` set, `KVM_RUN` returns EINTR before it enters the guest.
         let _ = self.fd.run();
         self.owes_io = false;
         self.fd.set_kvm_immediate_exit(0);
@@ -511,7 +512,7 @@ impl CpuFd {
         }
     }
 
-    /// Returns the guest's TSC and the address of its kvmclock page. One ioctl.
+    /// Returns the guest's TSC and the address at which KVM publishes its clock; `None` if KVM refuses. One ioctl.
     pub fn counters(&mut self) -> Option<Counters> {
         self.ioctls.other += 1;
         let entry = |index| kvm_msr_entry {

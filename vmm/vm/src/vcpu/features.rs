@@ -1,8 +1,8 @@
 //! CPUID features shown to the guest.
 //!
-//! Invariants: a feature is shown only with all features it needs, whatever KVM reports as supported. Features
-//! that would let guest code run unseen by the hypervisor are not shown, so KVM does not let the guest turn
-//! them on.
+//! Invariants: a feature is shown only together with all features that it needs, whatever KVM reports as supported.
+//! Features that would let guest code run unseen by the hypervisor are not shown, so KVM does not let the guest
+//! turn them on.
 
 use kvm_bindings::kvm_cpuid_entry2;
 
@@ -45,7 +45,8 @@ impl Feature {
     }
 }
 
-/// A nested guest would share our probepoints' addresses, and its int3s would exit as the guest's own do.
+/// VMX and [`SVM`] would let the guest run a nested guest. That may have code at the addresses of our probepoints,
+/// and its int3s would exit as the guest's own do.
 const VMX: Feature = Feature(1, 0, Ecx, 5);
 const SVM: Feature = Feature(0x8000_0001, 0, Ecx, 2);
 /// With FRED, exceptions do not go through the IDT, which the exception window replaces with its own.
@@ -152,7 +153,8 @@ const NEEDS: [(Feature, Feature); 72] = [
     (Feature(7, 0, Edx, 25), AMX_TILE), // AMX-INT8
 ];
 
-/// Hides all features in [`HIDDEN`], and every feature that requires one that is not there.
+/// Hides all features in [`HIDDEN`], and every feature that requires a missing one. Clears the SVM leaf and,
+/// without XSAVE, the XSAVE leaf.
 pub(super) fn mend(entries: &mut [kvm_cpuid_entry2]) {
     for feature in HIDDEN {
         feature.hide(entries);
@@ -191,7 +193,7 @@ mod tests {
         (SVM_LEAF, 0),
     ];
 
-    /// Returns every leaf, with these words in each.
+    /// Returns the [`LEAVES`], each with the registers `words`.
     fn filled(words: [u32; 4]) -> Vec<kvm_cpuid_entry2> {
         let [eax, ebx, ecx, edx] = words;
         let entry = |(function, index)| kvm_cpuid_entry2 {
@@ -275,7 +277,7 @@ mod tests {
                 .into_iter()
                 .flat_map(filled)
                 .zip(0..)
-                // The nth leaf of the nth filling.
+                // Keep the nth leaf of the nth filling, if `there` has bit n.
                 .filter(|(_, n)| n / 7 == n % 7 && there >> (n % 7) & 1 == 1)
                 .map(|(entry, _)| entry)
                 .collect();

@@ -1,4 +1,4 @@
-//! Kicks: getting a vCPU's thread out of `KVM_RUN`, or out of waiting for a decision.
+//! Kicks, which get a vCPU's thread out of `KVM_RUN` or out of its wait for a decision.
 //!
 //! A kick is a signal to the thread. The signal handler runs on that thread and sets `immediate_exit` in the
 //! thread's own `kvm_run`, so `KVM_RUN` returns at once even when the signal arrives just before the call (KVM
@@ -49,23 +49,23 @@ impl Kickable {
         }
     }
 
-    /// Makes the thread leave `KVM_RUN`, or return from it at once, and ends its wait for a decision. Does
-    /// nothing if called on the thread itself, which is neither in `KVM_RUN` nor waiting then. The caller must
-    /// know that the thread is alive.
+    /// Makes the thread leave `KVM_RUN`, or return at once from its next `KVM_RUN`, and ends its wait for a
+    /// decision. Does nothing if the thread itself calls this, because then it is neither in `KVM_RUN` nor waiting.
+    /// The caller must know that the thread is alive.
     pub fn kick(&self) {
         if self.thread.id() == thread::current().id() {
             return;
         }
         self.thread.unpark();
         if let Some(thread) = self.signalled {
-            // SAFETY: `Control` keeps a handle only while the thread is in its loop, so it has not
-            // been joined and the id is valid. The signal has a handler: `Guard::new` ran.
+            // SAFETY: the caller knows that the thread is alive (a machine keeps the handle only while the thread
+            // is in its loop), so the id is valid. The signal has a handler: `Guard::new` ran.
             let _ = unsafe { libc::pthread_kill(thread, kick_signal()) };
         }
     }
 }
 
-/// Keeps the calling thread kickable until it is dropped.
+/// Guard that keeps the calling thread kickable until the guard is dropped.
 #[derive(Debug)]
 pub struct Guard {
     flag: *mut u8,
@@ -95,8 +95,8 @@ impl Guard {
         }
     }
 
-    /// Clears `immediate_exit`. Check the reasons for kicks afterwards, not before: a kick in between would be
-    /// lost.
+    /// Clears `immediate_exit`. Check the reasons for kicks after this call, not before it: a kick between the
+    /// check and this call would be lost.
     #[inline]
     pub fn clear(&self) {
         // SAFETY: points into the `kvm_run` mapping of the `VcpuFd` that outlives the guard.

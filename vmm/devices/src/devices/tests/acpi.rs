@@ -10,7 +10,7 @@ use super::machine;
 
 /// The range that machines use.
 const PLACE: Range<Gpa> = Gpa(0xe_0000)..Gpa(0xf_fff0);
-/// Number of 8-bit APIC ids, except the broadcast id.
+/// Maximum number of vCPUs of a machine. All of them have 8-bit APIC ids below the broadcast id.
 const MAX_CPUS: u32 = 254;
 
 /// Memory from 0 to 1 MiB.
@@ -75,7 +75,7 @@ struct Tables {
     dsdt: Vec<u8>,
 }
 
-/// Returns the tables of a machine with `cpus` vCPUs, as found from the RSDP.
+/// Returns the tables of a machine with `cpus` vCPUs. Finds them through the RSDP, as a guest does.
 fn tables(cpus: u32) -> Tables {
     let ram = Low::new();
     let rsdp = machine().devices.write_acpi(&ram, PLACE, cpus).unwrap();
