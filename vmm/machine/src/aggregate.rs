@@ -1,8 +1,9 @@
 //! Histograms of a machine's events.
 //!
-//! Invariants: a histogram misses no event that the collector has handed on, so it is as exact as the counts of
-//! events dropped before. Reading one does not stop the guest. A histogram that has no holder any more is
-//! removed with the next event. All histograms of a machine together use at most [`AGGREGATION_BYTES`].
+//! Invariants: a histogram counts every event that the collector delivers, so it is exact except for events that
+//! were dropped before, whose number is known. Reading a histogram does not stop the guest. A histogram to which no
+//! handle is left is removed with the next event. All histograms of a machine together use at most
+//! [`AGGREGATION_BYTES`].
 //!
 //! The fields of a probe's events may depend on a module that is not loaded yet (an *awaited* probe). Then the
 //! histogram's quantities are unknown; they are resolved before the first of the probe's events is counted.
@@ -25,11 +26,12 @@ use crate::events::notice::ThrottleNotice;
 use crate::events::subscription::Listen;
 use crate::machine::Machine;
 
-/// Maximum number of histograms of one machine. The one thread that collects events fills them all.
+/// Maximum number of histograms of one machine. They are limited because a single thread, the collector, fills them
+/// all.
 pub const AGGREGATIONS_MAX: usize = 64;
 /// Maximum memory of a machine's histograms together, in bytes.
 pub const AGGREGATION_BYTES: usize = 256 << 20;
-/// Maximum time that reading waits for events that have happened.
+/// Maximum time that [`Machine::flush_events`] waits for events that have happened.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Error of creating or reading a histogram.
@@ -69,11 +71,12 @@ pub enum AggregateError {
     },
 }
 
-/// A histogram, which counts while it has a holder. It keeps its content when the machine has ended.
+/// A handle to a histogram. The histogram counts as long as it has a handle. It keeps its content when the machine
+/// has ended.
 #[derive(Clone, Debug)]
 pub struct Aggregation {
     counted: Arc<Mutex<Counted>>,
-    /// Reference that counts the machine's histograms.
+    /// Reference by which the histograms of the machine are counted.
     _one: Arc<()>,
 }
 
@@ -84,8 +87,8 @@ impl Aggregation {
         self.counted().table.histogram().clone()
     }
 
-    /// Returns the quantities that the histogram counts, as resolved for the first of its probes for which they
-    /// are known.
+    /// Returns the quantities that the histogram counts, as resolved for the first of its probes for which they are
+    /// known; `None` if they are known for no probe yet.
     ///
     /// # Errors
     /// See [`Aggregation::read`].
@@ -95,7 +98,7 @@ impl Aggregation {
         Ok(counted.table.what().cloned())
     }
 
-    /// Returns the counts of all events handed on so far; see [`Machine::flush_events`].
+    /// Returns the counts of all events that the collector has delivered so far; see [`Machine::flush_events`].
     ///
     /// # Errors
     /// When the module of an awaited probe has been loaded, and the probe's events lack a field of the
@@ -103,7 +106,7 @@ impl Aggregation {
     pub fn read(&self) -> Result<Snapshot, AggregateError> {
         let counted = self.counted();
         counted.checked()?;
-        // The collector waits only for the copy.
+        // The collector has to wait only while the table is copied.
         let copied = counted.table.copy();
         drop(counted);
         Ok(copied.snapshot())
@@ -150,9 +153,9 @@ impl Counted {
         awaited.retain(|_, (index, probe)| !learn(table, *index, probe, refused));
     }
 
-    /// Counts `events`, before which `dropped` events were lost. An awaited probe's module is loaded before its
-    /// first event, so only the probes of `events` are checked: the collector serves everyone and has no time
-    /// for more.
+    /// Counts `events`, before which `dropped` events were lost. Of the awaited probes, resolves only those of
+    /// `events`: a probe's module is loaded before the probe's first event, and the collector, which serves all
+    /// listeners, has no time to check the others.
     fn hear(&mut self, events: &[Event], dropped: u64) {
         let Self {
             table,
@@ -177,9 +180,9 @@ impl Counted {
     }
 }
 
-/// Makes `table` count the events of `probe`, if its module has been loaded; returns whether it has. If there
-/// is no room, because other histograms have taken it, the probe's hits are dropped without an error, as none
-/// of the requests was wrong.
+/// Makes `table` count the events of the awaited `probe`, if its module has been loaded. Returns whether it has. If
+/// there is no room, because other histograms have taken it, the probe's hits are dropped. That is no error, as
+/// none of the requests was wrong. If the events lack a field, the error goes to `refused`.
 fn learn(
     table: &mut Table,
     index: usize,
@@ -222,8 +225,8 @@ type Waiting = BTreeMap<ProbeId, (usize, ProbeInfo)>;
 /// Approximate memory of an awaited probe, in bytes.
 const AWAITED: usize = 2 * size_of::<(ProbeId, (usize, ProbeInfo))>() + 512;
 
-/// Creates a table for `histogram` and the probes `ids`, which must be among `known`. A probe that is named
-/// several times is counted once. Returns the awaited probes as well.
+/// Creates a table for `histogram` and the probes `ids`, which must be among `known`. A probe that is named several
+/// times is counted once. Also returns the awaited ones of the probes.
 fn table(
     known: Vec<ProbeInfo>,
     ids: &[ProbeId],
@@ -240,7 +243,7 @@ fn table(
         let Some(probe) = by_id.get_mut(&id) else {
             return Err(AggregateError::NoSuchProbe { index, id });
         };
-        // The probe was named before.
+        // This probe was named earlier in `ids`.
         let Some(probe) = probe.take() else {
             continue;
         };
@@ -248,7 +251,8 @@ fn table(
         if probe.awaited.is_none() {
             counted?;
         } else {
-            // Without its module, its fields may be missing, or different ones of the same name.
+            // An error does not matter here: without the module, fields may be missing, or be others of the same
+            // name.
             let reserved = table.reserve(AWAITED);
             reserved.map_err(|NoRoom { left }| AggregateError::NoRoom { index, left })?;
             awaited.insert(id, (index, probe));
@@ -257,7 +261,8 @@ fn table(
     Ok((table, awaited))
 }
 
-/// Listener that fills a table. Holds it weakly, so that it is removed with its last holder.
+/// Listener that fills the table of a histogram. Holds the table weakly, so that the listener is removed once no
+/// handle to the histogram is left.
 #[derive(Debug)]
 struct Filler(Weak<Mutex<Counted>>);
 
@@ -274,18 +279,19 @@ impl Listen for Filler {
 }
 
 impl Machine {
-    /// Counts the events of `probes` from now on, by `histogram`.
+    /// Creates a histogram, which counts all later events of `probes` as `histogram` defines.
     ///
     /// # Errors
-    /// When there is no such probe, or its events lack a field of the histogram, unless its module is not
-    /// loaded and may have it.
+    /// When there are too many histograms or too little memory is left for one, when a probe does not exist, or
+    /// when its events lack a field of the histogram. A field of a probe whose module is not loaded may be missing:
+    /// the module may have it.
     pub fn aggregate(
         &self,
         probes: &[ProbeId],
         histogram: Histogram,
     ) -> Result<Aggregation, AggregateError> {
-        // Taken before the count is checked, so that of several calls at a time none exceeds the maximum. The
-        // machine itself holds one reference.
+        // The reference is taken before the count is checked, so that several calls at a time cannot exceed the
+        // maximum. The machine itself holds one reference.
         let one = Arc::clone(&self.aggregations);
         if Arc::strong_count(&one) > AGGREGATIONS_MAX + 1 {
             return Err(AggregateError::TooMany);
@@ -300,7 +306,7 @@ impl Machine {
         Ok(Aggregation { counted, _one: one })
     }
 
-    /// Waits until all events that have happened are handed on, at most five seconds; returns whether they are.
+    /// Waits until all events that have happened are delivered, at most five seconds. Returns whether they are.
     /// Takes no time unless the host keeps a vCPU from running.
     pub fn flush_events(&self) -> bool {
         self.shared.detours.catch_up();
@@ -351,8 +357,9 @@ mod tests {
         read_histogram("keys=common_pid").expect("a histogram")
     }
 
-    /// Maximum number of probes of a machine, and of a request.
+    /// Maximum number of probes of a machine.
     const PROBES: u32 = 65_536;
+    /// Maximum number of probes in a request.
     const NAMED: u32 = 16_384;
 
     #[test]
@@ -367,7 +374,7 @@ mod tests {
             let took = begun.elapsed();
             eprintln!("{} named of {PROBES} in {took:?}", ids.len());
             assert!(awaited.is_empty());
-            // Comparing each with each would take a thousand million steps.
+            // Comparing each named probe with each known one would take a thousand million steps.
             assert!(took < Duration::from_secs(1), "{took:?}");
         }
         let unknown = table(known, &[ProbeId(3), ProbeId(PROBES)], by_pid(), &room);
@@ -429,7 +436,7 @@ mod tests {
         let mut other = Table::new(by_pid(), Arc::clone(&room));
         other.reserve(room.left()).expect("all that is left");
         let mut refused = None;
-        // The probe as it is once its module is loaded.
+        // The same probe, with its module loaded.
         assert!(learn(&mut table, 1, &probe(2, false), &mut refused));
         assert_eq!(refused, None);
         table.hear(&[event(1), event(2)], 0);

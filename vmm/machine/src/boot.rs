@@ -3,8 +3,8 @@
 //! ```text
 //!   memory, files ([`files`]) ──► hardware ([`board`]) ──► engine ([`engine`]) ──► threads ([`threads`])
 //! ```
-//! Invariant: everything that can be refused is checked before a thread runs the guest. A failed boot leaves
-//! nothing.
+//! Invariants: everything that can be refused is checked before a thread runs the guest. A failed boot leaves
+//! nothing behind.
 
 use std::panic::resume_unwind;
 use std::sync::{Arc, OnceLock};
@@ -29,7 +29,7 @@ use board::Board;
 pub use error::BootError;
 use files::Files;
 
-/// Returns how this host catches int3s. Checked once per process.
+/// Returns how this host catches int3s. The host is checked once per process.
 fn catch_mode() -> Result<CatchMode, BootError> {
     static FOUND: OnceLock<Option<CatchMode>> = OnceLock::new();
     let found = match FOUND.get() {
@@ -43,8 +43,8 @@ fn catch_mode() -> Result<CatchMode, BootError> {
 }
 
 impl Machine {
-    /// Boots a machine. It runs when this returns; probes of the configuration are pending until the kernel's
-    /// text is final.
+    /// Boots a machine. Its guest runs when this returns, unless the configuration says
+    /// [`paused`](MachineConfig::paused). Probes of the configuration are pending until the kernel's text is final.
     ///
     /// # Errors
     /// When the configuration, its files, its probes or the host do not allow it.
@@ -52,8 +52,8 @@ impl Machine {
         Self::boot_with(config, None)
     }
 
-    /// As [`Machine::boot`], with the kernel in `kernel` instead of the configuration's, whose file is not read.
-    /// Many machines of one kernel boot faster that way, and share its symbols.
+    /// As [`Machine::boot`], but boots `kernel` instead of the kernel that the configuration names, whose file is
+    /// not read. Many machines of one kernel boot faster that way, and share its symbols.
     ///
     /// # Errors
     /// As [`Machine::boot`].
@@ -68,8 +68,8 @@ impl Machine {
         config: MachineConfig,
         kernel: Option<Arc<KernelFile>>,
     ) -> Result<Arc<Self>, BootError> {
-        // The self-check runs a guest of its own. Meanwhile the files are read and unpacked, and then the
-        // kernel is loaded while its symbols are read.
+        // The self-check of the host runs a micro-guest, on another thread. Meanwhile the files are read and
+        // unpacked here. Then the kernel is loaded while a third thread reads its symbols.
         thread::scope(|scope| {
             let mode = scope.spawn(catch_mode);
             let ram = board::memory(&config)?;

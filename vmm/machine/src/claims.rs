@@ -5,10 +5,11 @@
 //!                                         ├──► paused ──► resumed: everything above is over
 //!   a hit of a probe that stops ──────────┘          └──► owners release theirs: resumed if nothing else is left
 //! ```
-//! Invariants: the machine is paused exactly while something here pauses it, so both change under one lock. A
-//! pause by a probe's hit belongs to the probe's owner, also after the probe has been unregistered. The lock is
-//! held only briefly, never while waiting. Lock order: the registry's, then this, then that of `Control`. Work
-//! for one owner costs in proportion to what that owner has, not to what all have.
+//! Invariants: the machine is paused exactly while an entry here pauses it, so the entries and the pause change
+//! under one lock. A pause by a probe's hit belongs to the probe's owner, also after the probe has been
+//! unregistered. The lock is held only briefly, never while waiting. Lock order: the registry's, then this, then
+//! that of `Control`. The cost of work for one owner is proportional to what this owner has, not to what all owners
+//! have.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,7 +24,7 @@ pub struct Owner(pub u64);
 pub struct LetGo {
     /// Number of probes that were unregistered, by owner.
     pub probes: BTreeMap<Owner, usize>,
-    /// The machine had been paused and was resumed.
+    /// Whether the machine was paused before and has been resumed.
     pub resumed: bool,
 }
 
@@ -32,11 +33,11 @@ pub struct LetGo {
 pub(crate) struct Claims {
     /// Owner of each probe that has one.
     probes: BTreeMap<ProbeId, Owner>,
-    /// Probes of each owner. An owner without probes is not in it.
+    /// Probes of each owner. An owner without probes has no entry.
     owned: BTreeMap<Owner, BTreeSet<ProbeId>>,
     /// Pauses in force, by owner. `None` is a pause without an owner, which lasts until the machine is resumed.
     pauses: BTreeSet<Option<Owner>>,
-    /// Hits that pause the machine, at most one of each vCPU, the last one last.
+    /// Hits that pause the machine, at most one of each vCPU. The latest is the last.
     hits: Vec<(ProbeId, usize)>,
 }
 
@@ -81,7 +82,8 @@ impl Claims {
         self.pauses.contains(&Some(owner)) || self.owned.contains_key(&owner)
     }
 
-    /// Forgets the unregistered probes `ids`. Their pauses stay, as pauses of their owners.
+    /// Forgets the unregistered probes `ids`. If a hit of one with an owner pauses the machine, that pause becomes
+    /// one of the owner.
     pub(crate) fn forget(&mut self, ids: &[ProbeId]) {
         for id in ids {
             let Some(owner) = self.probes.remove(id) else {
@@ -95,12 +97,12 @@ impl Claims {
         }
     }
 
-    /// Adds a pause of `owner`; returns whether there was none.
+    /// Adds a pause of `owner`. Returns `false` if there was one already.
     pub(crate) fn pause(&mut self, owner: Option<Owner>) -> bool {
         self.pauses.insert(owner)
     }
 
-    /// Ends the pause of `owner`; returns whether the machine can be resumed.
+    /// Ends the pause of `owner`. Returns whether the machine can be resumed.
     pub(crate) fn unpause(&mut self, owner: Option<Owner>) -> bool {
         self.pauses.remove(&owner) && !self.is_paused()
     }
@@ -116,7 +118,7 @@ impl Claims {
         self.hits.clear();
     }
 
-    /// Returns the hit that paused the machine last.
+    /// Returns the latest hit that pauses the machine.
     pub(crate) fn stopped_at(&self) -> Option<(ProbeId, usize)> {
         self.hits.last().copied()
     }
@@ -129,7 +131,7 @@ impl Claims {
         all.into_iter().collect()
     }
 
-    /// Removes all probes and pauses of `owners`; returns whether the machine can be resumed because of that.
+    /// Removes all probes and pauses of `owners`. Returns whether the machine can be resumed because of that.
     pub(crate) fn release(&mut self, owners: &[Owner]) -> bool {
         let was_paused = self.is_paused();
         let all: BTreeSet<Owner> = owners.iter().copied().collect();

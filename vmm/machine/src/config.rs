@@ -7,8 +7,8 @@ use hvprobe_engine::{PROBES_MAX, Refusals};
 use hvprobe_spec::{ProbeId, ProbeSpec};
 use hvprobe_vm::CatchMode;
 
-/// Kernel command line of a machine whose configuration has none: console on the serial port, no search for a
-/// PCI bus, as there is none; reboot and panic end the machine.
+/// Kernel command line of a machine whose configuration has none. The console is on the serial port. The kernel
+/// does not search for a PCI bus, as there is none. A reboot or a panic ends the machine.
 pub const DEFAULT_CMDLINE: &str = "console=ttyS0 quiet reboot=k panic=-1 pci=off";
 
 /// Configuration of a machine to boot.
@@ -18,7 +18,7 @@ pub struct MachineConfig {
     pub name: String,
     /// Kernel image: `bzImage` or ELF `vmlinux`.
     pub kernel: PathBuf,
-    /// Initial RAM file system, if any.
+    /// Initial RAM file system, if the guest has one.
     pub initrd: Option<PathBuf>,
     /// The whole kernel command line; [`DEFAULT_CMDLINE`] when empty.
     pub cmdline: String,
@@ -30,12 +30,12 @@ pub struct MachineConfig {
     pub command: Vec<String>,
     /// Probes to plant as soon as the kernel's text is final.
     pub probes: Vec<ProbeSpec>,
-    /// Whether a probe that is refused before the boot fails it or is left out.
+    /// Whether a probe that is refused before the boot fails the boot or is left out.
     pub refusals: Refusals,
-    /// Start paused: the guest does not run before [`Machine::resume`](crate::Machine::resume).
+    /// Whether to start paused: the guest does not run before [`Machine::resume`](crate::Machine::resume).
     pub paused: bool,
-    /// Use jumps instead of breakpoints for probes that need no exit.
-    /// [`Machine::set_optimization`](crate::Machine::set_optimization) changes it.
+    /// Whether to use jumps instead of breakpoints for probes that need no exit.
+    /// [`Machine::set_optimization`](crate::Machine::set_optimization) changes it later.
     pub optimize: bool,
     /// Limits on host resources.
     pub bounds: Bounds,
@@ -46,7 +46,7 @@ pub struct MachineConfig {
 pub struct Bounds {
     /// Maximum number of registered probes; at most [`PROBES_MAX`].
     pub probes: usize,
-    /// Bytes of console output to keep, the newest ones.
+    /// Number of the newest bytes of console output to keep.
     pub console: usize,
 }
 
@@ -86,14 +86,14 @@ impl fmt::Display for State {
 /// Status of a machine at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// Its state.
+    /// State of the machine.
     pub state: State,
     /// How this host catches int3s.
     pub catch_mode: CatchMode,
     /// The hit that paused the machine, if one did: its probe and vCPU.
     pub stopped_at: Option<(ProbeId, usize)>,
-    /// The guest has left the kernel it was booted with for another (kexec, or a crash kernel). All probes are
-    /// gone, and no probe can be planted any more.
+    /// Whether the guest has replaced the kernel it was booted with by another (kexec, or a crash kernel). Then all
+    /// probes are gone, and no probe can be planted any more.
     pub kernel_replaced: bool,
 }
 
@@ -115,9 +115,9 @@ pub enum EndReason {
     Reset,
     /// A client or the server stopped it.
     Stopped,
-    /// The guest triple-faulted. Contains registers and code.
+    /// The guest triple-faulted. Contains a report with registers and code.
     TripleFault(String),
-    /// The guest could not continue. Contains registers and code.
+    /// The guest could not continue. Contains a report, mostly with registers and code.
     Crash(String),
 }
 

@@ -1,8 +1,8 @@
 //! Console output: the bytes that the guest has printed, for any number of listeners.
 //!
-//! Invariants: the guest never waits for a listener. The newest bytes, up to a limit, are always available,
-//! also to a new listener; a listener that falls further behind gets the number of bytes it lost. Printing a
-//! byte allocates nothing, however many listeners there are.
+//! Invariants: the guest never waits for a listener. The newest bytes, up to a limit, are always available, also to
+//! a listener that comes later. A listener that falls further behind gets the number of bytes that it has lost.
+//! Printing a byte allocates nothing, however many listeners there are.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,7 +18,7 @@ struct State {
     kept: VecDeque<u8>,
     /// Number of bytes printed so far.
     printed: u64,
-    /// Wakeups for the listeners; each has at most one pending until it has looked.
+    /// Senders of wakeups to the listeners. A listener has at most one wakeup pending.
     listeners: Vec<Sender<()>>,
     closed: bool,
 }
@@ -52,7 +52,7 @@ impl ConsoleOutput {
         self.state().kept.iter().copied().collect()
     }
 
-    /// Returns a listener, which gets the output that is kept and all that follows.
+    /// Returns a listener, which gets the output that is kept, and all later output.
     pub(crate) fn follow(self: &Arc<Self>) -> Console {
         let (waker, wakeups) = channel(1);
         let mut state = self.state();
@@ -78,7 +78,7 @@ impl Output for ConsoleOutput {
         state.printed += bytes.len() as u64;
         let excess = state.kept.len().saturating_sub(self.room);
         state.kept.drain(..excess);
-        // A listener that has a wakeup pending needs no other. A closed one is removed.
+        // A listener that has a wakeup pending needs no other. A listener that is gone is removed.
         state
             .listeners
             .retain(|listener| listener.try_send(()).is_ok() || !listener.is_closed());
@@ -96,21 +96,22 @@ impl Output for ConsoleOutput {
 pub struct Printed {
     /// The bytes as the guest sent them: not necessarily text, and cut at any position.
     pub bytes: Vec<u8>,
-    /// Number of bytes before these that the listener has lost, as it was too slow.
+    /// Number of bytes, right before these, that the listener has lost because it was too slow.
     pub lost: u64,
 }
 
-/// A listener to a machine's console.
+/// A listener to a machine's console output.
 #[derive(Debug)]
 pub struct Console {
     output: Arc<ConsoleOutput>,
-    /// Number of bytes that it has received or lost.
+    /// Number of bytes that the listener has received or lost.
     at: u64,
     wakeups: Receiver<()>,
 }
 
 impl Console {
-    /// Returns the next piece; `None` when the machine has ended and there is no more output.
+    /// Waits for the next piece of output, and returns it; `None` when the machine has ended and all output was
+    /// returned.
     pub async fn next(&mut self) -> Option<Printed> {
         loop {
             if let Some(printed) = self.take() {
@@ -135,7 +136,7 @@ impl Console {
         }
     }
 
-    /// Returns the output that has not been read yet, if there is any.
+    /// Returns the next piece of output that has not been read yet, if there is one.
     fn take(&mut self) -> Option<Printed> {
         let state = self.output.state();
         let from = self.at.max(state.oldest());

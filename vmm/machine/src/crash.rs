@@ -1,4 +1,4 @@
-//! Report about a guest that cannot continue: registers, and the bytes at RIP.
+//! Reports on guests that cannot continue, with registers and the bytes at RIP.
 
 use std::fmt::Write;
 
@@ -28,13 +28,13 @@ pub(crate) fn tables(cr3: u64, cr4: u64) -> PageTables {
     }
 }
 
-/// Returns a report of several lines: what happened on vCPU `index`, its registers, the code at RIP.
+/// Returns a report of several lines: `what` has happened, on vCPU `index`, its registers, and the code at RIP.
 pub(crate) fn report(what: &str, index: usize, cpu: &mut CpuFd, ram: &GuestRam) -> String {
     let regs = cpu.regs();
     let sregs = *cpu.sregs();
     let mut text = format!("{what}\nvCPU {index}\n");
     if regs.rip == RESET_RIP && sregs.cs.selector == RESET_CS {
-        // kvm_amd resets the processor after a triple fault, when the hardware leaves its state undefined.
+        // kvm_amd resets the processor after a triple fault, because the hardware leaves its state undefined then.
         text.push_str("KVM has reset the processor: its registers are lost on this host\n");
         text.push_str(&trail(cpu));
         return text;
@@ -66,7 +66,7 @@ pub(crate) fn report(what: &str, index: usize, cpu: &mut CpuFd, ram: &GuestRam) 
     text
 }
 
-/// Returns RIP at the last entries, which shows what the guest did at each exit and how it was resumed.
+/// Returns a line with RIP at the last entries, which shows where the guest exited and how it was resumed.
 fn trail(cpu: &CpuFd) -> String {
     let trail = cpu.trail().take_while(|rip| *rip != 0);
     let words: Vec<String> = trail.map(|rip| format!("{rip:x}")).collect();
@@ -91,7 +91,7 @@ fn code_at(rip: Gva, sregs: &kvm_bindings::kvm_sregs, ram: &GuestRam) -> String 
     }
 }
 
-/// Returns `bytes` as two digits each, separated by blanks.
+/// Returns `bytes` as two hexadecimal digits each, separated by blanks.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     let words: Vec<String> = bytes.iter().map(|b| format!("{b:02x}")).collect();
     words.join(" ")

@@ -7,13 +7,13 @@
 //!    │ nobody      │ goes, or the machine ends
 //!    └─────────────┴─────────────────────────────────► unanswered: the probe's default
 //! ```
-//! A question goes to one client, which has until its deadline. The vCPU that asks waits in its own thread. If
-//! the machine requests its attention meanwhile, it parks and then waits again: the question stays open, and
-//! the deadline does not change.
+//! A question goes to one client, which may answer until the deadline. The vCPU that asks waits in its own thread.
+//! If the machine requests the vCPU's attention meanwhile, the vCPU parks and then waits again: the question stays
+//! open, and the deadline does not change.
 //!
-//! A client that misses [`MISSES`] deadlines one after another is not asked any more: it is frozen, or gone
-//! without notice, and each question to it costs the guest a deadline. Questions that were open at the same
-//! time count as one miss.
+//! A client that misses [`MISSES`] deadlines one after another is not asked any more. It is frozen, or has gone
+//! without notice, and each question to it costs the guest the time until a deadline. Questions that were open at
+//! the same time count as one miss.
 //!
 //! Invariants: a vCPU has at most one question open; each question gets one verdict; no vCPU waits for a client
 //! that has gone. The lock is never held together with another, nor while waiting, and hits that ask nothing do
@@ -39,14 +39,14 @@ pub struct Question {
     pub token: Token,
     /// The hit.
     pub event: Event,
-    /// Deadline, in nanoseconds of the host's `CLOCK_MONOTONIC`. After it the probe's default applies.
+    /// Deadline, in nanoseconds of the host's `CLOCK_MONOTONIC`. After the deadline, the probe's default applies.
     pub deadline_ns: u64,
 }
 
 /// Reason why an answer has no effect.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AnswerError {
-    /// There is no such question, it is closed, or it was put to another client.
+    /// There is no such question, the question is closed, or it was put to another client.
     #[error("question {} is not open: its deadline has passed, or it was not put to this client", .0.0)]
     TooLate(Token),
     /// The decision exceeds a limit. The question stays open.
@@ -80,11 +80,11 @@ pub(crate) enum Reply<'a> {
 #[derive(Debug, Default)]
 pub struct Decisions(Arc<Mutex<State>>);
 
-/// Number of deadlines that a client may miss, one after another, before it is dropped.
+/// Number of deadlines, missed one after another, at which a client is dropped.
 pub const MISSES: u32 = 3;
 
-/// Maximum number of questions that wait for one client. Each vCPU has one open question; more than that have
-/// passed their deadlines already.
+/// Maximum number of questions that wait for one client. Each vCPU has at most one open question. If more wait, the
+/// deadlines of the others have passed.
 const QUEUE: usize = 256;
 
 #[derive(Debug, Default)]
@@ -104,9 +104,10 @@ struct Client {
     name: u64,
     probes: HashSet<ProbeId>,
     queue: Sender<Question>,
-    /// Deadlines missed since the last answer.
+    /// Number of deadlines missed since the last answer.
     missed: u32,
-    /// The first question that was not open at the last miss, so that it counts as another miss.
+    /// Token of the first question after the last miss. A missed deadline counts as another miss only from this
+    /// question on; earlier ones were asked before the last miss.
     next_miss: u64,
 }
 
@@ -154,7 +155,8 @@ impl State {
         Ok(())
     }
 
-    /// Counts a missed deadline of client `name`, whose question was `token`. Drops the client at [`MISSES`].
+    /// Counts that client `name` has missed the deadline of question `token`. Drops the client at [`MISSES`]
+    /// misses.
     fn missed(&mut self, name: u64, token: Token) {
         let Some(at) = self.clients.iter().position(|client| client.name == name) else {
             return;
@@ -172,7 +174,7 @@ impl State {
         }
     }
 
-    /// Puts a question to the next client that wants it and has room for it.
+    /// Puts a question to the next client that wants it and has room for it. Returns the client's name.
     fn put(&mut self, question: &Question) -> Option<u64> {
         let probe = question.event.probe;
         let at = self.clients.iter().position(|client| {
@@ -184,7 +186,7 @@ impl State {
         Some(name)
     }
 
-    /// Leaves the open questions of clients for which `gone` is true to the default.
+    /// Settles the open questions of the clients for which `gone` is true: the probes' defaults apply.
     fn abandon(&mut self, gone: impl Fn(u64) -> bool) {
         for open in &mut self.open {
             if open.verdict.is_none() && gone(open.client) {
@@ -201,8 +203,8 @@ impl Decisions {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Attaches a client that decides at hits of `probes`, from now on. If `probes` is empty, it decides for
-    /// all probes that ask. Questions wait until the client takes them; when too many wait, it is not asked.
+    /// Attaches a client that decides at later hits of `probes`, or of all probes that ask if `probes` is empty.
+    /// Questions wait until the client takes them. While too many wait, the client is not asked.
     #[must_use]
     pub fn attach(&self, probes: impl IntoIterator<Item = ProbeId>) -> Asker {
         let probes = probes.into_iter().collect();
@@ -227,8 +229,8 @@ impl Decisions {
         }
     }
 
-    /// Asks a client for a decision about the hit of `event`. The answer must come `within` this time of the
-    /// event's. Called by the vCPU's thread. Returns `None` when there is no client to ask, which is counted.
+    /// Asks a client for a decision about the hit of `event`. The answer must come before the time `within` has
+    /// passed. Called by the vCPU's thread. Returns `None` when there is no client to ask, which is counted.
     pub(crate) fn ask(&self, event: Event, within: Duration) -> Option<Asked<'_>> {
         let deadline = Instant::now() + within;
         let nanos = u64::try_from(within.as_nanos()).unwrap_or(u64::MAX);
@@ -264,7 +266,7 @@ impl Decisions {
         self.state().counts
     }
 
-    /// Ends the streams of questions, as the machine has ended. No question is put any more.
+    /// Ends the streams of questions, because the machine has ended. No question is put to a client any more.
     pub(crate) fn close(&self) {
         let mut state = self.state();
         state.closed = true;
@@ -286,7 +288,7 @@ impl<'a> Asked<'a> {
     /// unparked.
     pub(crate) fn wait(self, wants_attention: impl Fn() -> bool) -> Reply<'a> {
         loop {
-            // Other threads unpark this one after they have changed something. So a change between a check and
+            // Other threads unpark this one after they have changed something. So a change between these checks and
             // the wait ends the wait at once.
             let now = Instant::now();
             if let Some(verdict) = self.verdict(now) {
@@ -302,7 +304,7 @@ impl<'a> Asked<'a> {
         }
     }
 
-    /// Returns the verdict if there is one by now, and closes the question.
+    /// Returns the verdict and closes the question, if there is a verdict or the deadline has passed by `now`.
     fn verdict(&self, now: Instant) -> Option<Verdict> {
         let mut state = self.decisions.state();
         let at = state
@@ -330,7 +332,8 @@ impl Drop for Asked<'_> {
     }
 }
 
-/// A client that decides. When it is dropped, its open questions are unanswered at once.
+/// A client that decides. When this value is dropped, the open questions of the client stay unanswered, and their
+/// vCPUs continue at once.
 #[derive(Debug)]
 pub struct Asker {
     decisions: Decisions,
@@ -339,9 +342,9 @@ pub struct Asker {
 }
 
 impl Asker {
-    /// Returns the next question; `None` when the machine has ended or this client [was
-    /// dropped](Asker::was_dropped). The question's deadline may have passed while it waited to be taken.
-    /// Cancel safe: no question is lost.
+    /// Waits for the next question, and returns it; `None` when the machine has ended or this client [was
+    /// dropped](Asker::was_dropped). The deadline may have passed while the question waited to be taken. Cancel
+    /// safe: no question is lost.
     pub async fn next(&mut self) -> Option<Question> {
         self.questions.recv().await
     }
@@ -352,8 +355,8 @@ impl Asker {
         self.questions.blocking_recv()
     }
 
-    /// Returns whether the client is not asked any more, although the machine has not ended, because it has
-    /// missed [`MISSES`] deadlines one after another.
+    /// Returns whether the client is not asked any more because it has missed [`MISSES`] deadlines one after
+    /// another. Always `false` once the machine has ended.
     #[must_use]
     pub fn was_dropped(&self) -> bool {
         let state = self.decisions.state();

@@ -1,8 +1,9 @@
 //! The detours' records on their way to the machine's collector.
 //!
-//! The collector reads the ring at least every few milliseconds while anything records into it, and when a
-//! detour rings because a quarter of it is full. [`Detours::catch_up`] reads it at once, for callers that need
-//! every record made so far. A vCPU whose hit must not be lost waits here for the collector to make room.
+//! The collector reads the ring at least every few milliseconds while anything records into it, and when a detour
+//! rings the doorbell because a quarter of the ring is full. [`Detours::catch_up`] reads the ring at once, for
+//! callers that need every record made so far. A vCPU whose hit must not be lost waits here until the collector has
+//! made room.
 
 use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
@@ -15,7 +16,7 @@ use hvprobe_vm::memory::GuestRam;
 use crate::clock::relation::Timeline;
 use crate::waiting::Waiting;
 
-/// Host side of the ring.
+/// The host's side of the ring.
 #[derive(Clone, Debug)]
 pub(crate) struct Detours(Arc<Inner>);
 
@@ -46,7 +47,7 @@ impl Detours {
 
     /// Sets the collector's thread, which [`Detours::wake`] wakes.
     pub(crate) fn set_collector(&self, thread: Thread) {
-        // Set once: there is one collector.
+        // The thread is set once, because there is one collector.
         let _ = self.0.collector.set(thread);
     }
 
@@ -57,8 +58,8 @@ impl Detours {
         }
     }
 
-    /// Makes the vCPU of the calling thread wait until there is room or `is_called` is true, for a limited
-    /// time; returns whether another attempt makes sense.
+    /// Makes the vCPU of the calling thread wait until `room` returns that there is room, until `is_called` returns
+    /// true, or for a limited time. Returns whether another attempt makes sense.
     pub(crate) fn wait_for_room(
         &self,
         room: impl Fn() -> Headroom,
@@ -73,7 +74,7 @@ impl Detours {
         collection.map_or(Headroom::None, |collection| collection.room(&*self.0.ram))
     }
 
-    /// Reads and accounts for all records made so far.
+    /// Reads all records made so far, and adds them to the counts.
     pub(crate) fn catch_up(&self) {
         if let Some(collection) = &self.0.collection {
             collection.catch_up(&*self.0.ram, self.0.timeline.now());

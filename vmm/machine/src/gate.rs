@@ -43,8 +43,8 @@ struct Frame {
 }
 
 impl Frame {
-    /// Reads the frame at the stack pointer `rsp`. `read` reads memory at an address and returns whether it
-    /// could.
+    /// Reads the frame at the stack pointer `rsp`. `read` reads memory at an address, and returns whether that was
+    /// possible.
     fn at(read: impl FnOnce(Gva, &mut [u8]) -> bool, rsp: u64) -> Option<Self> {
         let mut raw = [0; 40];
         if !read(Gva(rsp), &mut raw) {
@@ -86,8 +86,8 @@ impl Gate {
         Ok(Self { head, tables })
     }
 
-    /// Returns the registers before the processor delivered the #BP of a kernel-mode int3, with RIP at the
-    /// int3; `None` for a #BP from user mode, which is never ours.
+    /// Returns the registers from before the processor delivered the #BP of a kernel-mode int3, with RIP at the
+    /// int3. Returns `None` for a #BP from user mode, which is never ours, and if the frame cannot be read.
     #[inline]
     pub(crate) fn before(read: impl FnOnce(Gva, &mut [u8]) -> bool, regs: &Regs) -> Option<Regs> {
         let frame = Frame::at(read, regs.rsp).filter(|frame| frame.cs & 3 == 0)?;
@@ -99,8 +99,8 @@ impl Gate {
         })
     }
 
-    /// Like [`Self::before`], but only if the processor has delivered the #BP of an int3 that is still there
-    /// and has not reached the gate yet. Then the delivery can be undone without losing anything.
+    /// Like [`Self::before`], but only for a vCPU that has not reached the gate yet, and only if the int3 is still
+    /// in place. Then the delivery can be undone without losing anything.
     pub(crate) fn undone(
         &self,
         read: impl Fn(Gva, &mut [u8]) -> bool,
@@ -134,7 +134,8 @@ mod tests {
         }
     }
 
-    /// Undoes a #BP at [`ENTRY`] + `n`, from code in segment `cs` whose first byte is `byte`.
+    /// Calls [`Gate::undone`] with RIP at [`ENTRY`] + `n`. The #BP came from [`AT`] in segment `cs`, where there is
+    /// the byte `byte`.
     fn undone(gate: &Gate, n: u64, cs: u64, byte: u8) -> Option<Regs> {
         let frame = [AT + 1, cs, 0x246, STACK, 0x18];
         let raw: Vec<u8> = frame.into_iter().flat_map(u64::to_le_bytes).collect();
@@ -171,7 +172,7 @@ mod tests {
         for n in [2, 3, 4] {
             assert_eq!(undone(&plain, n, 0x10, 0xcc), None);
         }
-        // Before the `endbr64`, where exceptions arrive, and after it.
+        // RIP is before the `endbr64`, where exceptions arrive, or after it.
         let tracked = gate(&[0xf3, 0x0f, 0x1e, 0xfa, 0x0f, 0x01, 0xca, 0xfc]);
         for n in [0, 4] {
             assert_eq!(undone(&tracked, n, 0x10, 0xcc), Some(back), "{n}");

@@ -23,7 +23,7 @@ impl World for Guest<'_> {
         let control = &self.0.control;
         let stopped_for =
             control.transact(|standings| -> Option<Arc<ProbeTable>> { change(ram, standings) })?;
-        // The change may have added the first detours.
+        // The change may have added the first detours, so the collector must check how long it may sleep.
         self.0.detours.wake();
         Ok(stopped_for)
     }

@@ -7,8 +7,8 @@ use hvprobe_linux::image::{ImageError, KernelImage};
 use hvprobe_vm::loader::LoadError;
 use hvprobe_vmlinux::Kernel;
 
-/// An unpacked kernel, with its symbols and types once they were asked for. Machines that are booted from the
-/// same value share them.
+/// An unpacked kernel, and its symbols and types, which are read when they are first needed. Machines that are
+/// booted from the same value share all of it.
 #[derive(Debug)]
 pub struct KernelFile {
     kernel: Kernel,

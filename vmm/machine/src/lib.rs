@@ -1,7 +1,7 @@
 //! Machines: guests with probes in their kernels. Runs the probe engine on a KVM virtual machine.
 //!
-//! Servers do not name the crate `vm` below. This crate re-exports the parts they need: the checks of the host
-//! ([`host`]), and the causes of a failed boot ([`BootError`]).
+//! Servers use only this crate, not the crate `vm` below it. So this crate re-exports what they need of `vm`: the
+//! checks of the host ([`host`]), and the causes of a failed boot ([`BootError`]).
 
 mod aggregate;
 mod boot;

@@ -1,5 +1,5 @@
-//! The moment when the kernel's text is final: the view of the kernel from now on, and, for `idt-gate`, its #BP
-//! entry.
+//! What a machine does when the kernel's text is final: finds out how to read the kernel, in `idt-gate` also its
+//! #BP entry, and plants the pending probes.
 
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::PageTables;
@@ -19,7 +19,8 @@ use crate::machine::Machine;
 use crate::tripwire::Tripwire;
 
 impl Machine {
-    /// Plants the pending probes and releases the held vCPU.
+    /// Plants the pending probes, and releases the held `vcpu`, which hit the tripwire. Returns the reason if the
+    /// machine cannot go on.
     pub(crate) fn text_final(&self, vcpu: usize, sregs: &kvm_sregs) -> Result<(), String> {
         let Some(tripwire) = &self.shared.tripwire else {
             return Ok(());
@@ -31,7 +32,7 @@ impl Machine {
             let gate = Gate::find(view.tables, sregs, ram)
                 .map_err(|error| format!("breakpoints cannot be caught on this host: {error}"))?;
             head = Some(gate.head);
-            // Set once: the tripwire fires once.
+            // The gate is set once, because the tripwire fires once.
             let _ = self.shared.gate.set(gate);
         }
         self.shared.control.set_view(view);
@@ -48,7 +49,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Forgets the view of the kernel, as the guest runs another one, which we cannot read.
+    /// Notes that the guest has replaced its kernel, and forgets the view of the old one. The other kernel cannot
+    /// be read.
     pub(crate) fn kernel_replaced(&self) {
         let before = std::mem::replace(&mut self.life().kernel_replaced, true);
         if !before {
@@ -61,7 +63,7 @@ impl Machine {
         }
     }
 
-    /// Logs probes that turned out to be impossible when they were to be planted.
+    /// Logs the probes that were refused when they were to be planted.
     pub(crate) fn report_refused(&self, refused: Vec<(ProbeId, Refused)>) {
         for (id, why) in refused {
             error!(machine = self.config.name, probe = %id, %why, "probe refused");
@@ -69,7 +71,7 @@ impl Machine {
     }
 }
 
-/// Returns the view of the kernel, by the registers of vCPU `vcpu`, which hit the tripwire.
+/// Returns the view of the kernel. `sregs` are the system registers of vCPU `vcpu`, which has hit the tripwire.
 fn view(
     image: &KernelImage,
     tripwire: &Tripwire,
@@ -105,9 +107,11 @@ fn view(
     })
 }
 
-/// Returns the kernel's own page tables, while a vCPU uses `current`. If the image has a symbol for them,
-/// returns those if they map the tripwire where it was set, else `current`. An image without data symbols has
-/// them at an unknown page: the kernel half of a process's tables is a copy of theirs.
+/// Returns the kernel's own page tables, while a vCPU uses `current`. If the image has a symbol for them, returns
+/// those if they map the tripwire to the place where it was set, and otherwise `current`. If the image has no data
+/// symbols, returns `current` if its top-level table is in the kernel image. Otherwise `current` are the tables of
+/// a process, with a copy of the kernel half, and the image is searched for the original. Returns `None` if there
+/// is none.
 fn own_tables(
     image: &KernelImage,
     tripwire: &Tripwire,

@@ -6,9 +6,10 @@
 //!                          ▼ guest ends, fails, or stop
 //!                       stopped
 //! ```
-//! One thread per vCPU, one that collects events, and a supervisor that handles notices from the vCPUs. Lock
-//! order: `registry`, then the locks of `Control`; `life` is never held together with another. Invariant: once
-//! a machine is stopped, none of its threads runs guest code and all its streams have ended.
+//! One thread runs per vCPU, one collects events, and a supervisor handles notices from the vCPUs. Lock order:
+//! `registry` or `life`, then the claims, then the locks of `Control`; `registry` and `life` are never held
+//! together. Invariant: once a machine is stopped, none of its threads runs guest code and all its streams have
+//! ended.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
@@ -42,7 +43,7 @@ pub struct PauseError(#[from] StopError);
 /// Error of sending an NMI.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NmiError {
-    /// The vCPU does not exist. They are numbered from 0.
+    /// The vCPU does not exist. The vCPUs are numbered from 0.
     #[error("there is no virtual CPU {vcpu}, the machine has {vcpus}")]
     NoSuchVcpu {
         /// The number asked for.
@@ -58,7 +59,8 @@ pub enum NmiError {
 /// Error of reading guest memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
-    /// The kernel's page tables are not known before its text is final, nor are those of another kernel.
+    /// The page tables of the running kernel are not known: its text is not final yet, or the guest has replaced
+    /// the kernel it was booted with.
     #[error("the guest is still booting, or runs another kernel")]
     Booting,
     /// The address is not mapped.
@@ -69,12 +71,12 @@ pub enum ReadError {
 #[derive(Debug)]
 pub(crate) struct Life {
     pub(crate) live: bool,
-    /// The guest has left the kernel it was booted with.
+    /// Whether the guest has replaced the kernel it was booted with.
     pub(crate) kernel_replaced: bool,
     pub(crate) ending: Option<Ending>,
 }
 
-/// One guest with its probes. All methods may be called from any thread; they block.
+/// One guest with its probes. All methods may be called from any thread. They may block.
 #[derive(Debug)]
 pub struct Machine {
     pub(crate) config: MachineConfig,
@@ -89,9 +91,9 @@ pub struct Machine {
     pub(crate) console: Arc<ConsoleOutput>,
     pub(crate) hub: Arc<Hub>,
     pub(crate) flush: Flush,
-    /// Cloned by each histogram: its reference count limits their number.
+    /// Counts the histograms: each holds a clone. The reference count is one more than their number.
     pub(crate) aggregations: Arc<()>,
-    /// Memory that all histograms share.
+    /// Budget of the memory of all histograms together.
     pub(crate) histograms: Arc<MemoryBudget>,
     /// Time of the last check for throttled hits. Locked after `registry`.
     pub(crate) throttle_looked: Mutex<Instant>,
@@ -153,15 +155,17 @@ impl Machine {
         }
     }
 
-    /// Wakes threads that wait for the status, after a change of a part that `life` does not guard.
+    /// Wakes the threads that wait for a change of the status. To be called after a change that `life` does not
+    /// guard.
     pub(crate) fn notify_change(&self) {
-        // A thread that has read the status before waits by now, so the notification reaches it.
+        // A thread that has read the status from before the change holds `life` until it waits. It waits once
+        // `life` can be locked here, so the notification reaches it.
         drop(self.life());
         self.changed.notify_all();
     }
 
-    /// Waits until the kernel's text is final and the pending probes are planted, or until the machine has
-    /// ended; returns the status.
+    /// Waits until the kernel's text is final and the pending probes are planted, or until the machine has ended.
+    /// Returns the status.
     #[must_use]
     pub fn wait_live(&self) -> Status {
         self.wait_for(|life| (life.live || life.ending.is_some()).then(|| self.status_in(life)))
@@ -173,7 +177,7 @@ impl Machine {
         self.wait_for(|life| life.ending.clone())
     }
 
-    /// Stops all vCPUs until [`Machine::resume`]; they have stopped when this returns. Pausing a paused machine
+    /// Stops all vCPUs until [`Machine::resume`], and waits until they have stopped. Pausing a paused machine
     /// changes nothing.
     ///
     /// # Errors
@@ -232,10 +236,10 @@ impl Machine {
         Ok(())
     }
 
-    /// Sends an NMI to one vCPU or to all, and does not wait for the guest to take it. As on hardware, an NMI
-    /// that arrives before the guest has taken the last is merged with it, a vCPU that the guest has not
-    /// started takes none, and a guest whose kernel is not ready for it dies of it. The vCPUs of a paused
-    /// machine take it when they continue.
+    /// Sends an NMI to one vCPU or to all. Does not wait until the guest takes it. The vCPUs of a paused machine
+    /// take the NMI when they continue. The rest is as on hardware: an NMI that arrives before the guest has taken
+    /// the last one is merged with that one; a vCPU that the guest has not started takes none; and a guest whose
+    /// kernel is not ready for an NMI dies of it.
     ///
     /// # Errors
     /// When the machine has ended or has no such vCPU.
@@ -250,19 +254,19 @@ impl Machine {
         Ok(self.shared.control.send_nmi(indices)?)
     }
 
-    /// Returns the newest console output, as much as is kept.
+    /// Returns the newest console output, all that is kept.
     #[must_use]
     pub fn console_kept(&self) -> Vec<u8> {
         self.console.kept()
     }
 
-    /// Returns a listener that gets the console output that is kept and all that follows.
+    /// Returns a listener that gets the console output that is kept, and all later output.
     #[must_use]
     pub fn console(&self) -> Console {
         self.console.follow()
     }
 
-    /// Types `bytes` on the console; returns how many of them fitted.
+    /// Types `bytes` on the console. Returns how many of them fitted into the input queue.
     pub fn console_input(&self, bytes: &[u8]) -> usize {
         self.shared.devices.console_input(bytes)
     }
@@ -279,13 +283,13 @@ impl Machine {
         &self.shared.decisions
     }
 
-    /// Passes events to `listener` from now on, unless the machine has ended.
+    /// Adds `listener`, which gets all later events. Does nothing if the machine has ended.
     pub fn listen(&self, listener: Box<dyn Listen>) {
         self.hub.listen(listener);
     }
 
-    /// Returns a stream of events from now on: those of `filter`'s probes, or of all if it is empty. At most
-    /// `capacity` events wait; more are dropped and counted.
+    /// Returns a stream of later events: those of the probes in `filter`, or of all probes if it is empty. At most
+    /// `capacity` events wait in the stream; further ones are dropped and counted.
     #[must_use]
     pub fn subscribe(&self, filter: Vec<ProbeId>, capacity: usize) -> Subscription {
         self.hub.subscribe(filter, capacity)
@@ -300,8 +304,8 @@ impl Machine {
         Ok(view.tables.read(&*self.shared.ram, at, into)?)
     }
 
-    /// Returns the types of modules as they are loaded now, by module name. `wanted` has the names, each with
-    /// its position in the request.
+    /// Returns the types of loaded modules, by module name. `wanted` has the names, each with its position in the
+    /// request.
     ///
     /// # Errors
     /// The position of the first module that is not loaded or whose types are unknown, and the reason.
@@ -312,32 +316,34 @@ impl Machine {
         self.registry().module_types(wanted, &*self.shared.ram)
     }
 
-    /// Returns the module in whose memory `at` is now; `None` also if that cannot be found out.
+    /// Returns the loaded module in whose memory `at` lies; `None` if there is none or the modules cannot be read.
     #[must_use]
     pub fn module_at(&self, at: Gva) -> Option<Module> {
         self.registry().module_at(at, &*self.shared.ram)
     }
 
-    /// Returns the build id of `module` as it is loaded, if the guest's kernel keeps it.
+    /// Returns the build id of the loaded `module`, if the guest's kernel keeps it.
     #[must_use]
     pub fn build_id(&self, module: &Module) -> Option<Vec<u8>> {
         self.registry().build_id(module, &*self.shared.ram)
     }
 
-    /// Returns the number of ioctls of each vCPU. Up to date while the machine is paused or stopped.
+    /// Returns the number of ioctls of each vCPU. The numbers are up to date while the machine is paused or
+    /// stopped.
     #[must_use]
     pub fn ioctls(&self) -> Vec<Ioctls> {
         self.shared.metrics.ioctls()
     }
 
     /// Returns the host time, in nanoseconds of `CLOCK_MONOTONIC`, at which the guest executed its first
-    /// instruction.
+    /// instruction; `None` before that.
     #[must_use]
     pub fn first_entry_ns(&self) -> Option<u64> {
         self.shared.metrics.first_entry()
     }
 
-    /// Stops the vCPUs, and returns their standings. A vCPU that has not been started has none.
+    /// Stops the vCPUs, reads their standings and lets them continue. Returns the standings. A vCPU that has not
+    /// run yet has none.
     ///
     /// # Errors
     /// When the machine has ended or a vCPU does not stop.
@@ -351,8 +357,8 @@ impl Machine {
     }
 
     pub(crate) fn registry(&self) -> MutexGuard<'_, Registry> {
-        // A panic inside a transaction leaves the registry in a state that it can continue from: its fields are
-        // updated only after the text.
+        // A registry whose transaction has panicked can be used further: its fields are updated only after the
+        // text.
         self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -1,7 +1,7 @@
-//! What a machine measures of itself.
+//! What a machine measures about itself.
 //!
-//! Invariant: a metric limits nothing; limits are kept where they are enforced. Each is written by one thread, when
-//! that thread parks or begins, so measuring costs a hit nothing.
+//! Invariant: no limit depends on a metric. Each metric is written by one thread, when that thread parks or begins,
+//! so measuring costs a hit nothing.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

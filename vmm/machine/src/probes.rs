@@ -1,7 +1,7 @@
 //! Registering and changing a machine's probes.
 //!
-//! Invariant: every function that takes a probe out of the guest, or turns it off, also reports the hits that
-//! were throttled until then.
+//! Invariant: every function that unregisters or disables a probe also reports the hits that were throttled until
+//! then.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -26,11 +26,11 @@ impl Machine {
         Ok(self.register_batch(specs, Refusals::Fail)?.ids())
     }
 
-    /// Registers a batch of probes in one stop of the vCPUs. `refusals` sets whether a refused probe fails the
+    /// Registers a batch of probes in one stop of the vCPUs. `refusals` says whether a refused probe fails the
     /// batch or is left out.
     ///
     /// # Errors
-    /// As [`Machine::register`]. When refusals are skipped, only errors of the whole batch.
+    /// As [`Machine::register`]. If refused probes are left out, only errors of the whole batch.
     pub fn register_batch(
         &self,
         specs: &[ProbeSpec],
@@ -80,11 +80,11 @@ impl Machine {
         unregistered
     }
 
-    /// Unregisters all probes of `owners`, in one stop of the vCPUs. Then resumes the machine if only these
-    /// owners, or hits of those probes, had paused it.
+    /// Unregisters all probes of `owners`, in one stop of the vCPUs, and ends their pauses. Then resumes the
+    /// machine if nothing else pauses it.
     ///
     /// # Errors
-    /// When the vCPUs cannot be stopped. Nothing has changed then.
+    /// When the vCPUs cannot be stopped. Then nothing has changed.
     pub fn let_go(&self, owners: &[Owner]) -> Result<LetGo, ChangeError> {
         let mut registry = self.registry();
         // Claims on probes change only under the registry's lock.
@@ -137,8 +137,8 @@ impl Machine {
         disabled
     }
 
-    /// Sets the global switch: off takes every patch out of the guest, on arms every enabled probe again. Each
-    /// probe's own state stays as it is.
+    /// Sets the global switch. Off takes every patch out of the guest; on arms every enabled probe again. Whether
+    /// each probe is enabled does not change.
     ///
     /// # Errors
     /// As [`Machine::enable`].
@@ -155,7 +155,8 @@ impl Machine {
         self.armed.load(Ordering::Relaxed)
     }
 
-    /// Turns optimization on or off for all probes: jumps where they can be used, or int3s everywhere.
+    /// Turns optimization on or off for all probes. On, probes are jumps where possible; off, they are int3s
+    /// everywhere.
     ///
     /// # Errors
     /// As [`Machine::enable`].
@@ -163,7 +164,7 @@ impl Machine {
         self.registry().set_optimization(on, &Guest(&self.shared))
     }
 
-    /// Returns all registered probes.
+    /// Returns all registered probes, with their counts up to now.
     #[must_use]
     pub fn probes(&self) -> Vec<ProbeInfo> {
         self.shared.detours.catch_up();
@@ -176,7 +177,8 @@ impl Machine {
         self.registry().usage()
     }
 
-    /// Takes every probe out of the guest, ends the guest, and returns when it has ended.
+    /// Takes every probe out of the guest, ends the guest, and waits until the machine has ended. Returns how it
+    /// ended.
     pub fn stop(&self) -> Ending {
         match self.registry().unregister_all(&Guest(&self.shared)) {
             Ok(()) | Err(ChangeError::Stop(StopError::Ended)) => {}

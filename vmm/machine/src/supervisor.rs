@@ -3,8 +3,8 @@
 //! ```text
 //!   notices ──► watch over ──► all vCPUs have ended, or it panicked ──► wind up ──► ended
 //! ```
-//! Invariants: whatever happens to the supervisor, a vCPU or the collector, the machine ends, and all threads
-//! that wait for its end learn the reason. Nothing that takes long runs on this thread, as vCPUs wait for it.
+//! Invariants: whatever happens to the supervisor, a vCPU or the collector, the machine ends, and all threads that
+//! wait for its end learn the reason. Nothing that takes long runs on this thread, as vCPUs wait for it.
 
 use hvprobe_hit::table::HookSet;
 use hvprobe_spec::Decision;
@@ -24,11 +24,11 @@ use crate::guest::Guest;
 use crate::machine::Machine;
 use crate::vcpu::run::{Notice, Why};
 
-/// Interval of the checks whether the guest has rewritten text under probes and whether probes have exceeded
-/// their budgets.
+/// Interval of the periodic checks. Among them: whether the guest has rewritten text under probes, and whether
+/// probes have exceeded their budgets.
 const WATCH: Duration = Duration::from_secs(1);
 
-/// Reason for the end when the thread that looks through guest memory panics.
+/// Reason for the machine's end when the thread that scans guest memory panics.
 const PANICKED: &str = "a look through the guest's memory panicked";
 
 impl Machine {
@@ -51,7 +51,7 @@ impl Machine {
             panicked |= thread.join().is_err();
         }
         let wound_up = catch_unwind(AssertUnwindSafe(|| {
-            // Counts that detours have kept, and records they have begun, are delivered with the last events.
+            // The last events include what detours have recorded and counted but not delivered yet.
             self.shared.detours.end();
             collector.finish();
             self.report_throttled();
@@ -79,7 +79,7 @@ impl Machine {
         self.changed.notify_all();
     }
 
-    /// Handles notices and the periodic checks until all vCPUs have ended; returns the first reason for the
+    /// Handles notices, and runs the periodic checks, until all vCPUs have ended. Returns the first reason for the
     /// machine's end.
     fn watch_over<'s>(
         &'s self,
@@ -92,7 +92,7 @@ impl Machine {
         let mut looking: Option<ScopedJoinHandle<'_, ()>> = None;
         let mut watched = Instant::now();
         while left > 0 {
-            // The checks run at their interval however many notices arrive.
+            // The checks run at their interval, however many notices arrive.
             if watched.elapsed() >= WATCH {
                 let mut registry = self.registry();
                 registry.check_text(&Guest(&self.shared));
@@ -143,7 +143,7 @@ impl Machine {
                     }
                     self.shared.control.end();
                 }
-                // All senders are gone: the threads ended without a notice, so they panicked.
+                // All senders are gone: the threads have ended without a notice, because they panicked.
                 Err(RecvTimeoutError::Disconnected) => break,
             }
         }
@@ -153,7 +153,8 @@ impl Machine {
         first
     }
 
-    /// Looks through the guest's memory on a separate thread.
+    /// Starts a thread that scans the guest's memory for `retry`, and then completes the retry. Returns `None` if
+    /// no thread can be started.
     fn look<'s>(
         &'s self,
         retry: Retry,
@@ -167,11 +168,11 @@ impl Machine {
         let started = thread::Builder::new()
             .name("look".to_owned())
             .spawn_scoped(scope, look);
-        // If no thread can be started, the next check tries again.
+        // After a failure, the next periodic check tries again.
         started.ok()
     }
 
-    /// Passes the hooks that were hit to the engine; returns how the guest continues.
+    /// Makes the engine run the `hooks` that were hit. Returns how the guest continues.
     fn run_hooks(&self, hooks: HookSet, argument: Gva) -> Decision {
         let mut registry = self.registry();
         let outcome = registry.run_hooks(hooks, argument, &Guest(&self.shared));

@@ -1,4 +1,4 @@
-//! Probes that exceeded their budgets: turning them off, and reporting throttled hits.
+//! Turns off probes that have exceeded their budgets, and reports throttled hits.
 //!
 //! Invariant: every throttled hit is in exactly one notice. Every notice is logged and goes to all listeners of
 //! the machine that want notices of its probe.
@@ -13,11 +13,12 @@ use crate::guest::Guest;
 use crate::machine::Machine;
 
 impl Machine {
-    /// Turns off probes that exceeded their budgets, and reports the hits throttled since the last call.
+    /// Turns off probes that have exceeded their budgets, and reports the hits that were throttled since the last
+    /// call.
     pub(crate) fn report_throttled(&self) {
         let mut registry = self.registry();
         let (throttled, turned_off) = registry.throttle(&Guest(&self.shared));
-        // Under the registry's lock, so that no two calls share a window.
+        // Taken under the registry's lock, so that the windows of two calls do not overlap.
         let window = {
             let mut looked = self.throttle_looked();
             std::mem::replace(&mut *looked, Instant::now()).elapsed()

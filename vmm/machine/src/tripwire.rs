@@ -1,9 +1,9 @@
 //! The tripwire, which shows when the kernel's text is final.
 //!
-//! Until late in boot the kernel rewrites its own text (alternatives, ftrace, static calls) and does not
-//! tolerate our breakpoints. So before the guest starts, two bytes of a function that runs once, right before
-//! the first user process, are overwritten with `out GATE_PORT, al`. The exit shows the moment. States: `set →
-//! lifted`. Invariant: the original bytes are back before the guest executes past them.
+//! Until late in boot the kernel rewrites its own text (alternatives, ftrace, static calls) and does not tolerate
+//! our breakpoints. Therefore, before the guest starts, two bytes are overwritten with `out GATE_PORT, al`, in a
+//! function that runs once, right before the first user process. The exit of this `out` shows the moment. States:
+//! `set → lifted`. Invariant: the original bytes are back before the guest executes past them.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,10 +18,11 @@ use hvprobe_vm::memory::GuestRam;
 /// Functions of `kernel_init` (init/main.c) that run once, after `mark_readonly`, the latest first.
 const CANDIDATES: [&str; 2] = ["rcu_end_inkernel_boot", "mark_rodata_ro"];
 
-/// Length of the entry nop, formerly `call __fentry__`. ftrace checks these bytes during boot.
+/// Length of the nop at a function's entry, which replaces `call __fentry__`. ftrace checks these bytes during
+/// boot.
 const ENTRY_NOP_LEN: usize = 5;
 
-/// The image has no place for a tripwire. Contains the reason for each candidate.
+/// Error: the image has no place for a tripwire. Contains the reason for each candidate.
 #[derive(Debug)]
 pub struct NoTripwire(Vec<(&'static str, Unfit)>);
 
@@ -52,7 +53,7 @@ enum Unfit {
     Other,
 }
 
-/// Two patched bytes of the guest kernel.
+/// A tripwire: two patched bytes of the guest kernel.
 #[derive(Debug)]
 pub(crate) struct Tripwire {
     at: Gva,
@@ -62,7 +63,7 @@ pub(crate) struct Tripwire {
 }
 
 impl Tripwire {
-    /// Sets a tripwire in the loaded, not yet started kernel.
+    /// Sets a tripwire in the kernel, which is loaded and not started yet.
     pub(crate) fn set(image: &KernelImage, ram: &GuestRam) -> Result<Self, NoTripwire> {
         let mut unfit = Vec::new();
         for name in CANDIDATES {
@@ -104,7 +105,8 @@ impl Tripwire {
         rip == self.at || rip == self.at.wrapping_add(2)
     }
 
-    /// Restores the original bytes; returns `false` if that was done before, or if the guest has changed them.
+    /// Restores the original bytes. Returns `false` if the tripwire was lifted before, or if the guest has
+    /// overwritten the patch.
     pub(crate) fn lift(&self, ram: &GuestRam) -> bool {
         if self.lifted.swap(true, Ordering::AcqRel) {
             return false;
@@ -116,7 +118,7 @@ impl Tripwire {
     }
 }
 
-/// Returns the first instruction after the function's entry nop, if it may be overwritten.
+/// Returns the address of the first instruction after the entry nop of function `name`, if it may be overwritten.
 fn place(image: &KernelImage, name: &str) -> Result<Gva, Unfit> {
     let symbol = image.symbols().lookup(name).map_err(|_| Unfit::Missing)?;
     if image.is_init_text(symbol.addr) {

@@ -7,9 +7,9 @@
 //!   checks the room ── plenty ──▶     takes all entries from the list, and unparks them
 //!   parks ◀──────────────────────────────────┘
 //! ```
-//! So a vCPU that checks too early is unparked. Invariants: no vCPU waits longer than [`LONGEST`], and one that
-//! is called to a stop goes there at once. A vCPU does not continue with the first free cell, or each hit would
-//! wait.
+//! So a vCPU that has checked too early is unparked. Invariants: no vCPU waits longer than [`LONGEST`], and one
+//! that is called to stop returns at once. A vCPU does not continue as soon as one cell is free, because then every
+//! hit would wait.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Thread};
@@ -17,10 +17,10 @@ use std::time::{Duration, Instant};
 
 use hvprobe_hit::event::Headroom;
 
-/// Maximum time that a vCPU waits. A guest's watchdogs wait at least twice as long (`watchdog_thresh` in
-/// kernel/watchdog.c).
+/// Maximum time that a vCPU waits. By default, a guest's watchdogs wait at least twice as long (`watchdog_thresh`
+/// in kernel/watchdog.c).
 const LONGEST: Duration = Duration::from_secs(5);
-/// Time that a vCPU waits for plenty of room before it is content with some.
+/// Time that a vCPU waits for plenty of room, before it makes do with scant room.
 const FOR_PLENTY: Duration = Duration::from_millis(20);
 
 /// The waiting vCPUs.
@@ -45,8 +45,8 @@ impl Waiting {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until there is `room` or `is_called` is true; returns whether another attempt makes sense. `wake`
-    /// wakes the collector, which makes room.
+    /// Waits until `room` returns that there is room, until `is_called` returns true, or for a limited time.
+    /// Returns whether another attempt makes sense. `wake` wakes the collector, which makes room.
     pub(crate) fn wait(
         &self,
         room: impl Fn() -> Headroom,
@@ -56,8 +56,8 @@ impl Waiting {
         let since = Instant::now();
         loop {
             self.enter();
-            // Room that was there a moment ago may have been taken by another vCPU. Another attempt makes sense
-            // all the same, or the hit would be lost after so short a time.
+            // The limit depends on this check alone. If another vCPU has taken the scant room that an earlier check
+            // found, this vCPU waits up to the longer limit. Otherwise its hit would be lost after the shorter one.
             let (longest, is_some) = match room() {
                 Headroom::Plenty => return true,
                 Headroom::Scant => (FOR_PLENTY, true),
@@ -74,7 +74,7 @@ impl Waiting {
         }
     }
 
-    /// Enters the calling thread in the list, once.
+    /// Enters the calling thread in the list, unless it is there already.
     fn enter(&self) {
         let mut threads = self.threads();
         let this = thread::current();

@@ -13,10 +13,10 @@ mod attention;
 
 use attention::Attention;
 
-/// Part of a vCPU that other threads share.
+/// Part of a vCPU that its thread shares with others.
 struct Vcpu {
     attention: Attention,
-    /// A signal was sent, and its handler has not run yet.
+    /// Whether a signal was sent whose handler has not run yet.
     signal: Mutex<bool>,
     sent: Condvar,
     /// The reason for the request, written before it is made.
@@ -36,14 +36,14 @@ struct Itself<'a> {
 }
 
 impl Itself<'_> {
-    /// Runs the signal handler, as the kernel may between any two steps.
+    /// Runs the signal handler if a signal was sent, as the kernel may between any two steps.
     fn interrupt(&self) {
         if std::mem::take(&mut *self.shared.signal()) {
             self.immediate_exit.set(true);
         }
     }
 
-    /// Stays in the guest until a signal arrives, the only reason to leave it.
+    /// Runs the guest until a signal arrives or `immediate_exit` is set. Nothing else ends the run.
     fn kvm_run(&self) {
         let mut signal = self.shared.signal();
         while !std::mem::take(&mut *signal) && !self.immediate_exit.get() {
@@ -73,7 +73,7 @@ fn kick(vcpu: &Vcpu) {
     vcpu.sent.notify_one();
 }
 
-/// Runs the loop of a vCPU until it has seen the request for its attention.
+/// Runs the loop of a vCPU until it has seen the request for its attention. Returns the reason for the request.
 fn run_until_asked(vcpu: &Vcpu) -> u8 {
     let itself = Itself {
         shared: vcpu,

@@ -3,7 +3,7 @@
 //! ```text
 //!   memory ──► VM and devices ──► ACPI tables ──► kernel, initramfs and command line ──► vCPUs
 //! ```
-//! Invariant: each step takes a value that the step before it returns, so no step can be left out or come too
+//! Invariants: each step takes a value that the step before it returns, so no step can be left out or come too
 //! early. No vCPU runs yet.
 
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use super::files::Files;
 use crate::config::{DEFAULT_CMDLINE, MachineConfig};
 use crate::console::ConsoleOutput;
 
-/// Allocates the memory, with the hidden region of the engine beside it.
+/// Allocates the guest's RAM, and the hidden region of the engine beside it.
 pub(super) fn memory(config: &MachineConfig) -> Result<GuestRam, BootError> {
     Ok(GuestRam::with_hidden(
         config.memory,
@@ -42,7 +42,7 @@ pub(super) struct Board {
     cpus: u32,
 }
 
-/// Address of the ACPI tables.
+/// The ACPI tables in the guest's memory.
 pub(super) struct Firmware {
     rsdp: Gpa,
 }
@@ -72,7 +72,7 @@ impl Board {
         Ok(Firmware { rsdp })
     }
 
-    /// Loads the kernel, its initramfs and its command line; an empty `cmdline` stands for the default.
+    /// Loads the kernel, its initramfs and its command line: [`DEFAULT_CMDLINE`] if `cmdline` is empty.
     pub(super) fn load(
         &self,
         files: Files,
@@ -107,7 +107,7 @@ impl Board {
     }
 }
 
-/// Creates the devices of `vm`, whose serial port prints to `console`. The devices do not keep the VM.
+/// Creates the devices of `vm`, whose serial port prints to `console`. The devices refer to the VM weakly.
 fn devices(vm: &Arc<VmFd>, console: &Arc<ConsoleOutput>) -> Result<Devices, ClaimError> {
     let lines = Arc::downgrade(vm);
     let interrupt = move || {

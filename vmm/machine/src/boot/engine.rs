@@ -1,7 +1,7 @@
 //! Puts the probe engine on the hardware of a machine.
 //!
-//! Invariant: the probes of the configuration are registered before anything of the machine runs, so a probe that
-//! is refused fails the boot.
+//! Invariant: the probes of the configuration are registered before anything of the machine runs, so a refused
+//! probe can fail the boot.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
@@ -37,17 +37,18 @@ use crate::vcpu::shared::Shared;
 /// Number of events that fit into the ring of one vCPU.
 const RING: usize = 8192;
 
-/// A machine whose threads have not been started, except for the collector of its events.
+/// A machine none of whose threads has been started, except the collector of events.
 pub(super) struct Ready {
     pub(super) machine: Arc<Machine>,
     pub(super) vm: Arc<VmFd>,
-    /// The clock and the ring of each vCPU.
+    /// The clock of each vCPU.
     pub(super) clocks: Vec<HostClock>,
+    /// The writing end of each vCPU's ring of events.
     pub(super) producers: Vec<EventProducer>,
     pub(super) collector: Collector,
 }
 
-/// Makes a machine of `board`, which has `cpus` vCPUs, and the kernel `image` in its memory.
+/// Makes a machine of `board`, which has `cpus` vCPUs and the kernel of `image` in its memory.
 pub(super) fn install(
     config: MachineConfig,
     mode: CatchMode,
@@ -138,17 +139,18 @@ pub(super) fn install(
     })
 }
 
-/// What gives events their times.
+/// The clocks that give events their times.
 struct Clocks {
     times: Arc<Times>,
-    /// For the hits of each vCPU.
+    /// One clock for the hits of each vCPU.
     clocks: Vec<HostClock>,
-    /// For the records of detours.
+    /// The clock for the records of detours.
     timeline: Timeline,
 }
 
 impl Clocks {
-    /// Returns the clocks of `cpus` vCPUs, whose detours record what `reader` reads.
+    /// Creates the clocks of a machine with `cpus` vCPUs. `reader` reads the ring that detours record into, if
+    /// there is one.
     fn new(vm: &Arc<VmFd>, ram: &Arc<GuestRam>, cpus: usize, reader: Option<&Reader>) -> Self {
         let times = Arc::new(Times::new());
         let vm = Arc::downgrade(vm);

@@ -13,7 +13,7 @@ use hvprobe_vm::memory::MemoryError;
 
 use crate::tripwire::NoTripwire;
 
-/// Error of booting a machine. Nothing of the machine is left.
+/// Error of booting a machine. Nothing of the machine is left behind.
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {
     /// The kernel, command line or initramfs cannot be loaded.
@@ -43,7 +43,7 @@ pub enum BootError {
     /// The host cannot run the machine.
     #[error(transparent)]
     Host(#[from] SelfCheckError),
-    /// The host runs guests, but its KVM does not let int3s be caught.
+    /// The host runs guests, but there is no way to catch int3s in them.
     #[error("breakpoints cannot be caught on this host: `hvprobe doctor` shows why")]
     NoCatchMode,
     /// KVM refused a request.
@@ -70,7 +70,8 @@ pub enum BootError {
 }
 
 impl BootError {
-    /// Returns whether the host ran out of descriptors, processes or memory, which is temporary (errno(3)).
+    /// Returns whether the boot failed because the host ran out of descriptors, processes or memory, which is
+    /// temporary (errno(3)).
     #[must_use]
     pub fn is_exhausted(&self) -> bool {
         let mut cause: Option<&(dyn Error + 'static)> = Some(self);
@@ -89,7 +90,7 @@ impl BootError {
     }
 }
 
-/// Returns a conversion of KVM's refusal of the request `what`.
+/// Returns a function that converts KVM's error at the request `what`.
 pub(super) fn kvm(what: &'static str) -> impl Fn(kvm_ioctls::Error) -> BootError {
     move |source| BootError::Kvm { what, source }
 }

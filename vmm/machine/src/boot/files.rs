@@ -42,8 +42,8 @@ impl Files {
     }
 }
 
-/// Reads the initramfs at `path`, and of a file of more than `most` bytes only as much as the loader needs to
-/// refuse it.
+/// Reads the initramfs at `path`. Of a file of more than `most` bytes, reads one byte more than `most`, which
+/// suffices for the loader to refuse it.
 fn archive(path: &Path, most: u64) -> Result<Vec<u8>, BootError> {
     let source = |source| BootError::Initrd {
         path: path.to_owned(),

@@ -14,7 +14,7 @@ use crate::machine::Machine;
 use crate::vcpu::catch::Catcher;
 use crate::vcpu::run::Vcpu;
 
-/// Starts one thread for each of `cpus`, and the supervisor's.
+/// Starts a thread for each of `cpus`, and the supervisor.
 pub(super) fn start(ready: Ready, cpus: Vec<CpuFd>) -> Result<Arc<Machine>, BootError> {
     let Ready {
         machine,
@@ -42,13 +42,13 @@ pub(super) fn start(ready: Ready, cpus: Vec<CpuFd>) -> Result<Arc<Machine>, Boot
     let supervised = Arc::clone(&machine);
     spawn(&machine, "supervisor".to_owned(), move || {
         supervised.supervise(&inbox, threads, collector);
-        // The VM is dropped after its vCPUs.
+        // Drops the VM only here, after its vCPUs.
         drop(vm);
     })?;
     Ok(machine)
 }
 
-/// Starts a thread. If that fails, the threads started before are made to end.
+/// Starts a thread. If that fails, ends the vCPUs' threads that have been started already.
 fn spawn(
     machine: &Machine,
     name: String,

@@ -1,8 +1,7 @@
-//! Clocks for hits: reading them takes no system call and no ioctl, whatever clock the host's kernel has
-//! chosen.
+//! Clocks for hits. Reading them takes no system call and no ioctl, whatever clock the host's kernel has chosen.
 //!
-//! Host time comes from the line in [`Times`]. The guest's TSC is computed from the host's, by the
-//! [`Relation`]. Invariant: the times that one vCPU reads never run back.
+//! Host time comes from the line in [`Times`]. The guest's TSC is computed from the host's by the [`Relation`].
+//! Invariant: the host times that one vCPU reads never run back.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -13,12 +12,12 @@ use hvprobe_vm::vcpu::Counters;
 use super::relation::{Kvmclock, Relation};
 use super::times::{Times, nanoseconds, rdtsc};
 
-/// Host and guest TSC at one moment.
+/// A reading: host and guest TSC at one moment.
 #[derive(Clone, Copy, Debug)]
 struct Both {
     host: u64,
     guest: u64,
-    /// Error bound of both, in ticks: the duration of the reading.
+    /// Error bound of both values, in ticks: the duration of the reading.
     apart: u64,
 }
 
@@ -27,7 +26,8 @@ impl Both {
         self.guest.wrapping_sub(self.host)
     }
 
-    /// Returns whether the guest's TSC stood still between `then` and this.
+    /// Returns whether the guest's TSC stood still since `then`: it has advanced by less than half as much as the
+    /// host's.
     fn stands_since(&self, then: &Self) -> bool {
         let [guest, host] =
             [(self.guest, then.guest), (self.host, then.host)].map(|(a, b)| a.wrapping_sub(b));
@@ -41,26 +41,27 @@ pub(crate) struct HostClock {
     times: Arc<Times>,
     relation: Arc<Relation>,
     kvmclock: RefCell<Kvmclock>,
+    /// Whether the guest's TSC stalls.
     stalls: bool,
     /// Error bound of the offset that was learned last, in ticks.
     exact: Option<u64>,
     /// Offset at the last reading.
     offset: Cell<u64>,
-    /// Host time of the last reading. The line may be adjusted between reading it and reading the TSC, and the
-    /// thread may move to a processor whose TSC is behind.
+    /// Host time of the last reading, the minimum for the next. Without it, time could run back: the line may be
+    /// adjusted between reading it and reading the TSC, and the thread may move to a processor whose TSC is behind.
     last_host_ns: Cell<u64>,
-    /// Guest counter of the last reading.
+    /// Guest TSC of the last reading.
     counter: Cell<u64>,
-    /// Rate of the line at the last reading.
+    /// Rate of the line at the last reading, in nanoseconds per tick times 2^32.
     rate: Cell<u64>,
 }
 
-/// Maximum step back of the guest's counter, in ticks, that counts as an error of KVM's samples: half a
-/// millisecond. When the guest sets its counter back, the step is larger.
+/// Maximum step back of the guest's TSC, in ticks, that counts as an error of KVM's samples: about half a
+/// millisecond. A larger step means that the guest has set its TSC back.
 const BACK: i64 = 1 << 20;
 
 impl HostClock {
-    /// Creates a clock whose guest TSC is the host's.
+    /// Creates a clock whose guest TSC equals the host's until it learns an offset.
     pub(crate) fn new(times: Arc<Times>, relation: Arc<Relation>, kvmclock: Kvmclock) -> Self {
         Self {
             times,
@@ -75,8 +76,8 @@ impl HostClock {
         }
     }
 
-    /// Learns the offset of the guest's TSC, and whether it stalls. `read` reads that TSC: mostly twice, and
-    /// once when it is known to stall. Called after the vCPU was parked.
+    /// Learns the offset of the guest's TSC, and whether that TSC stalls. `read` reads the guest's TSC. It is
+    /// mostly called twice, and once if the TSC is known to stall. Called after the vCPU was parked.
     pub(crate) fn learn(&mut self, mut read: impl FnMut() -> Option<Counters>) {
         let Some(seen) = self.both(&mut read) else {
             return;
@@ -108,8 +109,8 @@ impl HostClock {
     }
 
     /// Returns two consecutive readings that are far enough apart to show whether the guest's TSC advances by
-    /// itself; one that stalls advances only while it is read. The first of them is `seen` or a later one.
-    /// Returns `None` if this thread is interrupted for too long.
+    /// itself. A TSC that stalls advances only while it is read. The first reading is `seen` or a later one.
+    /// Returns `None` if `read` fails, or if this thread is interrupted for too long.
     fn far_apart(
         &self,
         mut seen: Both,
@@ -125,7 +126,7 @@ impl HostClock {
             if again.host.wrapping_sub(seen.host) / 8 >= again.apart.max(seen.apart) {
                 return Some((seen, again));
             }
-            // A TSC that stalls may have advanced in between, while it was read.
+            // A TSC that stalls may have advanced during the last reading, so start again with another reading.
             seen = self.both(&mut read)?;
         }
         None
@@ -143,7 +144,8 @@ impl HostClock {
         })
     }
 
-    /// Returns the guest's counter when the host's is at `tsc`.
+    /// Returns the guest's TSC at the moment when the host's is `tsc`. After a small step back of the offset,
+    /// continues right after the last value instead.
     #[inline]
     fn counter(&self, tsc: u64) -> u64 {
         let (last, seems) = (self.counter.get(), tsc.wrapping_add(self.relation.offset()));
@@ -164,10 +166,10 @@ impl HostClock {
     }
 }
 
-/// Minimum error bound of a reading, in ticks. Two readings that are to show a stall are at least eight times
-/// as far apart.
+/// Minimum error bound, in ticks, that is assumed for a reading. Two readings that are to show a stall are at least
+/// eight times as far apart as their error bound.
 const SHORTEST_WAIT: u64 = 10_000;
-/// Maximum time to obtain two such readings, in ticks: tens of milliseconds.
+/// Maximum time, in ticks, to obtain two such readings: tens of milliseconds.
 const LONGEST_WAIT: u64 = 1 << 26;
 
 impl Clock for HostClock {
@@ -204,7 +206,7 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
 
-    /// Returns a clock whose guest TSC is the host's.
+    /// Returns a clock whose guest TSC equals the host's.
     fn clock(times: &Arc<Times>) -> HostClock {
         let ram = Arc::new(GuestRam::new(64 << 20).unwrap());
         let relation = Arc::new(Relation::new(ram, None));
@@ -254,7 +256,7 @@ mod tests {
         times.adjust();
         let (before, read, after) = (monotonic_ns(), clock.now(), monotonic_ns());
         let seen = read.host_ns;
-        // The rate's error after so short a time.
+        // The rate has an error after so short a time.
         let slack = 1_000_000;
         assert!(
             (before - slack..after + slack).contains(&seen),

@@ -1,7 +1,7 @@
-//! KVM's samples of a guest's clocks: the value of a vCPU's counter at a time of kvmclock. The kernel's `struct
-//! pvclock_vcpu_time_info`, Documentation/virt/kvm/x86/msr.rst.
+//! KVM's samples of a guest's clocks. A sample is the value of a vCPU's counter at a time of kvmclock (`struct
+//! pvclock_vcpu_time_info` of the kernel, Documentation/virt/kvm/x86/msr.rst).
 //!
-//! Invariant: a sample is read as a whole. KVM makes the version odd before it writes and even again
+//! Invariant: a sample is read as a whole. KVM makes its version odd before it writes the sample, and even again
 //! afterwards.
 
 use std::sync::atomic::{AtomicU32, Ordering, fence};
@@ -9,21 +9,21 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 use hvprobe_arch::Gpa;
 use hvprobe_arch::mem::PhysMemory;
 
-/// Number of attempts of the collector to read while KVM writes. Writing takes a few stores, unless the host's
-/// processor runs something else in between.
+/// Maximum number of attempts of the collector to read a sample while KVM writes it. Writing takes a few stores,
+/// unless the host's processor runs something else in between.
 const LOOKS: usize = 10_000;
 
 /// A sample: the counter had the value `tsc` when kvmclock was at `ns` nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KvmSample {
-    /// Version of the sample; grows by two with each.
+    /// Version of the sample. It grows by two with each sample.
     pub(super) version: u32,
     pub(super) tsc: u64,
     pub(super) ns: u64,
 }
 
 impl KvmSample {
-    /// Reads the sample at `at`. Returns `None` while KVM writes there, or if it has written none.
+    /// Reads the sample at `at`. Returns `None` while KVM writes it, and before KVM has written the first.
     pub(super) fn read(mem: &impl PhysMemory, at: Gpa) -> Option<Self> {
         const TSC: u64 = 8;
         const NS: u64 = 16;
@@ -40,8 +40,8 @@ impl KvmSample {
         })
     }
 
-    /// Like [`KvmSample::read`], but tries again while KVM writes. If the write does not end, keeps its version
-    /// in `in_vain` and does not wait for that write again.
+    /// Like [`KvmSample::read`], but tries again while KVM writes. If a write does not end, stores its version in
+    /// `in_vain`, and later calls do not wait for that write.
     pub(super) fn read_soon(mem: &impl PhysMemory, at: Gpa, in_vain: &AtomicU32) -> Option<Self> {
         let mut seen = 0;
         for _ in 0..LOOKS {
@@ -89,7 +89,7 @@ mod tests {
         }
     }
 
-    /// Memory that KVM writes to between reads. `version` gives the current version by the number of words read
+    /// Memory that KVM writes to between reads. `version` returns the current version for the number of words read
     /// so far.
     struct Written<F> {
         words: Cell<usize>,
@@ -159,7 +159,7 @@ mod tests {
         assert_eq!(KvmSample::read_soon(&never, AT, &in_vain), None);
         let looks = never.words.get();
         assert!((LOOKS..=10 * LOOKS).contains(&looks), "{looks}");
-        // The guest may have written there itself. That is not waited for at every record.
+        // The guest may have written such a version itself. It must not make every record wait.
         assert_eq!(KvmSample::read_soon(&never, AT, &in_vain), None);
         assert!(never.words.get() < looks + 10);
         let done = Written::new(|_| 6);

@@ -1,18 +1,18 @@
-//! Order of a vCPU's records and its hits that took an exit.
+//! Marks, which order a vCPU's records and those of its hits that took an exit.
 //!
-//! Where the guest's counter stalls, the error of a record's time can exceed its distance from a hit that took
-//! an exit. But each such hit sees how far the ring was reserved: its vCPU's records before that position were
+//! Where the guest's counter stalls, a record's time can be so wrong that it is on the other side of a hit that
+//! took an exit. But each such hit sees how far the ring was reserved. Its vCPU's records before that position were
 //! reserved earlier, all later ones later. Of hits with nothing recorded between them, only the first and the last
 //! matter.
 //!
-//! Invariants: one thread writes marks, and never waits. A reader uses only marks that are complete and have
-//! not been overwritten meanwhile. The time of the reservation lies within the bounds that are returned, even when marks were
-//! forgotten.
+//! Invariants: one thread writes marks, and never waits. A reader uses only marks that are complete and have not
+//! been overwritten meanwhile. The time of a record's reservation lies within the bounds that the marks give, even
+//! after older marks have been overwritten.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// Number of marks to keep: mostly more than the records that wait in a ring.
+/// Number of marks to keep. It is mostly more than the number of records that wait in a ring.
 const KEPT: usize = 1 << 10;
 
 /// Hits that took exits, with nothing recorded between them.
@@ -20,14 +20,16 @@ const KEPT: usize = 1 << 10;
 struct Mark {
     /// First ring position that was not reserved at any of the hits.
     head: AtomicU64,
+    /// Time of the first of the hits.
     first_ns: AtomicU64,
+    /// Time of the last of the hits.
     last_ns: AtomicU64,
 }
 
 /// The newest marks of one vCPU.
 #[derive(Debug, Default)]
 pub(crate) struct Marks {
-    /// Number of marks ever written. A mark is written before it is counted.
+    /// Number of marks ever written. Each is counted after it is complete.
     written: AtomicU64,
     /// Mark `n` is at index `n` modulo [`KEPT`].
     places: OnceLock<Box<[Mark]>>,
@@ -50,7 +52,7 @@ impl Marks {
         places.get(usize::try_from(number).ok()? % places.len().max(1))
     }
 
-    /// Notes a hit at `ns` that found the ring's head at `head`. Called by one thread only.
+    /// Notes a hit at `ns` that found the ring's head at `head`. Only one thread may call this.
     pub(crate) fn note(&self, head: u64, ns: u64) {
         let written = self.written.load(Ordering::Relaxed);
         let newest = written.checked_sub(1).and_then(|last| self.place(last));
@@ -63,7 +65,8 @@ impl Marks {
         let Some(place) = self.place(written) else {
             return;
         };
-        // A reader that sees any of these stores also sees that its mark has been given up.
+        // A reader that sees any of these stores also sees a number of marks by which the overwritten one is too
+        // old.
         fence(Ordering::Release);
         place.head.store(head, Ordering::Relaxed);
         place.first_ns.store(ns, Ordering::Relaxed);
@@ -72,13 +75,14 @@ impl Marks {
             .store(written.wrapping_add(1), Ordering::Release);
     }
 
-    /// Returns the lowest number whose mark is surely not being overwritten, when `written` marks are counted.
+    /// Returns the number of the oldest mark that cannot be overwritten at the moment, if `written` marks are
+    /// counted.
     fn oldest(written: u64) -> u64 {
         written.saturating_sub(KEPT as u64 - 1)
     }
 
-    /// Returns `ns`, limited to what is possible for a record at `position`: between the hits before and after
-    /// it.
+    /// Returns `ns`, limited to the times that are possible for a record at `position`: between the hit before and
+    /// the hit after it.
     pub(crate) fn between(&self, position: u64, ns: u64) -> u64 {
         let written = self.written.load(Ordering::Acquire);
         let is_behind = |number: u64| {

@@ -7,11 +7,11 @@
 //! - KVM does not trust the counters of some hosts (`kvm_arch_vcpu_load` in arch/x86/kvm/x86.c). There the
 //!   guest's counter *stalls* while the vCPU is not in the guest, and KVM advances it when it falls behind
 //!   KVM's estimate. So the offset changes at every entry, and any reading by an ioctl is out of date before
-//!   the guest runs. But each time KVM writes a sample for the guest's kvmclock: a value of the counter and its
-//!   moment. The sample is read here, without an ioctl.
+//!   the guest runs. But at each change, KVM writes a sample for the guest's kvmclock: a value of the counter
+//!   and the moment of that value. The sample is read here, without an ioctl.
 //!
-//! Invariants: a vCPU that notes an offset never waits. An offset is used only for readings for which it may be
-//! right; where none is known there is no time.
+//! Invariants: a vCPU that notes an offset never waits. An offset is used only for counter readings for which it
+//! may be right. A reading for which no offset is known gets no time.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -27,23 +27,27 @@ use super::kvm_sample::KvmSample;
 use super::marks::Marks;
 use super::times::{Moment, Times, rdtsc};
 
-/// Number of a vCPU's newest offsets to keep. As many of every second older one are kept, then of every fourth,
-/// and so on.
+/// Number of a vCPU's offsets to keep in each level: in the first level the newest ones, in the next level every
+/// second of those before, then every fourth, and so on.
 const KEPT: usize = 256;
+/// Maximum number of levels.
 const LEVELS: usize = 24;
-/// How far a computed time may be ahead of now, in nanoseconds: the error of times where counters cannot be
-/// trusted. KVM reads its two clocks one after the other, and may be interrupted in between.
+/// How far a computed time may be ahead of the present, in nanoseconds. Times have errors of this size where
+/// counters cannot be trusted: KVM reads its two clocks one after the other, and may be interrupted in between.
 const AHEAD: u64 = 200_000;
 /// Maximum difference, in ticks, of offsets that count as equal: tens of microseconds.
 const APART: u64 = 1 << 16;
-/// Interval of reading kvmclock against the host's counter, in ticks: tens of milliseconds.
+/// Minimum interval of readings of kvmclock and the host's counter, in ticks: tens of milliseconds.
 const RENEW: u64 = 1 << 27;
 
 /// Relation of the VM's kvmclock to the host's counter.
 #[derive(Clone)]
 pub(crate) struct Kvmclock {
+    /// Reads kvmclock, in nanoseconds.
     read: Arc<dyn Fn() -> Option<u64> + Send + Sync>,
+    /// The first reading.
     first: Moment,
+    /// The last reading.
     last: Moment,
 }
 
@@ -67,7 +71,7 @@ impl Kvmclock {
         }
     }
 
-    /// Reads kvmclock again if the last reading is too old: an ioctl of the VM, a few times per second.
+    /// Reads kvmclock again if the last reading is older than [`RENEW`]. Takes an ioctl of the VM then.
     fn renew(&mut self) {
         if rdtsc().wrapping_sub(self.last.tsc) > RENEW
             && let Some(now) = Moment::of(&*self.read)
@@ -76,7 +80,7 @@ impl Kvmclock {
         }
     }
 
-    /// Returns the host's counter when kvmclock was at `ns`.
+    /// Returns the value of the host's counter when kvmclock was at `ns`.
     fn tsc_at(&self, ns: u64) -> u64 {
         let ago = self.last.ns.wrapping_sub(ns).cast_signed();
         let ticks = self.last.ticks_in(ago.unsigned_abs(), self.first);
@@ -94,7 +98,7 @@ impl Kvmclock {
 struct Since {
     from: u64,
     offset: u64,
-    /// Version of the sample that it comes from; `None` if the counter was read.
+    /// Version of the sample from which the offset comes; `None` if it comes from reading the counter.
     version: Option<u32>,
 }
 
@@ -108,7 +112,7 @@ struct Offsets {
 }
 
 impl Offsets {
-    /// Drops the offsets from readings of a counter that seemed not to stall. Offsets from KVM's samples hold
+    /// Drops the offsets that come from reading a counter that seemed not to stall. Offsets from KVM's samples hold
     /// for any counter.
     fn forget_read(&mut self) {
         for level in &mut self.levels {
@@ -117,7 +121,7 @@ impl Offsets {
     }
 
     fn note(&mut self, since: Since) {
-        // After a counter was set back, its past values cannot be distinguished from those to come.
+        // After a counter was set back, its past values cannot be distinguished from future ones.
         if self.newest().is_some_and(|last| since.from < last.from) {
             self.levels.clear();
         }
@@ -161,8 +165,8 @@ impl Offsets {
             (Some(only), None) | (None, Some(only)) => only.offset,
             (Some(before), Some(after)) => {
                 let next = before.version.map(|version| version.wrapping_add(2));
-                // Samples between the two were missed, so the nearer one applies. A guest's counter that is
-                // ahead of KVM's estimate loses its lead before the vCPU rests, and has none after it.
+                // If samples between the two were missed, the nearer one applies. A guest's counter may be ahead of
+                // KVM's estimate. It loses that lead before the vCPU rests, and has none after the rest.
                 let missed = next.is_some() && after.version.is_some() && next != after.version;
                 if missed && after.from - tsc <= tsc - before.from {
                     after.offset
@@ -178,20 +182,20 @@ impl Offsets {
 /// Relation of one vCPU's counter to the host's.
 pub(crate) struct Relation {
     ram: Arc<GuestRam>,
-    /// Address of the head of the ring that detours record into, if there is one.
+    /// Address of the word with the head of the ring that detours record into, if there is a ring.
     head: Option<Gpa>,
-    /// Marks, for a counter that stalls.
+    /// Marks of hits, if the counter stalls.
     marks: Marks,
-    /// Address of KVM's sample. Bit 0 is set if KVM writes it.
+    /// Address of KVM's sample. Bit 0 is set if KVM writes samples.
     sample_at: AtomicU64,
     stalls: AtomicBool,
     /// [`KvmSample::noted`] of the newest sample; 0 if there is none.
     noted: AtomicU64,
-    /// Version of the last write that did not end while it was waited for.
+    /// Version of the last sample whose write did not end while the collector waited for it.
     in_vain: AtomicU32,
     /// The newest offset.
     offset: AtomicU64,
-    /// Locked by the collector; the vCPU only tries to lock it.
+    /// All offsets that are kept. The collector locks them. At a hit, the vCPU only tries to.
     offsets: Mutex<Offsets>,
 }
 
@@ -207,7 +211,7 @@ impl fmt::Debug for Relation {
 }
 
 impl Relation {
-    /// Creates the relation. `head` is the address of the head of the ring that detours record into.
+    /// Creates the relation. `head` is the address of the word with the head of the ring that detours record into.
     pub(crate) fn new(ram: Arc<GuestRam>, head: Option<Gpa>) -> Self {
         Self {
             ram,
@@ -222,18 +226,18 @@ impl Relation {
         }
     }
 
-    /// Takes over the value of `MSR_KVM_SYSTEM_TIME_NEW`.
+    /// Sets the address of KVM's sample from the value of `MSR_KVM_SYSTEM_TIME_NEW`.
     pub(crate) fn set_sample_at(&self, msr: u64) {
         self.sample_at.store(msr, Ordering::Relaxed);
     }
 
-    /// Switches to a counter that stalls, for which readings are useless.
+    /// Notes that the counter stalls, so that offsets from reading it are useless.
     pub(crate) fn set_stalling(&self) {
         self.marks.prepare();
         self.stalls.store(true, Ordering::Relaxed);
         let mut offsets = self.lock();
         offsets.forget_read();
-        // The last sample may have been skipped in favour of a reading, so it must be noted again.
+        // The last sample may have been dropped in favour of a reading. Make sure that it is noted again.
         self.noted.store(0, Ordering::Relaxed);
     }
 
@@ -247,7 +251,7 @@ impl Relation {
         self.offset.load(Ordering::Relaxed)
     }
 
-    /// Notes the offset of a counter that does not stall, read when the guest's counter was at `tsc`.
+    /// Notes the `offset` of a counter that does not stall. It was read when the guest's counter was at `tsc`.
     pub(crate) fn note(&self, tsc: u64, offset: u64) {
         let mut offsets = self.lock();
         offsets.note(Since {
@@ -264,12 +268,12 @@ impl Relation {
         (at & 1 == 1).then_some(Gpa(at & !1))
     }
 
-    /// Returns KVM's last sample; `None` while KVM writes it.
+    /// Returns KVM's last sample; `None` while KVM writes it, or if there is none.
     pub(crate) fn sample(&self) -> Option<KvmSample> {
         KvmSample::read(&*self.ram, self.sample_at()?)
     }
 
-    /// Notes `sample` if it is new. Never waits.
+    /// Notes `sample`, unless it was noted before. Never waits.
     pub(crate) fn renew(&self, sample: KvmSample, kvmclock: &mut Kvmclock) {
         let Some(offset) = self.news(sample, kvmclock) else {
             return;
@@ -279,7 +283,7 @@ impl Relation {
             Err(TryLockError::Poisoned(poisoned)) => {
                 self.note_sample(&mut poisoned.into_inner(), sample, offset);
             }
-            // The collector has the lock, and is about to see the same sample.
+            // The collector has the lock, and is about to note the same sample.
             Err(TryLockError::WouldBlock) => self.offset.store(offset, Ordering::Relaxed),
         }
     }
@@ -295,7 +299,7 @@ impl Relation {
 
     fn note_sample(&self, offsets: &mut Offsets, sample: KvmSample, offset: u64) {
         self.noted.store(sample.noted(), Ordering::Relaxed);
-        // An offset that was read is more exact.
+        // An offset that comes from reading the counter is more exact than one from a sample.
         let is_known = || {
             let off = offset.wrapping_sub(self.offset()).cast_signed();
             offsets.newest().is_some() && off.unsigned_abs() <= APART
@@ -303,7 +307,7 @@ impl Relation {
         if !self.stalls.load(Ordering::Relaxed) && is_known() {
             return;
         }
-        // This sample, or a later one, may have been noted meanwhile.
+        // Another thread may have noted this sample, or a later one, meanwhile.
         let is_newer = |newest: &Since| {
             let behind = newest
                 .version
@@ -320,15 +324,15 @@ impl Relation {
         }
     }
 
-    /// Notes that the vCPU, whose counter stalls, has left the guest for a hit at `ns`.
+    /// Notes that a hit at `ns` took an exit. Only for a vCPU whose counter stalls.
     pub(crate) fn mark(&self, ns: u64) {
-        // If the head cannot be read, nothing is recorded.
+        // If there is no head to read, there are no records to be ordered.
         if let Some(head) = self.head.and_then(|head| self.ram.read_u64(head).ok()) {
             self.marks.note(head, ns);
         }
     }
 
-    /// Returns `ns`, limited to what is possible for this vCPU's record at `position`.
+    /// Returns `ns`, limited to the times that are possible for this vCPU's record at `position`.
     fn between(&self, position: u64, ns: u64) -> u64 {
         match self.stalls.load(Ordering::Relaxed) {
             true => self.marks.between(position, ns),
@@ -336,7 +340,7 @@ impl Relation {
         }
     }
 
-    /// Returns the offset for a recent reading `tsc` of the counter.
+    /// Returns the offset for a recent reading `tsc` of the counter; `None` if it is not known.
     fn offset_at(&self, tsc: u64, kvmclock: &mut Kvmclock) -> Option<u64> {
         let place = self.sample_at();
         let sample = place.and_then(|at| KvmSample::read_soon(&*self.ram, at, &self.in_vain));
@@ -345,7 +349,8 @@ impl Relation {
         if let Some((sample, offset)) = news {
             self.note_sample(&mut offsets, sample, offset);
         }
-        // A counter that stalls may have had other offsets since, which only KVM's samples show.
+        // A counter that stalls may have got other offsets since the newest one that is known. Only KVM's samples
+        // show them.
         let is_past = |newest: &Since| tsc < newest.from;
         if sample.is_none()
             && self.stalls.load(Ordering::Relaxed)
@@ -357,7 +362,7 @@ impl Relation {
     }
 }
 
-/// Computes the times of records from a guest's counters. Used by one thread at a time.
+/// Computes the times of records from the guest's counters in them. Used by one thread at a time.
 #[derive(Debug)]
 pub(crate) struct Timeline {
     times: Arc<Times>,
@@ -381,7 +386,7 @@ impl Timeline {
         }
     }
 
-    /// Returns the function that converts a record's stamp to host time.
+    /// Returns a function that converts a record's stamp to host time.
     pub(crate) fn now(&self) -> impl Fn(Stamp) -> When {
         self.times.adjust();
         let line = self.times.line();
@@ -394,7 +399,7 @@ impl Timeline {
             };
             let ns = offset.map(|offset| line.at(tsc.wrapping_sub(offset)));
             let now = line.at(rdtsc());
-            // A time in the future comes from a counter that was set meanwhile.
+            // A time in the future means that the counter was set after the record.
             let known = ns.filter(|ns| *ns <= now.saturating_add(AHEAD));
             if known.is_none() && !self.has_warned.swap(true, Ordering::Relaxed) {
                 let ahead = ns.map(|ns| ns.saturating_sub(now));
@@ -420,7 +425,7 @@ impl Timeline {
         }
     }
 
-    /// Returns the offset for a reading of an unknown vCPU, if all vCPUs have the same offset.
+    /// Returns the offset for a reading `tsc` on an unknown vCPU, if the offsets of all vCPUs are equal.
     fn common(&self, tsc: u64, kvmclock: &mut Kvmclock) -> Option<u64> {
         let mut all = self
             .relations

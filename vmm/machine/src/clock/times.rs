@@ -1,21 +1,22 @@
 //! Host time, computed from the host's TSC by a linear function, the *line*.
 //!
 //! The line is adjusted to `CLOCK_MONOTONIC` from time to time. Only the adjustment reads that clock: where the
-//! kernel does not trust the TSC, that takes a system call and an access to a slow device. Invariants: the time
-//! for a TSC value never runs back, whenever it is computed. Readers of the line never wait.
+//! kernel does not trust the TSC, reading it takes a system call and an access to a slow device. Invariants: an
+//! adjustment never sets back the time from its moment on. Readers of the line never wait.
 
 use std::arch::x86_64::_rdtsc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// Minimum time to compute a rate from, and time between adjustments of the line, in nanoseconds.
+/// Minimum time to compute a rate from, in nanoseconds.
 pub(crate) const SHORTEST: u64 = 1_000_000;
+/// Minimum time between adjustments of the line, in nanoseconds.
 const LEFT_ALONE: u64 = 50_000_000;
 /// Time in which an adjustment makes up for a difference, in nanoseconds.
 const HORIZON: u64 = 1_000_000_000;
-/// Rate of a TSC until it is known: that of 2 GHz.
+/// Rate that is assumed for a TSC whose rate is unknown: that of 2 GHz.
 const UNKNOWN: u64 = 1 << 31;
-/// How far the line may be late before it jumps, in nanoseconds.
+/// How far the line may be behind the right time before an adjustment makes it jump, in nanoseconds.
 const LATE: u64 = 10_000_000;
 /// The rate is computed over the last one or two periods of this length, in nanoseconds.
 const MEMORY: u64 = 16_000_000_000;
@@ -28,7 +29,8 @@ pub(crate) struct Moment {
 }
 
 impl Moment {
-    /// Returns the current moment, with the time from `read`. Takes several readings and keeps the quickest.
+    /// Returns the current moment, with the time that `read` returns. Reads several times and keeps the quickest
+    /// reading.
     pub(crate) fn of(read: impl Fn() -> Option<u64>) -> Option<Self> {
         let readings = (0..5).filter_map(|_| {
             let before = rdtsc();
@@ -44,15 +46,15 @@ impl Moment {
         Self::of(|| Some(monotonic_ns())).unwrap_or_default()
     }
 
-    /// Returns the number of ticks in `ns`, at the rate since `then`; `None` if it is too early to know the
-    /// rate.
+    /// Returns the number of ticks in `ns` nanoseconds, at the rate from `then` to this moment; `None` if that time
+    /// is too short to know the rate.
     pub(crate) fn ticks_in(self, ns: u64, then: Self) -> Option<u64> {
         let rate = rate(then, self)?;
         u64::try_from((u128::from(ns) << 32) / u128::from(rate.max(1))).ok()
     }
 }
 
-/// Function from TSC values to times.
+/// The line: a linear function from TSC values to times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Line {
     pub(crate) from: Moment,
@@ -61,11 +63,12 @@ pub(crate) struct Line {
 }
 
 impl Line {
+    /// Returns the time, in nanoseconds, at which the TSC is `tsc`.
     #[inline]
     pub(crate) fn at(&self, tsc: u64) -> u64 {
         let ticks = tsc.wrapping_sub(self.from.tsc).cast_signed();
         let apart = nanoseconds(ticks.unsigned_abs(), self.rate);
-        // The line's start may be slightly ahead, if its TSC was read on another processor.
+        // The line's start may be slightly after `tsc`, if its TSC was read on another processor.
         if ticks < 0 {
             self.from.ns.saturating_sub(apart)
         } else {
@@ -73,13 +76,15 @@ impl Line {
         }
     }
 
-    /// Returns the line from `now` on, where ticks have had this `rate`.
+    /// Returns the line to use from `now` on: it continues this line without a step back, and meets the right time
+    /// after [`HORIZON`]. `rate` is the rate of ticks that was measured until `now`. A line that is more than
+    /// [`LATE`] behind jumps to the right time at once.
     fn bent(&self, now: Moment, rate: u64) -> Self {
         let said = self.at(now.tsc);
         if now.ns.saturating_sub(said) > LATE {
             return Self { from: now, rate };
         }
-        // Starts at the old line's time, so that time goes on from there, and meets the right time after
+        // The line starts at the time of the old one, so that there is no step, and meets the right time after
         // [`HORIZON`].
         let wanted = HORIZON.saturating_add(now.ns).saturating_sub(said);
         let bent = u128::from(rate) * u128::from(wanted) / u128::from(HORIZON);
@@ -98,7 +103,8 @@ pub(crate) fn nanoseconds(ticks: u64, rate: u64) -> u64 {
     u64::try_from(ns).unwrap_or(u64::MAX)
 }
 
-/// Returns nanoseconds per tick between two moments, times 2^32; `None` if it is too early to know.
+/// Returns the rate between two moments, in nanoseconds per tick times 2^32; `None` if they are too close to know
+/// it.
 fn rate(since: Moment, now: Moment) -> Option<u64> {
     let ns = now.ns.checked_sub(since.ns).filter(|ns| *ns >= SHORTEST)?;
     let ticks = now.tsc.checked_sub(since.tsc).filter(|ticks| *ticks > 0)?;
@@ -108,12 +114,13 @@ fn rate(since: Moment, now: Moment) -> Option<u64> {
 /// Moments from which rates are computed.
 #[derive(Debug)]
 struct Past {
-    /// Start of the current rate, and of the one after it.
+    /// Moment from which the current rate is computed.
     since: Moment,
+    /// The moment that replaces `since` next.
     next: Moment,
 }
 
-/// One of the two places of the line.
+/// One of the two places where a line is stored.
 #[derive(Debug, Default)]
 struct Place {
     ns: AtomicU64,
@@ -124,15 +131,16 @@ struct Place {
 /// Converts TSC values to times, for all threads of a machine.
 #[derive(Debug)]
 pub(crate) struct Times {
-    /// Number of lines so far. The newest line is in the place of this number modulo 2; the other place is
-    /// written before the number changes.
+    /// Number of lines so far. The newest line is in the place with this number modulo 2. The next line is written
+    /// to the other place before the number changes.
     lines: AtomicU64,
     places: [Place; 2],
     past: Mutex<Past>,
 }
 
 impl Times {
-    /// Measures the rate, which takes [`SHORTEST`]. A guessed rate might make time run back later.
+    /// Measures the rate and creates the first line, which takes [`SHORTEST`]. A guessed rate might make time run
+    /// back later.
     pub(crate) fn new() -> Self {
         let since = Moment::now();
         let from = loop {
@@ -154,7 +162,8 @@ impl Times {
     pub(crate) fn publish(&self, line: Line) {
         let next = self.lines.load(Ordering::Relaxed).wrapping_add(1);
         let place = &self.places[usize::from(next & 1 == 1)];
-        // A reader that sees any of these stores also sees that the line it began to read is outdated.
+        // A reader that sees any of these stores also sees that another line was counted since it began to read
+        // this place.
         fence(Ordering::Release);
         place.ns.store(line.from.ns, Ordering::Relaxed);
         place.tsc.store(line.from.tsc, Ordering::Relaxed);
@@ -174,7 +183,8 @@ impl Times {
                 },
                 rate: place.rate.load(Ordering::Relaxed),
             };
-            // The place is written again only after another line has been counted.
+            // A place is written again only after a line in the other place has been counted. If none has, the line
+            // is whole.
             fence(Ordering::Acquire);
             if self.lines.load(Ordering::Relaxed) == number {
                 return line;
@@ -182,7 +192,7 @@ impl Times {
         }
     }
 
-    /// Adjusts the line, unless that happened recently or another thread does it. Not for the hit path.
+    /// Adjusts the line, unless it was adjusted recently or another thread is adjusting it. Not for the hit path.
     pub(crate) fn adjust(&self) {
         let Ok(mut past) = self.past.try_lock() else {
             return;
@@ -236,7 +246,7 @@ mod tests {
     }
 
     proptest! {
-        /// A clock of `mhz` is read from time to time, never quite at the right moment.
+        /// A counter of `mhz` MHz is read at random intervals, each time slightly off the right moment.
         #[test]
         fn time_goes_on_from_where_it_was_and_comes_close(
             mhz in 100..5000_u64,
@@ -280,7 +290,7 @@ mod tests {
             assert!(line.at(tsc + 2000) > said);
         }
         assert!(line.at(12 * SECOND).abs_diff(6 * SECOND) < 10);
-        // The machine slept, and the TSC with it.
+        // The host has slept, and its TSC did not advance meanwhile.
         let woken = moment(3600 * SECOND, 12 * SECOND);
         assert_eq!(line.bent(woken, rate_of_2_ghz).at(woken.tsc), woken.ns);
     }

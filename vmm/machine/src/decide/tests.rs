@@ -9,10 +9,10 @@ use hvprobe_spec::{CAPTURE_MAX, Change, RegisterSet, Then};
 
 use super::*;
 
-/// Longer than any test takes. A wait that lasts so long has failed.
+/// A time longer than any test takes. A wait of that length has failed.
 const LONG: Duration = Duration::from_secs(120);
 
-/// Returns the next question, for which it waits.
+/// Waits for the next question, and returns it.
 fn next(client: &mut Asker) -> Option<Question> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
@@ -45,7 +45,7 @@ fn returning(value: u64) -> Decision {
     }
 }
 
-/// Asks as a vCPU that nothing interrupts; returns the decision, `None` for the default.
+/// Asks as a vCPU whose attention is not requested. Returns the decision; `None` stands for the default.
 fn ask(decisions: &Decisions, probe: u32, within: Duration) -> Option<Decision> {
     match decisions.ask(event(probe), within)?.wait(|| false) {
         Reply::Decided(decision) => Some(decision),
@@ -338,7 +338,8 @@ fn every_question_comes_to_an_end_while_clients_come_and_go() {
         for patience in 1..4 {
             let (decisions, over) = (&decisions, &over);
             scope.spawn(move || {
-                // The client leaves with questions in its queue and one unanswered, and attaches again.
+                // The client leaves while one question is unanswered and others may be in its queue, and attaches
+                // again.
                 while !over.load(Ordering::Relaxed) {
                     let mut client = decisions.attach(Vec::new());
                     for _ in 0..patience * 5 {

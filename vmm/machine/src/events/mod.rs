@@ -1,4 +1,4 @@
-//! The way of events from the collector to listeners.
+//! How events get from the collector to listeners.
 
 pub(crate) mod notice;
 pub mod queue;

@@ -6,11 +6,11 @@
 //!          ◄──────────────────────────────
 //!              half of the limit is free
 //! ```
-//! Invariants: the items that wait never weigh more than the queue's limit, nor, in all queues of a pool, more
-//! than the pool's. The writer never waits. Losses are counted, and the reader gets the count after the items
-//! from before the loss, and no later than with the first item after it. Notices of throttled hits are never
-//! lost; those that wait are added up for each probe. A queue that was full takes nothing until half of it is
-//! free, so that a slow reader has few long gaps and not many short ones.
+//! Invariants: the items that wait in a queue never weigh more than the queue's limit, and those in all queues of a
+//! pool never weigh more than the pool's limit. The writer never waits. Losses are counted. The reader gets the
+//! count of a loss after all items from before the loss, and at the latest together with the first item after it.
+//! Notices of throttled hits are never lost; those that wait are added up for each probe. A queue that was full
+//! takes nothing until half of it is free, so that a slow reader has a few long gaps instead of many short ones.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -23,12 +23,12 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::notice::ThrottleNotice;
 
-/// A count of losses.
+/// A count of lost items.
 pub trait Loss: Default {
     /// Returns whether nothing was lost.
     fn is_nothing(&self) -> bool;
 
-    /// Adds a later loss.
+    /// Adds the count of a later loss.
     fn add(&mut self, later: Self);
 }
 
@@ -43,7 +43,7 @@ impl Loss for u64 {
     }
 }
 
-/// Memory that many queues share. Clones refer to the same pool.
+/// Limit of the memory that many queues share. Clones refer to the same pool.
 #[derive(Clone, Debug)]
 pub struct Pool(Arc<Room>);
 
@@ -63,7 +63,7 @@ impl Pool {
         }))
     }
 
-    /// Returns the weight of the items that wait.
+    /// Returns the weight that is taken.
     #[must_use]
     pub fn taken(&self) -> usize {
         self.0.taken.load(Ordering::Relaxed)
@@ -75,7 +75,8 @@ impl Pool {
         self.0.limit
     }
 
-    /// Takes room of this weight for an item, or for other memory of the queues; `None` if there is too little.
+    /// Takes room of `weight` for an item, or for other memory of the queues. Returns `None` if there is too little
+    /// room.
     #[must_use]
     pub fn take(&self, weight: usize) -> Option<Share> {
         let Room { limit, taken } = &*self.0;
@@ -126,7 +127,7 @@ pub fn queue_in<T, L: Loss>(pool: &Pool, limit: usize) -> (Entrance<T, L>, Exit<
 struct Shared<L> {
     /// Weight of the items that wait.
     waiting: AtomicUsize,
-    /// Losses after the items that wait.
+    /// Losses that come after all items that wait.
     lost: Mutex<L>,
     /// Notices that wait.
     notices: Mutex<BTreeMap<ProbeId, ThrottleNotice>>,
@@ -182,8 +183,8 @@ impl<T, L: Loss> Entrance<T, L> {
         !self.losing
     }
 
-    /// Appends `item`, or returns it if there is no room. `weight` is the memory it takes, that of the queue
-    /// itself included.
+    /// Appends `item`, or returns it if there is no room. `weight` is the memory that the item takes, including
+    /// that of the queue itself.
     ///
     /// # Errors
     /// The item, when it does not fit or the queue takes nothing now.
@@ -198,7 +199,7 @@ impl<T, L: Loss> Entrance<T, L> {
         Ok(())
     }
 
-    /// Adds `lost` to the losses. Does not wake a waiting reader.
+    /// Counts the loss `lost`. Does not wake a waiting reader.
     pub fn lose(&mut self, lost: L) {
         self.shared.lost().add(lost);
     }
@@ -220,11 +221,11 @@ impl<T, L: Loss> Entrance<T, L> {
 
     /// Wakes a waiting reader if there are losses or notices.
     pub fn wake_reader(&mut self) {
-        // A reader that has an item to take finds the loss after it.
+        // If an item waits, the reader is awake, and finds the losses and notices with or after the item.
         let waiting = self.shared.waiting.load(Ordering::Relaxed) > 0;
         let news = !self.shared.lost().is_nothing() || !self.shared.notices().is_empty();
         if !waiting && news {
-            // It has a weight, so that there is at most one such entry.
+            // The entry without an item has a weight, so that at most one such entry waits.
             self.append(None, 1, None);
         }
     }
@@ -267,19 +268,20 @@ pub struct Taken<T, L = u64> {
 }
 
 impl<T, L: Loss> Exit<T, L> {
-    /// Returns the next item or loss if there is one now.
+    /// Returns the next item, loss or notices, if there are any now.
     pub fn try_next(&mut self) -> Option<Taken<T, L>> {
         self.now().ok()
     }
 
-    /// Waits for the next item or loss; returns `None` when there will be none any more.
+    /// Waits for the next item, loss or notices, and returns it. Returns `None` when the writing end is gone and
+    /// everything was returned.
     pub async fn next(&mut self) -> Option<Taken<T, L>> {
         loop {
             match self.now() {
                 Err(TryRecvError::Empty) => {}
                 taken => return taken.ok(),
             }
-            // After the last item there may be a loss to report.
+            // If the writing end is gone, the next round still reports losses after the last item.
             if let Some(entry) = self.from.recv().await
                 && let Some(taken) = self.take(entry)
             {
@@ -319,7 +321,7 @@ impl<T, L: Loss> Exit<T, L> {
         }
     }
 
-    /// Takes an entry. Returns `None` if its loss was reported before and it has nothing else.
+    /// Takes an entry. Returns `None` for an entry without an item whose loss or notices were reported before.
     fn take(&self, entry: Entry<T, L>) -> Option<Taken<T, L>> {
         self.shared
             .waiting
@@ -443,7 +445,7 @@ mod tests {
     }
 
     proptest! {
-        /// Items and losses are numbered in one sequence, so that the reader knows the position of each loss.
+        /// Numbers items and losses in one sequence, so that the reader can check the position of each loss.
         #[test]
         fn all_is_taken_or_counted_as_lost_in_its_place(steps in proptest::collection::vec(step(), 0..200)) {
             const LIMIT: usize = 10;

@@ -1,8 +1,8 @@
 //! Distribution of events from the collector to listeners.
 //!
 //! Invariants: the collector waits for no listener, so a slow one slows down neither the guest nor the other
-//! listeners. Events that a [`Subscription`] loses are counted; the count comes with its next batch, or as a
-//! last batch without events when the machine ends. The events that wait for it are bounded.
+//! listeners. Events that a [`Subscription`] loses are counted. The count comes with the subscription's next batch,
+//! or as a last batch without events when the machine ends. The events that wait for a subscription are bounded.
 
 use std::collections::HashSet;
 use std::fmt::Debug;
@@ -20,19 +20,19 @@ use super::queue::{Entrance, Exit, Taken, queue};
 pub struct Delivery {
     /// Events in the order of time.
     pub events: Vec<Event>,
-    /// Number of events lost since the last delivery, in the machine or by this listener.
+    /// Number of events lost since the last delivery, in the machine or because this listener was too slow.
     pub dropped: u64,
     /// Notices of throttled hits.
     pub throttled: Vec<ThrottleNotice>,
 }
 
-/// Receiver of the collector's events. It is dropped when the machine has ended.
+/// Listener to the collector's events. It is dropped when the machine has ended.
 pub trait Listen: Debug + Send {
-    /// Handles a batch, before which `dropped` events were lost; returns whether it wants more. Runs on the
-    /// collector's thread, which empties no ring meanwhile, so it must not block.
+    /// Handles a batch, before which `dropped` events were lost. Returns whether the listener wants more. Must not
+    /// block: it runs on the collector's thread, which empties no ring meanwhile.
     fn hear(&mut self, events: &[Event], dropped: u64) -> bool;
 
-    /// Handles notices of throttled hits. It must not block either.
+    /// Handles notices of throttled hits. Must not block either.
     fn note(&mut self, notices: &[ThrottleNotice]);
 }
 
@@ -50,15 +50,15 @@ impl Hub {
         }
     }
 
-    /// Passes `events` to every listener.
+    /// Passes `events` to every listener, and removes those that want no more.
     pub(crate) fn deliver(&self, events: &[Event], dropped: u64) {
         if let Some(listeners) = self.listeners().as_mut() {
             listeners.retain_mut(|listener| listener.hear(events, dropped));
         }
     }
 
-    /// Adds `listener`, unless the machine has ended. Removes listeners that want no more; without events they
-    /// would otherwise stay.
+    /// Adds `listener`, unless the machine has ended. Also removes listeners that want no more, because without
+    /// events nothing else removes them.
     pub(crate) fn listen(&self, listener: Box<dyn Listen>) {
         if let Some(listeners) = self.listeners().as_mut() {
             listeners.retain_mut(|listener| listener.hear(&[], 0));
@@ -78,8 +78,8 @@ impl Hub {
         }
     }
 
-    /// Adds a listener for the events of `filter`'s probes, or of all if it is empty. At most `capacity` events
-    /// wait for it.
+    /// Adds a listener to the events of the probes in `filter`, or of all probes if `filter` is empty. At most
+    /// `capacity` events wait for the listener.
     pub(crate) fn subscribe(&self, filter: Vec<ProbeId>, capacity: usize) -> Subscription {
         let (into, from) = queue(capacity.saturating_mul(size_of::<Event>()));
         self.listen(Box::new(Subscriber {
@@ -89,7 +89,7 @@ impl Hub {
         Subscription { queue: from }
     }
 
-    /// Ends the streams after the events that are queued, as the machine has ended.
+    /// Ends the streams, because the machine has ended. Events that are queued still arrive.
     pub(crate) fn close(&self) {
         *self.listeners() = None;
     }
@@ -104,7 +104,7 @@ impl Hub {
 /// Writing end of a subscription.
 #[derive(Debug)]
 struct Subscriber {
-    /// Probes whose events it gets; empty for all.
+    /// Probes whose events the subscription gets. If empty, it gets those of all probes.
     filter: HashSet<ProbeId>,
     queue: Entrance<Vec<Event>>,
 }
@@ -150,7 +150,7 @@ pub struct Subscription {
 }
 
 impl Subscription {
-    /// Returns the next batch; `None` after the last one when the machine has ended.
+    /// Waits for the next batch, and returns it; `None` after the last one, when the machine has ended.
     pub async fn next(&mut self) -> Option<Delivery> {
         self.queue.next().await.map(Delivery::from)
     }

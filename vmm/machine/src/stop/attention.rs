@@ -5,10 +5,10 @@
 //!   1. raise the flag             1. clear kicks (immediate_exit = 0)
 //!   2. kick                       2. look at the flag
 //! ```
-//! Invariant: a vCPU whose attention is requested while it runs looks at its flag before it executes much more
-//! of the guest. A kick that arrives before "clear" is lost, but the look that follows sees the flag that was
-//! raised before it. A kick that arrives later makes the next `KVM_RUN` return at once. With either pair of
-//! steps in the other order, a request can be lost. `tests/attention.rs` proves that by trying every order.
+//! Invariant: a vCPU whose attention is requested while it runs checks its flag before it executes much more of the
+//! guest. A kick that arrives before step 1 of the vCPU is lost, but step 2 sees the flag that was raised before
+//! the kick. A kick that arrives later makes the next `KVM_RUN` return at once. With either pair of steps in the
+//! other order, a request can be lost. `tests/attention.rs` proves the invariant by trying every order.
 
 use super::atomic::{AtomicBool, Ordering};
 
@@ -22,7 +22,7 @@ impl Attention {
         Self(AtomicBool::new(false))
     }
 
-    /// Requests attention. `kick` gets the vCPU out of the guest.
+    /// Requests attention, then calls `kick`, which gets the vCPU out of the guest.
     pub(crate) fn raise(&self, kick: impl FnOnce()) {
         self.0.store(true, Ordering::Release);
         kick();
@@ -38,8 +38,8 @@ impl Attention {
         self.0.load(Ordering::Acquire)
     }
 
-    /// Returns whether attention is requested. Called by the vCPU's thread before it enters the guest;
-    /// `forget_kicks` clears `immediate_exit`.
+    /// Clears kicks, then returns whether attention is requested. Called by the vCPU's thread before it enters the
+    /// guest. `forget_kicks` clears `immediate_exit`.
     pub(crate) fn look(&self, forget_kicks: impl FnOnce()) -> bool {
         forget_kicks();
         self.is_raised()

@@ -1,4 +1,4 @@
-//! Decides which vCPU may run. Has no locks, no threads, no waiting.
+//! Decides which vCPUs may run. Here are only the decisions: no locks, no threads, no waiting.
 //!
 //! ```text
 //!             park                       proceed: run
@@ -7,15 +7,15 @@
 //!                      │ proceed: end                       │ leave
 //!                      └───────────────► ended ◄────────────┘
 //! ```
-//! A parked vCPU stays parked while something keeps it: a *transaction* (text is being changed), a *pause* of
-//! the machine, or a *hold* of its own. The *end* makes it leave whatever else keeps it. These are independent
-//! of each other. An *NMI* keeps no vCPU. It only requests attention, and stays pending until the vCPU takes
-//! it: when asked, and when it continues.
+//! A parked vCPU stays parked while something keeps it: a *transaction* (text is being changed), a *pause* of the
+//! machine, or a *hold* of this vCPU alone. The *end* makes a vCPU leave its loop, whatever else keeps it. These
+//! are independent of each other. An *NMI* keeps no vCPU. It only requests attention, and stays pending until the
+//! vCPU takes it. A vCPU takes it when it is asked, and when it continues.
 //!
 //! Invariants, whatever the order of calls:
 //! - from the moment [`Barrier::stopped`] returned `Yes` until [`Barrier::finish`], no vCPU runs;
-//! - a running vCPU that is to be kept, or that has an NMI pending, has been asked, by [`Barrier::asks`], since
-//!   it began to run; one that is to do neither is not asked;
+//! - [`Barrier::asks`] has asked every running vCPU that must park or has an NMI pending, since the vCPU began to
+//!   run; a vCPU to which neither applies is not asked;
 //! - an ended vCPU stays ended, and after [`Barrier::end`] each vCPU ends by its next `park` and `proceed`.
 
 use hvprobe_engine::Standing;
@@ -23,11 +23,11 @@ use hvprobe_engine::Standing;
 /// State of a vCPU in the diagram above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Presence {
-    /// The thread has not begun; it parks before it runs anything.
+    /// The vCPU's thread has not begun. It parks before it runs the guest.
     Starting,
     /// The vCPU may be executing the guest.
     Running,
-    /// The vCPU waits. It has no standing if it has not run yet.
+    /// The vCPU waits. It has no standing if it has never run.
     Parked(Option<Standing>),
     /// The thread has left its loop.
     Ended,
@@ -40,7 +40,7 @@ pub(crate) enum Proceed {
     Run,
     /// The vCPU leaves its loop.
     End,
-    /// Something keeps it.
+    /// The vCPU stays parked, because something keeps it.
     Stay,
 }
 
@@ -114,7 +114,7 @@ impl Barrier {
         self.vcpus[index].presence = Presence::Ended;
     }
 
-    /// Begins a transaction, for which all vCPUs must stop. One at a time.
+    /// Begins a transaction, for which all vCPUs must stop. There is at most one at a time.
     pub(crate) fn begin(&mut self) {
         self.transaction = true;
     }
@@ -124,7 +124,7 @@ impl Barrier {
         self.transaction = false;
     }
 
-    /// Pauses the machine; returns whether it was not paused before.
+    /// Pauses the machine. Returns `false` if it was paused already.
     pub(crate) fn pause(&mut self) -> bool {
         !std::mem::replace(&mut self.paused, true)
     }
@@ -149,12 +149,12 @@ impl Barrier {
         self.vcpus[index].held = false;
     }
 
-    /// Makes an NMI pending for vCPU `index`. There is at most one.
+    /// Makes an NMI pending for vCPU `index`, unless one already is.
     pub(crate) fn send_nmi(&mut self, index: usize) {
         self.vcpus[index].nmi = true;
     }
 
-    /// Takes the pending NMI of vCPU `index`; returns whether there was one.
+    /// Takes the pending NMI of vCPU `index`. Returns whether there was one.
     pub(crate) fn take_nmi(&mut self, index: usize) -> bool {
         std::mem::take(&mut self.vcpus[index].nmi)
     }
@@ -169,12 +169,12 @@ impl Barrier {
         self.ending = true;
     }
 
-    /// Returns whether every vCPU is to end.
+    /// Returns whether every vCPU is to leave its loop.
     pub(crate) fn is_ending(&self) -> bool {
         self.ending
     }
 
-    /// Returns whether no vCPU runs, and none can until a call here allows it.
+    /// Returns whether all vCPUs are stopped. A stopped vCPU runs only after [`Barrier::proceed`] has let it.
     pub(crate) fn stopped(&self) -> Stopped {
         let all_ended = self.vcpus.iter().all(|v| v.presence == Presence::Ended);
         if self.ending || all_ended {
@@ -196,8 +196,9 @@ impl Barrier {
         self.vcpus.iter().filter_map(standing).collect()
     }
 
-    /// Calls `notify` for every vCPU for which this has changed since the last call: whether its attention is
-    /// requested. Must be called after every change.
+    /// Calls `notify` for every vCPU whose attention was not requested at the last call and is requested at this
+    /// one, or the other way round. Passes the vCPU's index, and whether its attention is requested. Must be called
+    /// after every change.
     pub(crate) fn asks(&mut self, mut notify: impl FnMut(usize, bool)) {
         for index in 0..self.vcpus.len() {
             let wanted = self.must_park(index) || self.vcpus[index].nmi;

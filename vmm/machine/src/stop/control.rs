@@ -1,8 +1,8 @@
 //! Stops the world, and decides which vCPUs may run.
 //!
-//! [`Barrier`] makes the decisions. Here are the lock around it, the waiting, and the kicks: after every change
-//! of the barrier, the [`Attention`] flag of each vCPU concerned is raised and its thread kicked out of the
-//! guest; waiting threads check the barrier again.
+//! [`Barrier`] makes the decisions. Here are the lock around it, the waiting, and the kicks. After every change of
+//! the barrier, the [`Attention`] flag of each vCPU concerned is raised or lowered, a vCPU whose flag was raised is
+//! kicked out of the guest, and waiting threads check the barrier again.
 //!
 //! Invariants: a kick goes only to a thread that is in its loop. The state lock is never held while guest code
 //! runs or while a transaction's change is applied. Lock order is `transaction`, then `state`.
@@ -18,12 +18,12 @@ use hvprobe_vm::vcpu::Kickable;
 use super::attention::Attention;
 use super::barrier::{Barrier, Proceed, Stopped};
 
-/// Maximum time for a vCPU to acknowledge a stop. Far more than any host's scheduling delay: beyond it
+/// Maximum time for a vCPU to acknowledge a stop. It is far longer than any host's scheduling delay. Beyond it
 /// something is broken, and the caller gets an error.
 const ACKNOWLEDGE: Duration = Duration::from_secs(10);
 
-/// Interval of further kicks to a vCPU that does not park. A vCPU does not park in the middle of a step, and
-/// can abandon a step only outside the guest.
+/// Interval of further kicks to vCPUs that do not park. A vCPU does not park in the middle of a step. It can
+/// abandon a step, but only outside the guest, where a kick brings it.
 const KICK_AGAIN: Duration = Duration::from_millis(50);
 
 /// State that a vCPU takes over when it continues.
@@ -45,7 +45,7 @@ pub(crate) enum Order {
 #[derive(Debug)]
 struct State {
     barrier: Barrier,
-    /// Handles for kicking the vCPUs, each while its thread is in its loop.
+    /// Handles for kicking the vCPUs; `None` for each vCPU that is parked or whose thread is not in its loop.
     threads: Vec<Option<Kickable>>,
     outfit: Outfit,
 }
@@ -110,15 +110,15 @@ impl Control {
         self.state().barrier.must_park(index)
     }
 
-    /// Returns whether vCPU `index` must take an NMI, park, or both. Called by its thread before it enters the
-    /// guest; `forget_kicks` clears `immediate_exit`. Costs one load, from a cache line that no other vCPU
+    /// Returns whether vCPU `index` must take an NMI, park, or both. Called by the vCPU's thread before it enters
+    /// the guest. `forget_kicks` clears `immediate_exit`. Costs one load, from a cache line that no other vCPU
     /// writes to.
     pub(crate) fn look(&self, index: usize, forget_kicks: impl FnOnce()) -> bool {
         self.attention[index].look(forget_kicks)
     }
 
-    /// Parks vCPU `index`, and waits until it may run. Called by its thread; `standing` is `None` if it has not
-    /// run yet.
+    /// Parks vCPU `index`, and waits until it may run or must leave its loop. Called by the vCPU's thread.
+    /// `standing` is `None` if the vCPU has not run yet.
     pub(crate) fn park(
         &self,
         index: usize,
@@ -151,7 +151,7 @@ impl Control {
         }
     }
 
-    /// Marks vCPU `index` as ended. Its thread calls this last.
+    /// Marks vCPU `index` as ended. This is the last call of the vCPU's thread.
     pub(crate) fn leave(&self, index: usize) {
         self.change(|state| {
             state.threads[index] = None;
@@ -159,8 +159,7 @@ impl Control {
         });
     }
 
-    /// Keeps vCPU `index` from running, from its next [`Control::park`] on. Several vCPUs can be held at a
-    /// time.
+    /// Keeps vCPU `index` from running after its next [`Control::park`]. Several vCPUs can be held at a time.
     pub(crate) fn hold(&self, index: usize) {
         self.change(|state| state.barrier.hold(index));
     }
@@ -170,7 +169,7 @@ impl Control {
         self.change(|state| state.barrier.release(index));
     }
 
-    /// Makes an NMI pending for each of `vcpus`, until it takes it.
+    /// Makes an NMI pending for each of `vcpus`, until the vCPU takes it.
     pub(crate) fn send_nmi(&self, vcpus: impl Iterator<Item = usize>) -> Result<(), StopError> {
         self.change(|state| {
             if state.barrier.is_ending() {
@@ -181,30 +180,30 @@ impl Control {
         })
     }
 
-    /// Takes the pending NMI of vCPU `index`; returns whether there was one. Called by its thread. Not for the
-    /// hit path.
+    /// Takes the pending NMI of vCPU `index`. Returns whether there was one. Called by the vCPU's thread. Not for
+    /// the hit path.
     pub(crate) fn take_nmi(&self, index: usize) -> bool {
         self.change(|state| state.barrier.take_nmi(index))
     }
 
-    /// Adds this view of the kernel to the vCPUs' next outfit.
+    /// Adds `view`, the view of the kernel, to the outfit that vCPUs get when they continue.
     pub(crate) fn set_view(&self, view: KernelView) {
         self.state().outfit.view = Some(view);
     }
 
-    /// Removes the view, as its kernel does not run any more.
+    /// Removes the view of the kernel, as that kernel does not run any more.
     pub(crate) fn forget_view(&self) {
         self.state().outfit.view = None;
     }
 
-    /// Returns the view of the current outfit.
+    /// Returns the view of the kernel in the current outfit.
     pub(crate) fn view(&self) -> Option<KernelView> {
         self.state().outfit.view
     }
 
-    /// Stops every vCPU, calls `change` with their standings, hands out the table it returns, and lets the
-    /// vCPUs continue unless something else keeps them. Runs one transaction at a time. Returns how long they
-    /// were stopped.
+    /// Stops every vCPU, calls `change` with their standings, and lets the vCPUs continue unless something else
+    /// keeps them. They continue with the table that `change` returns, if it returns one. Runs one transaction at a
+    /// time. Returns how long the vCPUs were stopped.
     pub(crate) fn transact(
         &self,
         change: impl FnOnce(&[Standing]) -> Option<Arc<ProbeTable>>,
@@ -223,7 +222,8 @@ impl Control {
         Ok(since.elapsed())
     }
 
-    /// Waits until no vCPU runs, while `wanted` is true; returns their standings.
+    /// Waits until no vCPU runs, and returns their standings. Stops waiting, and returns no standings, when
+    /// `wanted` returns false.
     fn all_parked(&self, wanted: impl Fn(&Barrier) -> bool) -> Result<Vec<Standing>, StopError> {
         let since = Instant::now();
         let mut state = self.state();
@@ -256,7 +256,7 @@ impl Control {
         self.state().barrier.is_ending()
     }
 
-    /// Stops every vCPU until [`Control::resume`], without waiting for them.
+    /// Makes every vCPU stop until [`Control::resume`]. Does not wait until they have stopped.
     pub(crate) fn pause_now(&self) {
         self.change(|state| state.barrier.pause());
     }
@@ -282,7 +282,7 @@ impl Control {
     }
 }
 
-/// A transaction in progress. It ends on drop, even when its change panics.
+/// A transaction in progress. It ends when this value is dropped, even if its change panics.
 struct Transaction<'a>(&'a Control);
 
 impl<'a> Transaction<'a> {

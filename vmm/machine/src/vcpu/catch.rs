@@ -1,5 +1,5 @@
-//! From an exit to a hit: the three ways in which a planted int3 reaches user space, and reflecting int3s that
-//! are not ours.
+//! Turns exits into hits. There are three ways in which a planted int3 reaches user space. Int3s that are not ours
+//! are reflected to the guest.
 //!
 //! | mode             | exit                                  | RIP                          |
 //! |------------------|---------------------------------------|------------------------------|
@@ -7,13 +7,13 @@
 //! | `emulation-exit` | `KVM_EXIT_INTERNAL_ERROR`, bytes `cc…`| the int3                     |
 //! | `idt-gate`       | `KVM_EXIT_IO` at the guest's #BP entry| the patched entry            |
 //!
-//! In `idt-gate` the processor has pushed an exception frame; undoing that push gives exactly the state of the
-//! hit. Invariant: an int3 that is not ours leaves the guest in the state it would be in without us. While a
-//! stepped copy runs, IDTR points at the table of the exception window, and every exception of the copy exits
-//! at one of its stubs.
+//! In `idt-gate` the processor has pushed an exception frame. Undoing that push gives exactly the state of the hit.
+//! Invariants: an int3 that is not ours leaves the guest in the state in which it would be without us. While a
+//! stepped copy runs, IDTR points at the table of the exception window, and every exception of the copy exits at
+//! one of the table's stubs.
 //!
-//! Those stubs, and the trampoline that functions with a return probe return to, are an `out` in every mode:
-//! `KVM_EXIT_IO`, with RIP at or after it.
+//! Each of those stubs is an `out` in every mode, and so is the trampoline, to which functions with a return probe
+//! return. They exit with `KVM_EXIT_IO`, with RIP at or after the `out`.
 
 use std::sync::Arc;
 
@@ -36,11 +36,11 @@ pub(crate) struct Catcher {
     pub(crate) mode: CatchMode,
     pub(crate) handler: HitHandler,
     pub(crate) clock: HostClock,
-    /// Base of the guest's own IDT, while the exception window's is in force.
+    /// Base of the guest's own IDT, while the IDT of the exception window is in force.
     own_idt: Option<u64>,
-    /// GS base in kernel mode, once a hit has shown it since the vCPU last parked.
+    /// GS base in kernel mode. Known after the first hit since the vCPU last parked, if nothing is stepped.
     kernel_gs: Option<u64>,
-    /// Whether hits may access memory of the process.
+    /// Whether hits may access memory of the running process.
     reaches_process: bool,
     /// Whether hits wait for room rather than be lost.
     pub(crate) waits_for_room: bool,
@@ -49,7 +49,7 @@ pub(crate) struct Catcher {
 /// Outcome of most hits.
 const PLAIN: Outcome = Outcome::Resume { shadow: false };
 
-/// The reason to wait before the vCPU continues with [`Catcher::resume`].
+/// What the vCPU waits for before it continues with [`Catcher::resume`]; `None` if it continues at once.
 pub(crate) type Waits = Option<Held>;
 
 impl Catcher {
@@ -65,7 +65,7 @@ impl Catcher {
         }
     }
 
-    /// Takes over the table and the view after the vCPU was parked.
+    /// Takes over the table and the view that a parked vCPU has got.
     pub(crate) fn adopt(
         &mut self,
         cpu: &mut CpuFd,
@@ -79,11 +79,11 @@ impl Catcher {
         cpu.share_sregs(self.handler.can_hit());
     }
 
-    /// Learns GS base in kernel mode, and stops sharing the system registers. Hits need nothing else of them
-    /// unless something is stepped. Linux gives each processor one GS base for kernel mode when it starts, the
-    /// address of its per-CPU area (`switch_gdt_and_percpu_base` in arch/x86/kernel/cpu/common.c). Only the
-    /// entry from user mode runs with another, and there the kernel forbids probes. So the value at the first
-    /// hit holds for all.
+    /// Learns GS base in kernel mode, and stops sharing the system registers, unless something may be stepped.
+    /// Without steps, hits need no other system register. Linux gives each processor one GS base for kernel mode
+    /// when it starts, the address of its per-CPU area (`switch_gdt_and_percpu_base` in
+    /// arch/x86/kernel/cpu/common.c). Only the entry code from user mode runs with another one, and there the
+    /// kernel forbids probes. So the value at the first hit holds for all hits.
     fn learn(&mut self, cpu: &mut CpuFd) {
         if self.kernel_gs.is_none() && cpu.knows_sregs() && !self.handler.can_step() {
             self.kernel_gs = Some(cpu.sregs().gs.base);
@@ -91,7 +91,7 @@ impl Catcher {
         }
     }
 
-    /// Returns GS base in kernel mode. The last exit must be from there.
+    /// Returns GS base in kernel mode. The last exit must be from kernel mode.
     pub(crate) fn kernel_gs(&self, cpu: &mut CpuFd) -> u64 {
         self.kernel_gs.unwrap_or_else(|| cpu.sregs().gs.base)
     }
@@ -114,7 +114,7 @@ impl Catcher {
         self.carry_out(cpu, outcome)
     }
 
-    /// Handles a hit of the int3 or the trampoline at `at`, with the registers in the page.
+    /// Handles a hit of the int3 or the trampoline at `at`, with the registers in the `kvm_run` page.
     #[inline]
     fn hit(&mut self, cpu: &mut CpuFd, ram: &GuestRam, at: Gva) -> Outcome {
         let gs_base = self.kernel_gs(cpu);
@@ -137,26 +137,27 @@ impl Catcher {
         outcome
     }
 
-    /// Reflects an int3 that is the guest's own.
+    /// Reflects an int3 of the guest's own: raises its #BP in the guest.
     #[cold]
     fn reflect(&mut self, cpu: &mut CpuFd) -> Result<(), kvm_ioctls::Error> {
         if self.mode == CatchMode::EmulationExit {
-            // KVM does not know the instruction's length here and pushes RIP as it is, so advance it.
+            // KVM does not know the instruction's length here, and pushes RIP unchanged. So advance RIP.
             let regs = cpu.regs_mut();
             regs.rip = regs.rip.wrapping_add(1);
             cpu.give_regs();
         }
         cpu.inject(vector::BREAKPOINT, None)?;
-        // Until another exit: a guest's own probes are often hit one after the other.
+        // Shared until an exit that is not an int3 of the guest's own: such int3s often follow each other.
         cpu.share_events(true);
-        // In user mode GS base has another value.
+        // Learn only from kernel mode: in user mode GS base has another value.
         if cpu.in_kernel() {
             self.learn(cpu);
         }
         Ok(())
     }
 
-    /// Handles a hit of the patched #BP entry in `idt-gate`. Returns `None` when RIP is not the gate.
+    /// Handles an exit at the patched #BP entry in `idt-gate`. Returns `None` when RIP is not at the gate of the
+    /// kernel that we know.
     pub(crate) fn gate(
         &mut self,
         cpu: &mut CpuFd,
@@ -182,7 +183,7 @@ impl Catcher {
             }
         }
         if !self.handler.knows_kernel() {
-            // The guest has left the kernel with that entry for another.
+            // The guest has replaced the kernel that this entry was in.
             return Ok(None);
         }
         gate.head.apply(&mut regs);
@@ -190,8 +191,8 @@ impl Catcher {
         Ok(Some(None))
     }
 
-    /// Handles a function's return to the trampoline. Returns `None` when RIP is elsewhere or the call is
-    /// unknown; then the guest continues after the `out`, where it meets an int3.
+    /// Handles a function's return to the trampoline. Returns `None` when RIP is elsewhere, or when the call is
+    /// unknown. In the latter case the guest continues after the `out`, where it meets an int3.
     pub(crate) fn returned(
         &mut self,
         cpu: &mut CpuFd,
@@ -225,7 +226,7 @@ impl Catcher {
                 .exception(vector, Gva(own_idt), &mut regs, &around)
         });
         if outcome == Outcome::Foreign {
-            // The guest itself has installed the stub as its handler.
+            // The guest itself has installed the stub as a handler.
             self.adjust_window(cpu);
             return Ok(None);
         }
@@ -252,7 +253,7 @@ impl Catcher {
         })
     }
 
-    /// Continues a hit that was held, as decided.
+    /// Continues a hit that was held, as `decision` says.
     pub(crate) fn resume(
         &mut self,
         cpu: &mut CpuFd,
@@ -268,11 +269,11 @@ impl Catcher {
         self.carry_out(cpu, outcome)
     }
 
-    /// Lets the guest continue as `outcome` says, with the registers in the page.
+    /// Lets the guest continue as `outcome` says, with the registers in the `kvm_run` page.
     #[inline]
     fn carry_out(&mut self, cpu: &mut CpuFd, outcome: Outcome) -> Result<Waits, kvm_ioctls::Error> {
         let ends_shadow = self.handler.ends_shadow();
-        // GS base is known only where nothing is stepped, so there is no exception window.
+        // GS base is known only if nothing is stepped, so there is no exception window to close.
         if outcome == PLAIN && !ends_shadow && self.kernel_gs.is_some() {
             cpu.give_regs();
             cpu.share_events(false);
@@ -334,8 +335,8 @@ impl Catcher {
         }
     }
 
-    /// Moves a vCPU on its way from an int3 to the gate back to the int3, so that the change it parks for may
-    /// remove either. Called before parking in `idt-gate`.
+    /// If the vCPU is on its way from an int3 to the gate, takes it back to the int3. Then the change for which the
+    /// vCPU parks may remove the int3 or the gate. Called before parking in `idt-gate`.
     pub(crate) fn rewind(cpu: &mut CpuFd, ram: &GuestRam, gate: &Gate) {
         let regs = cpu.regs();
         let read = |at, into: &mut [u8]| gate.tables.read(ram, at, into).is_ok();

@@ -12,17 +12,17 @@ use hvprobe_arch::trap::vector;
 pub(super) enum Cause {
     /// An int3, ours or the guest's.
     Int3,
-    /// KVM was not asked for this exit: it watches neither single steps nor debug registers.
+    /// An exit that KVM was not asked for. KVM is asked to watch neither single steps nor debug registers.
     Unasked(Unasked),
 }
 
-/// Number of an exception that exits though nobody asked for it.
+/// Number of the exception of an exit that KVM was not asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unexpected debug exit, exception {0}")]
 pub(super) struct Unasked(u32);
 
 impl Cause {
-    /// Returns the cause of an exit with this exception.
+    /// Returns the cause of an exit with exception number `exception`.
     #[inline]
     pub(super) fn of(exception: u32) -> Self {
         if exception == u32::from(vector::BREAKPOINT) {

@@ -1,8 +1,8 @@
 //! The thread of one vCPU: runs the guest, handles its exit, and repeats.
 //!
-//! Invariants: only this thread touches its `VcpuFd`. The thread parks, or ends, only outside of a step and of a
-//! device access, so a stopped world has no instruction half executed, and RIP is where the guest continues. A step
-//! that the guest does not finish is abandoned after [`STEP_LIMIT`]. Every exit is handled completely before the next
+//! Invariants: only this thread touches its `VcpuFd`. The thread parks, or ends, only outside a step and a device
+//! access. So in a stopped world no instruction is half executed, and RIP is where the guest continues. A step that
+//! the guest does not finish is abandoned after [`STEP_LIMIT`]. Every exit is handled completely before the next
 //! check of [`Control`].
 
 use hvprobe_hit::table::HookSet;
@@ -32,11 +32,12 @@ use crate::decide::Reply;
 use crate::stop::control::{Control, Order};
 use crate::vcpu::shared::Shared;
 
-/// Maximum time that a stop waits for the end of a step. The longest string operations take milliseconds.
+/// Maximum time that a stop waits for the end of a step or of a device access. The longest string operations take
+/// milliseconds.
 const STEP_LIMIT: Duration = Duration::from_secs(1);
 
-/// Minimum length of a pause that is reported to the guest. Changes of the guest's text take less, and the
-/// shortest watchdog timeout of a kernel is two seconds.
+/// Minimum length of a pause that is reported to the guest. Pauses for changes of the guest's text are shorter. The
+/// shortest timeout that a kernel's watchdog can have is two seconds.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// CR0.PG (SDM vol. 3, 2.5).
@@ -47,7 +48,7 @@ const CR0_PG: u64 = 1 << 31;
 pub(crate) enum Notice {
     /// A hit has paused the machine.
     Paused,
-    /// Boot has reached the point where the kernel's text is final; the vCPU is held.
+    /// The guest's boot has reached the point where the kernel's text is final; the vCPU is held.
     TextFinal { vcpu: usize, sregs: Box<kvm_sregs> },
     /// The guest has reached hooks of the engine; the vCPU is held.
     Engine {
@@ -55,7 +56,7 @@ pub(crate) enum Notice {
         hooks: HookSet,
         /// First argument of the hooked function.
         argument: Gva,
-        /// How the guest continues; set before it does.
+        /// How the guest continues. Set before the vCPU is released.
         answer: Arc<OnceLock<Decision>>,
     },
     /// The vCPU has left its loop, with the reason.
@@ -66,7 +67,7 @@ pub(crate) enum Notice {
 enum Next {
     /// The guest continues.
     Run,
-    /// The vCPU waits, as a hit is held.
+    /// The vCPU waits, because a hit is held.
     Wait(Held),
     /// The loop ends.
     End(Why),
@@ -81,7 +82,7 @@ impl From<Waits> for Next {
 /// Reason why a vCPU left its loop.
 #[derive(Debug)]
 pub(crate) enum Why {
-    /// It was ordered to leave.
+    /// The vCPU was ordered to leave.
     Requested,
     /// The guest ended the machine.
     Device(DeviceEvent),
@@ -99,12 +100,12 @@ pub(crate) struct Vcpu {
     pub(crate) catcher: Catcher,
     pub(crate) shared: Arc<Shared>,
     pub(crate) notices: Sender<Notice>,
-    /// Start of the wait for the end of a step, while the vCPU is to stop.
+    /// Start of the wait for the end of a step or of a device access, if the vCPU must park and waits for that.
     pub(crate) waited_since: Option<Instant>,
 }
 
-/// Reports the end of a vCPU's thread when it is dropped, also by a panic. Without that, a stop would wait for
-/// this vCPU forever.
+/// Reports the end of a vCPU's thread when this value is dropped, also by a panic. Otherwise stops would wait for
+/// the vCPU in vain, and the machine would never end.
 struct Farewell {
     index: usize,
     shared: Arc<Shared>,
@@ -116,7 +117,7 @@ impl Drop for Farewell {
     fn drop(&mut self) {
         self.shared.control.leave(self.index);
         let why = mem::replace(&mut self.why, Why::Requested);
-        // The supervisor outlives the vCPUs, unless it panicked; that has been reported then.
+        // The supervisor outlives the vCPUs, unless it has panicked. Then its panic is the reason for the end.
         let _ = self.notices.send(Notice::Ended(why));
     }
 }
@@ -147,7 +148,7 @@ impl Vcpu {
             let now = monotonic_ns();
             self.shared.metrics.set_first_entry(now);
         }
-        // Cloned once: a clone per exit would write to a cache line that all vCPUs share.
+        // Cloned once, because a clone at each exit would write to a cache line that all vCPUs share.
         let shared = Arc::clone(&self.shared);
         loop {
             if shared.control.look(self.index, || guard.clear()) {
@@ -182,8 +183,8 @@ impl Vcpu {
         Why::Crash(self.report(&format!("KVM refused a request: {error}")))
     }
 
-    /// Handles requests for attention; returns whether the loop continues. An NMI does not wait for the end of
-    /// a step: the exception window catches it.
+    /// Handles requests for attention. Returns whether the loop continues. An NMI need not wait for the end of a
+    /// step, because the exception window catches it.
     fn attend(&mut self, control: &Control, guard: &Guard) -> Result<bool, kvm_ioctls::Error> {
         loop {
             if control.take_nmi(self.index) {
@@ -192,7 +193,7 @@ impl Vcpu {
             if !control.must_park(self.index) || !self.may_stand(control) {
                 return Ok(true);
             }
-            // An NMI sent while the vCPU was parked has not kicked it, so check again.
+            // An NMI that was sent while the vCPU was parked has not kicked it, so check again.
             if let Order::End = self.stand(guard) {
                 return Ok(false);
             }
@@ -204,9 +205,9 @@ impl Vcpu {
         self.shared.metrics.set_ioctls(self.index, ioctls);
     }
 
-    /// Returns whether the vCPU may park: it is not in a step or a device access, or that is abandoned because the
-    /// machine ends or the guest does not finish it. Called when the vCPU is to stop. A device access is completed by
-    /// the next run, which does not enter the guest.
+    /// Returns whether the vCPU may park. It may if it is in no step and no device access, or if it gives up what
+    /// it is in, because the machine ends or the guest does not finish. Otherwise, makes the next run complete the
+    /// device access without entering the guest. Called when the vCPU must park.
     fn may_stand(&mut self, control: &Control) -> bool {
         let is_stepping = self.catcher.handler.is_stepping();
         if !is_stepping && !self.cpu.owes_io() {
@@ -231,7 +232,7 @@ impl Vcpu {
         true
     }
 
-    /// Parks between two instructions of the guest.
+    /// Parks the vCPU between two instructions of the guest.
     fn stand(&mut self, guard: &Guard) -> Order {
         if let Some(gate) = self.shared.gate.get()
             && self.catcher.handler.knows_kernel()
@@ -252,8 +253,8 @@ impl Vcpu {
         self.park(guard, Some(standing))
     }
 
-    /// Returns the physical address of the instruction at `rip`, by the page tables in use, if it is the
-    /// kernel's.
+    /// Returns the physical address of the instruction at `rip`, from the page tables in use, if the instruction is
+    /// in the kernel or a module.
     fn kernel_text(&mut self, rip: Gva) -> Option<Gpa> {
         let sregs = self.cpu.sregs();
         let (cr0, tables) = (sregs.cr0, crash::tables(sregs.cr3, sregs.cr4));
@@ -284,14 +285,14 @@ impl Vcpu {
         order
     }
 
-    /// Reports a long pause to the guest when it continues.
+    /// Reports a pause that began at `since` to the guest, if it was long.
     fn stood_since(&mut self, since: Instant) {
         if since.elapsed() >= PAUSE {
             self.cpu.mark_paused();
         }
     }
 
-    /// Waits for the event that a held hit needs. Returns `None` when the machine ends.
+    /// Waits until a held hit can continue. Returns how it continues; `None` when the machine ends.
     fn wait(&mut self, shared: &Shared, guard: &Guard, held: Held) -> Option<Decision> {
         match held {
             Held::Stop(probe) => {
@@ -323,7 +324,8 @@ impl Vcpu {
         }
     }
 
-    /// Puts the question of a held hit to a client; returns `None` when the machine ends.
+    /// Puts the question of a held hit to a client, and waits for the decision. Returns it, or the default; `None`
+    /// when the machine ends.
     fn ask(&mut self, shared: &Shared, guard: &Guard) -> Option<Decision> {
         let Some(inquiry) = self.catcher.question(&mut self.cpu, &shared.ram) else {
             return Some(Decision::default());
@@ -357,7 +359,7 @@ impl Vcpu {
         }
     }
 
-    /// Runs the guest to its next exit and handles the exit.
+    /// Runs the guest to its next exit, and handles that exit.
     fn once(&mut self, shared: &Shared) -> Result<Next, kvm_ioctls::Error> {
         let exit = self.cpu.run(&shared.devices);
         let end = match exit {
@@ -407,8 +409,8 @@ impl Vcpu {
         Ok(Next::End(end))
     }
 
-    /// Waits for room for a detour that has found the ring full. Sets RAX to whether another attempt makes
-    /// sense.
+    /// Waits for room for a detour that has found the ring full. Sets the guest's RAX to 1 if another attempt makes
+    /// sense, otherwise to 0.
     #[cold]
     fn ask_for_room(&mut self, shared: &Shared) {
         let rip = Gva(self.cpu.regs().rip);
@@ -440,7 +442,7 @@ impl Vcpu {
         crash::report(what, self.index, &mut self.cpu, &self.shared.ram)
     }
 
-    /// Handles one of our `out` instructions, or the guest's write to an unused port.
+    /// Handles an `out` to [`Exit::Gate`]'s port: one of our patches, or the guest's own write to an unused port.
     fn patched_out(&mut self, shared: &Shared) -> Result<Next, kvm_ioctls::Error> {
         if let Some(gate) = shared.gate.get()
             && let Some(waits) = self.catcher.gate(&mut self.cpu, &shared.ram, gate)?

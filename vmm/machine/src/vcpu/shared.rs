@@ -15,7 +15,7 @@ use crate::metrics::Metrics;
 use crate::stop::control::Control;
 use crate::tripwire::Tripwire;
 
-/// State that all vCPUs of a machine share. Nothing here is locked on the hit path.
+/// State that all vCPUs of a machine share. An ordinary hit locks nothing of it.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) control: Control,
@@ -24,19 +24,19 @@ pub(crate) struct Shared {
     pub(crate) tripwire: Option<Tripwire>,
     pub(crate) gate: OnceLock<Gate>,
     pub(crate) metrics: Metrics,
-    /// Owners of probes and pauses. vCPUs lock it only at hits that pause the machine.
+    /// Owners of probes and pauses. vCPUs lock them only at hits that pause the machine.
     pub(crate) claims: Mutex<Claims>,
     pub(crate) decisions: Decisions,
     pub(crate) detours: Detours,
     pub(crate) times: Arc<Times>,
-    /// Whether a thread is looking through the guest's memory with the dirty log on.
+    /// Whether a thread is scanning the guest's memory with the dirty log on.
     pub(crate) noting_writes: AtomicBool,
 }
 
 impl Shared {
     /// Locks the owners of probes and pauses.
     pub(crate) fn claims(&self) -> MutexGuard<'_, Claims> {
-        // No step leaves them half changed, so a panic elsewhere does not corrupt them.
+        // No step leaves the claims half changed, so a panic elsewhere does not corrupt them.
         self.claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -4,11 +4,11 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 
-/// Maximum waiting time in these tests.
+/// Maximum time that a vCPU waits in these tests.
 const SHORT: Duration = Duration::from_millis(50);
 
-/// Waits with `wake` as the collector; returns whether another attempt makes sense, and how often `wake` was
-/// called.
+/// Waits, with `wake` in place of the collector. Returns whether another attempt makes sense, and how often `wake`
+/// was called.
 fn wait(room: impl Fn() -> Headroom, is_called: impl Fn() -> bool) -> (bool, usize) {
     let waiting = Waiting {
         longest: SHORT,
@@ -47,7 +47,8 @@ fn some_room_will_do_after_a_while_and_none_never() {
 #[test]
 fn room_that_another_takes_at_once_is_worth_another_try() {
     let (waiting, was_scant) = (Waiting::default(), Cell::new(false));
-    // There is no room for longer than a vCPU waits for plenty, then some, and the next check finds none again.
+    // There is no room for twice the time that a vCPU waits for plenty. Then one check finds scant room, and later
+    // checks would find none again.
     let since = Instant::now();
     let room = || match since.elapsed() > 2 * FOR_PLENTY && !was_scant.replace(true) {
         true => Headroom::Scant,

@@ -31,7 +31,7 @@ proptest! {
             };
             let is_before = |hit: &u64| hit < at;
             let behind = hits.partition_point(is_before);
-            // The oldest marks may be forgotten.
+            // The oldest marks may have been overwritten.
             let is_kept = hits.len() - behind < KEPT / 2;
             let bounds = [0, u64::MAX].map(|guess| marks.between(*position, guess));
             match behind.checked_sub(1).and_then(|n| hits.get(n)) {
@@ -74,7 +74,7 @@ fn what_is_read_while_marks_are_written_is_true() {
         }
     });
     assert_eq!(marks.between(RECORDS - 2, 0), hit(RECORDS - 2) + 1);
-    // The mark is forgotten, so any time is possible.
+    // The marks around it have been overwritten, so any time is possible.
     assert_eq!(marks.between(5, 0), 0);
 }
 

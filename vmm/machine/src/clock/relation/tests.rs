@@ -7,7 +7,7 @@ use crate::clock::host::HostClock;
 
 /// Address of KVM's sample in these tests.
 const SAMPLE_AT: u64 = 0x1000;
-/// Ticks per nanosecond of the host's counter, as these kvmclocks show it: 2 GHz.
+/// Ticks of the host's counter per nanosecond of the kvmclocks in these tests: 2 GHz.
 const TICKS: u64 = 2;
 const MS: u64 = 1_000_000;
 
@@ -76,7 +76,7 @@ fn a_reading_has_the_offset_that_was_in_force() {
     }
     let at = [50, 100, 199, 200, 299, 300, 10_000].map(|tsc| offsets.at(tsc));
     assert_eq!(at, [1, 1, 1, 2, 2, 3, 3].map(Some));
-    // A sample was missed: the nearer one applies.
+    // A sample was missed, so the nearer of the known ones applies.
     offsets.note(since(400, 4, 10));
     assert_eq!([349, 351].map(|tsc| offsets.at(tsc)), [3, 4].map(Some));
     // The counter was set back.
@@ -85,7 +85,7 @@ fn a_reading_has_the_offset_that_was_in_force() {
 }
 
 proptest! {
-    /// Offsets of long ago are kept more coarsely the more there were since, but there is always one.
+    /// The older offsets are, the fewer of them are kept. But one is always found.
     #[test]
     fn little_is_kept_of_long_ago(count in 1..20_000_u64, asked in any::<prop::sample::Index>()) {
         let mut offsets = Offsets::default();
@@ -195,7 +195,7 @@ fn hits_and_records_of_a_steady_counter_have_one_time() {
         });
         let hit = clock.now();
         let ago = rdtsc().wrapping_add(offset).wrapping_sub(hit.guest_tsc);
-        // Slightly in the future if learning was interrupted: the shorter the reading, the more exact the
+        // The hit is slightly in the future if learning was interrupted: the shorter a reading, the more exact the
         // offset.
         let ago = ago.cast_signed();
         assert!(ago.unsigned_abs() < MS, "{ago}");
@@ -214,7 +214,7 @@ fn a_counter_that_does_not_go_on_by_itself_is_seen_to_stall() {
     let mut clock = HostClock::new(times, Arc::clone(&relation), kvmclock());
     let mut tsc = 77_000;
     let mut read = || {
-        // The duration of each reading does not matter.
+        // The counter does not advance, however long each reading takes.
         tsc -= 1;
         Some(Counters {
             tsc,
@@ -235,8 +235,8 @@ fn a_counter_that_does_not_go_on_by_itself_is_seen_to_stall() {
     assert_eq!(newest, Some(95_000));
 }
 
-/// The counter seemed not to stall at first, and its offset came from readings. KVM's sample is still the one
-/// from that time, which was skipped as it showed the same offset.
+/// At first the counter seemed not to stall, and its offset came from readings. KVM's last sample is still the one
+/// from that time. It was not kept, because it showed the same offset.
 #[test]
 fn a_counter_that_is_seen_to_stall_late_has_a_time_at_once() {
     let ram = ram();
@@ -282,8 +282,8 @@ fn samples_of_kvm_from_before_a_counter_was_seen_to_stall_still_hold() {
     assert_ne!(relation.lock().at(9000), Some(1));
 }
 
-/// Ten runs with a counter that advances only while it is read. In each run every tenth read takes longer than
-/// the vCPU was left alone.
+/// Makes ten runs with a counter that advances only while it is read. In each run, every tenth read takes longer
+/// than the time between reads.
 #[test]
 fn a_counter_that_stalls_is_not_taken_for_one_that_goes_on_while_it_is_read_slowly() {
     for slow in 0..10 {
@@ -336,7 +336,8 @@ fn a_counter_that_the_guest_has_set_is_followed_before_anybody_reads_it() {
     write_sample(&ram, 4, set + AHEAD, set / TICKS);
     let line = times.line();
     assert!(time_of(set + AHEAD + 100).abs_diff(line.at(set + 100)) < 20_000);
-    // Records from before the counter was set have their times too, and a hit that exits sees the same.
+    // Records from before the counter was set also have their times, and a hit that takes an exit uses the same
+    // offset.
     assert!(time_of(hit.guest_tsc).abs_diff(hit.host_ns) < 20_000);
     let hit = clock.now();
     assert!(hit.guest_tsc > AHEAD);
@@ -380,7 +381,8 @@ fn a_record_stands_between_the_hits_around_it_whatever_its_counter_seems_to_say(
     write_sample(&ram, 2, 5000, start / TICKS);
     let ns = times.line().at(start);
     while rdtsc() < start + 8 * MS {}
-    // Two hits, and records before, between and after them, which all seem to be at about a millisecond.
+    // There are two hits, and records before, between and after them. All records seem to be at about one
+    // millisecond.
     ram.write_u64(Gpa(HEAD), 3).unwrap();
     relation.mark(ns + 50_000);
     ram.write_u64(Gpa(HEAD), 5).unwrap();
@@ -399,7 +401,7 @@ fn a_record_stands_between_the_hits_around_it_whatever_its_counter_seems_to_say(
     relation.mark(ns + 3 * MS);
     assert_eq!([5, 6].map(when_at), [When::Placed(ns + 3 * MS + 1); 2]);
     assert_eq!(when_at(4), When::Placed(ns + 80_000 - 1));
-    // A record that seems to be from the future has no time, but its order is known.
+    // A record that seems to be from the future has no time, but its position among the hits is known.
     let to_come = 5000 + 1_000_000 * MS;
     let after = [0, 3, 6].map(|position| when(to_come, position));
     let hits = [0, ns + 50_000 + 1, ns + 3 * MS + 1];

@@ -1,11 +1,11 @@
-//! Tests the barrier under every order of calls that the machine may make, with a model of the vCPUs around it.
+//! Tests the barrier under random orders of the calls that a machine may make, with a model of the vCPUs.
 
 use hvprobe_arch::Regs;
 use proptest::prelude::*;
 
 use super::*;
 
-/// The next event.
+/// An event in a test.
 #[derive(Clone, Copy, Debug)]
 enum Event {
     /// A vCPU reaches the next point at which it acts.
@@ -50,13 +50,13 @@ enum Thread {
 #[derive(Clone, Copy, Debug)]
 struct Vcpu {
     thread: Thread,
-    /// Its attention flag.
+    /// The vCPU's attention flag.
     flag: bool,
     /// Whether the vCPU has been kicked since it began to run.
     kicked: bool,
 }
 
-/// The requests, tracked independently of the barrier.
+/// The requests in force, tracked independently of the barrier.
 #[derive(Clone, Debug, Default)]
 struct Wanted {
     transaction: bool,
@@ -71,7 +71,7 @@ struct Machine {
     barrier: Barrier,
     vcpus: Vec<Vcpu>,
     wanted: Wanted,
-    /// The transaction has found all vCPUs stopped.
+    /// Whether the transaction has found all vCPUs stopped.
     applying: bool,
 }
 
@@ -161,7 +161,7 @@ impl Machine {
         }
     }
 
-    /// Performs what the thread of a vCPU does between two waits.
+    /// Does what the thread of vCPU `index` does between two waits.
     fn step(&mut self, index: usize) {
         let thread = self.vcpus[index].thread;
         match thread {
@@ -225,7 +225,8 @@ impl Machine {
 
     fn everyone(&mut self, is: Thread) {
         for index in 0..self.vcpus.len() {
-            // The first step leaves the guest, if the vCPU runs and was asked; the second takes the result.
+            // The first step takes the vCPU out of the guest, if it runs and was asked. The second lets a parked
+            // vCPU act on the barrier's decision.
             self.happen(Event::Step(index));
             self.happen(Event::Step(index));
             self.check();
@@ -245,7 +246,7 @@ fn run(events: &[Event]) -> Machine {
     machine
 }
 
-/// Removes the end, after which no vCPU runs any more.
+/// Removes [`Event::End`], after which no vCPU runs any more.
 fn without_end(events: Vec<Event>) -> Vec<Event> {
     let lasts = |event: &Event| !matches!(event, Event::End);
     events.into_iter().filter(lasts).collect()

@@ -12,7 +12,8 @@ use super::*;
 /// Time limit for the threads of a test.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Polls until `wanted` is true. On a timeout, panics with `what` was awaited and what `seen` returns.
+/// Polls until `wanted` returns true. After a timeout, panics with `what`, the awaited event, and what `seen`
+/// returns.
 fn wait_until(what: &str, seen: impl Fn() -> String, wanted: impl Fn() -> bool) {
     let since = Instant::now();
     while !wanted() {
@@ -31,7 +32,7 @@ fn pause(control: &Control) -> Result<(), StopError> {
     control.wait_paused()
 }
 
-/// Returns the standing of thread `index` after this number of steps.
+/// Returns the standing of thread `index` after `steps` steps.
 fn standing(index: usize, steps: u64) -> Standing {
     Standing {
         regs: Regs {
@@ -43,7 +44,8 @@ fn standing(index: usize, steps: u64) -> Standing {
     }
 }
 
-/// Runs vCPUs that only run, call `step`, and park when asked.
+/// Calls `test` while `count` threads run as vCPUs, which count their steps, call `step` at each, and park when
+/// asked.
 fn with_stepping(
     count: usize,
     step: impl Fn(&Control, usize) + Sync,
@@ -109,7 +111,7 @@ fn wait_for_step(steps: &AtomicU64) {
     wait_until("step", seen, || taken() != before);
 }
 
-/// Waits until no vCPU runs. None may run from then on unless a call allows it.
+/// Waits until every vCPU has parked. Then lets those vCPUs continue that nothing keeps.
 fn settle(control: &Control) {
     control.transact(|_| None).expect("the vCPUs park");
 }
@@ -214,7 +216,7 @@ fn an_nmi_is_taken_once_by_its_own_vcpu_which_runs_on() {
                 let seen = || format!("{:?}", counts());
                 wait_until("NMI", seen, || taken() >= count);
             }
-            // A vCPU that has taken its NMI has nothing more to attend to.
+            // A vCPU that has taken its NMI is not asked again.
             for steps in steps {
                 wait_for_step(steps);
                 wait_for_step(steps);
@@ -283,7 +285,7 @@ fn a_kick_ends_a_wait_of_its_thread() {
     with_stepping(
         1,
         |control, index| {
-            // A kick that does not end the wait shows in the time that it took.
+            // If a kick does not end the wait, the wait takes the whole limit.
             let since = Instant::now();
             while !control.must_park(index) {
                 thread::park_timeout(LIMIT);
