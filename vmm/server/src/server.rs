@@ -6,9 +6,10 @@
 //!   class of calls has its own ([`threads`](crate::bounds::threads)).
 //! - Sizes in a request are checked before the request is carried out: names, strings, batches, messages.
 //! - A panic ends only the request or the stream that caused it, with an error.
-//! - When a client disappears, its streams and its sessions end, with the sessions' probes and pauses. Machines, and
-//!   probes without a session, belong to the server and stay.
-//! - A server stops after all its machines, whose guests' text is restored.
+//! - When a client disappears, its streams and its sessions end, with the sessions' probes and pauses. Machines,
+//!   and probes without a session, belong to the server and stay.
+//! - A server stops after all its machines have ended, and the text of their guests has been restored. It does not
+//!   wait for machines that hang in the host.
 
 use std::future::Future;
 use std::io;
@@ -55,13 +56,15 @@ use crate::sessions::keeper::Sessions;
 /// How long connections stay open after the machines have ended, so that clients get their last messages. Streams
 /// that do not depend on machines would not end by themselves.
 const FAREWELL: Duration = Duration::from_secs(2);
-/// Interval and timeout of HTTP/2 keepalive pings. They end the connections of clients that disappeared without
-/// closing them: a lost host, or a frozen process.
+/// Interval of HTTP/2 keepalive pings. They end the connections of clients that disappeared without closing them: a
+/// lost host, or a frozen process.
 const SILENCE: Duration = Duration::from_secs(30);
+/// Timeout of the answer to a keepalive ping.
 const ANSWER: Duration = Duration::from_secs(30);
-/// Bytes that a client may send before they are read: of one call, and of all calls of a connection. A few calls that
-/// wait for room do not keep the others from being received.
+/// Bytes of one call that a client may send before they are read.
 const STREAM_WINDOW: u32 = 256 << 10;
+/// Bytes of all calls of a connection that a client may send before they are read. As this is the window of many
+/// calls, a few calls that wait for room do not keep the others from being received.
 const CONNECTION_WINDOW: u32 = 4 << 20;
 
 /// Why a server stopped unasked.
@@ -92,7 +95,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// A server that has no machines yet.
+    /// Creates a server that has no machines yet.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -105,8 +108,8 @@ impl Server {
         self
     }
 
-    /// Sets the folder in which the server looks for debug information, by build id and by kernel release, instead of
-    /// `/usr/lib/debug`.
+    /// Sets the folder in which the server looks for debug information, by build id and by kernel release, instead
+    /// of `/usr/lib/debug`.
     #[must_use]
     pub fn with_debug_dir(mut self, folder: PathBuf) -> Self {
         self.debug_dir = Some(folder);
@@ -120,8 +123,8 @@ impl Server {
         self
     }
 
-    /// Returns a sink whose events go to the subscribers of a machine called `name`, which need not exist: for tests and
-    /// benchmarks of event streams. Dropping the sink ends the streams.
+    /// Returns a sink whose events go to the subscribers of a machine called `name`, which need not exist. For
+    /// tests and benchmarks of event streams. Dropping the sink ends the streams.
     pub fn publish(&mut self, name: &str) -> Sink {
         let pool = self.fleet.totals().events.clone();
         self.published.add(name, Broadcast::within(pool))
@@ -164,8 +167,8 @@ impl Server {
         self.serve_all(Box::pin(only), Box::pin(stop)).await
     }
 
-    /// Not generic, with a boxed future, so that the services are compiled once, in this crate, and not in every program
-    /// that serves.
+    /// Serves `connections` until `stop` completes; then ends all machines. Boxes instead of generics make sure
+    /// that the services are compiled once, in this crate, and not in every program that serves.
     fn serve_all(self, connections: Connections, stop: Boxed<()>) -> Boxed<Result<(), ServeError>> {
         Box::pin(self.serve_each(connections, stop))
     }
@@ -211,7 +214,7 @@ impl Server {
             .concurrency_limit_per_connection(usize::try_from(calls).unwrap_or(usize::MAX))
             .layer(panics::layer())
             .layer(InterceptorLayer::new(connection::admit))
-            // Outside of `StreamsLayer`, so that the deadline of a stream returns its permit.
+            // Outside of `StreamsLayer`, so that a stream releases its permit at its deadline.
             .layer(DeadlineLayer)
             .layer(StreamsLayer::new(
                 Arc::clone(&totals),
@@ -251,7 +254,7 @@ impl Server {
             served = server => served,
             () = farewell(has_ended) => Ok(()),
         };
-        // After a failure there are still machines; after an orderly stop there are none.
+        // After a failure there may still be machines; after an orderly stop there are none.
         fleet.close().await;
         Ok(served?)
     }
@@ -278,7 +281,7 @@ async fn report(health: &HealthReporter, status: ServingStatus) {
     }
 }
 
-/// Completes [`FAREWELL`] after the machines have ended.
+/// Waits until the machines have ended, and then for [`FAREWELL`].
 async fn farewell(has_ended: oneshot::Receiver<()>) {
     match has_ended.await {
         Ok(()) => tokio::time::sleep(FAREWELL).await,

@@ -18,10 +18,11 @@ use tokio::sync::oneshot;
 use tonic::Streaming;
 use tonic::transport::Endpoint;
 
-/// Ten million events.
+/// Number of batches, which have ten million events in all.
 const BATCHES: u64 = 10_000;
+/// Events of a batch.
 const BATCH: u64 = 1000;
-/// Maximum memory for them; on the wire they have 2 GiB.
+/// Maximum memory that the events may take, in bytes; on the wire they have 2 GiB.
 const MEMORY: u64 = 64 << 20;
 /// Time limit for everything, on a busy machine.
 const LONG: Duration = Duration::from_secs(300);

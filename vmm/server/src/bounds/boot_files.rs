@@ -1,7 +1,7 @@
 //! Memory for the files that boots read.
 //!
-//! Invariant: the files of all boots under way have no more bytes than there is room for, unless they belong to
-//! a single boot. A boot that waits for room blocks only its own thread.
+//! Invariant: the files of all boots under way take at most [`ROOM`] bytes. A boot that waits for room blocks only
+//! its own thread.
 
 use std::fs;
 use std::path::Path;
@@ -11,28 +11,28 @@ use hvprobe_machine::MachineConfig;
 
 /// Room for the files of all boots under way, in bytes.
 const ROOM: u64 = 4 << 30;
-/// Minimum size that is counted for a kernel, in bytes, because a packed kernel is unpacked.
+/// Minimum number of bytes that a kernel counts for, because a packed kernel is unpacked.
 const LEAST: u64 = 64 << 20;
 
-/// Counts the bytes that boots have taken of the room.
+/// Counts the bytes of [`ROOM`] that boots have taken.
 #[derive(Debug, Default)]
 pub(crate) struct Reading {
     taken: Mutex<u64>,
     changed: Condvar,
 }
 
-/// Room for the files of one boot; given back on drop.
+/// Room for the files of one boot; released on drop.
 #[derive(Debug)]
 pub(crate) struct Held<'a> {
     of: &'a Reading,
     bytes: u64,
 }
 
-/// Maximum lengths of a kernel and of an initrd that are read at all, in bytes.
+/// Maximum numbers of bytes that are read of a kernel's file, and of an initrd.
 const LONGEST: [u64; 2] = [1 << 30, 3 << 30];
 
-/// Returns the memory that the files of this machine take, in bytes. A file that cannot be inspected cannot be
-/// read either.
+/// Returns the memory that the files of this machine take, in bytes. A file that cannot be inspected counts as
+/// empty, because it cannot be read either.
 pub(crate) fn length(config: &MachineConfig) -> u64 {
     let of = |path: &Path| fs::metadata(path).map_or(0, |file| file.len());
     let initrd = config.initrd.as_deref().map_or(0, of);
@@ -43,7 +43,8 @@ pub(crate) fn length(config: &MachineConfig) -> u64 {
 }
 
 impl Reading {
-    /// Waits until there is room for `bytes` bytes, but at most for the whole room, and takes it. Blocks.
+    /// Waits until there is room for `bytes` bytes, and takes it. More than the whole room counts as the whole
+    /// room. Blocks.
     pub(crate) fn wait(&self, bytes: u64) -> Held<'_> {
         let bytes = bytes.min(ROOM);
         let is_too_much = |taken: &mut u64| *taken > ROOM.saturating_sub(bytes);
@@ -110,7 +111,7 @@ mod tests {
         };
         assert_eq!(length(&config), 4 * LEAST);
         config.initrd = None;
-        // A file that is not a kernel is detected soon.
+        // Of a kernel's file that is too long, at most `LONGEST[0]` bytes are read.
         config.kernel = file("disk", 1 << 40);
         assert_eq!(length(&config), LONGEST[0]);
         config.kernel = "/nowhere".into();

@@ -9,18 +9,21 @@ use tonic::Status;
 
 /// Bytes of one message.
 pub(crate) const MESSAGE: usize = 8 << 20;
-/// Bytes of a reflection request: the headers of the answer repeat a name that reflection does not know.
+/// Bytes of a reflection request. The limit is low because the headers of the answer repeat a name that reflection
+/// does not know.
 pub(crate) const REFLECTED: usize = 1024;
 /// States in one request for machines: far more than exist.
 pub(crate) const STATES: usize = 64;
 /// Bytes of guest memory read at once.
 pub(crate) const READ: usize = 1 << 20;
-/// Bytes of a file with debug information that a client uploads: four times the size for a distribution's
+/// Bytes of a file with debug information that a client uploads: four times the size of that of a distribution's
 /// kernel.
 pub(crate) const UPLOAD: u64 = 2 << 30;
-/// Bytes of all uploads together, uploads under way at a time, and parts of them that are written at a time.
+/// Bytes of all uploads together.
 pub(crate) const UPLOADS: u64 = 8 << 30;
+/// Uploads under way at a time.
 pub(crate) const UPLOADS_UNDER_WAY: usize = 32;
+/// Parts of uploads that are written at a time.
 pub(crate) const UPLOADS_AT_ONCE: usize = 8;
 /// Bytes typed on a console at once.
 pub(crate) const CONSOLE_WRITE: usize = 64 << 10;
@@ -58,7 +61,7 @@ fn plain_name(what: &str, kind: ErrorKind, name: &str) -> Result<(), Failure> {
     Err(Failure::invalid(kind, message))
 }
 
-/// Checks `path`, which has to be absolute, because a server's working directory is not its clients'.
+/// Checks the length of `path`, and that it is absolute: the server's working directory is not that of its clients.
 pub(crate) fn path(what: &str, field: &str, path: String) -> Result<PathBuf, Status> {
     at_most(what, path.len(), PATH)?;
     if Path::new(&path).is_absolute() && !path.contains('\0') {

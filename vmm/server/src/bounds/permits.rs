@@ -1,7 +1,7 @@
 //! Permits for large requests and answers.
 //!
-//! Invariant: a connection waits for the server's permits with one request at a time, so that the requests of one
-//! connection do not delay those of another by more than one.
+//! Invariant: of each connection, at most one large request at a time waits for a permit of the server. So a
+//! connection delays the large requests of others by at most one of its own.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,14 +18,14 @@ pub(crate) const UNREAD: Duration = Duration::from_mins(3);
 /// What the calls of one connection share.
 #[derive(Debug)]
 pub(crate) struct Own {
-    /// The connection's turn to have a large request.
+    /// The connection's turn: only one of its requests at a time can be large.
     request: Arc<Semaphore>,
-    /// The permit for a long answer that no other connection can take.
+    /// The connection's own permit for a long answer, which no other connection can take.
     answer: Arc<Semaphore>,
     unread: Mutex<Unread>,
 }
 
-/// When the answers were ready that the client has not read.
+/// When each answer was ready that the client has not read yet.
 #[derive(Debug, Default)]
 struct Unread {
     since: BTreeMap<u64, Instant>,
@@ -54,12 +54,12 @@ impl Own {
     }
 
     fn unread(&self) -> MutexGuard<'_, Unread> {
-        // No step leaves it half changed.
+        // No step leaves it half changed, so a panic elsewhere does no harm.
         self.unread.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A permit for a large request; dropping it returns it.
+/// A permit for a large request; released on drop.
 #[derive(Debug)]
 pub(crate) struct RequestPermit {
     _permit: OwnedSemaphorePermit,
@@ -67,7 +67,7 @@ pub(crate) struct RequestPermit {
 }
 
 impl RequestPermit {
-    /// Waits for the turn of the connection, then for one of `all`.
+    /// Waits for the connection's turn, then for one of the permits in `all`.
     pub(crate) async fn wait(own: Arc<Own>, all: &Places) -> Self {
         Self {
             _turn: acquire(&own.request).await,
@@ -76,7 +76,7 @@ impl RequestPermit {
     }
 }
 
-/// A permit for a long answer; dropping it returns it.
+/// A permit for a long answer; released on drop.
 #[derive(Debug)]
 pub(crate) struct AnswerPermit {
     own: Arc<Own>,
@@ -86,7 +86,7 @@ pub(crate) struct AnswerPermit {
 }
 
 impl AnswerPermit {
-    /// Waits for the connection's own permit, or for one of `all`.
+    /// Waits until the connection's own permit or one in `all` is free, and takes it.
     pub(crate) async fn wait(own: Arc<Own>, all: &Places) -> Self {
         let permit = tokio::select! {
             biased;

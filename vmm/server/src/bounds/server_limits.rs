@@ -18,8 +18,8 @@ pub struct Limits {
     pub cpus: u32,
     /// Ended machines that the server keeps.
     pub ended_machines: usize,
-    /// Bytes that ended machines keep: lists of probes, consoles, reports and last events. The machine that ended last is
-    /// kept whatever its size.
+    /// Bytes that ended machines keep: lists of probes, consoles, reports and last events. The machine that ended
+    /// last is kept whatever its size.
     pub ended_bytes: usize,
     /// Connections on the unix socket.
     pub connections: usize,
@@ -31,13 +31,13 @@ pub struct Limits {
     pub streams: usize,
     /// Subscriptions to events.
     pub subscribers: usize,
-    /// Bytes of events that wait for all subscribers.
+    /// Bytes of the events that wait for subscribers, for all of them together.
     pub event_bytes: usize,
-    /// Requests of more than 128 KiB (or that take more than 1 MiB decoded) that are received and carried out at a time;
-    /// one of each connection.
+    /// Large requests that are received and carried out at a time: those of more than 128 KiB, or of more than 1
+    /// MiB once decoded. Each connection can have one of them.
     pub large_requests: usize,
-    /// Answers of unary calls that can be longer than 128 KiB, from their calls until clients have read them; besides
-    /// these, each connection has one.
+    /// Unary calls under way whose answers can be longer than 128 KiB. A call counts until its client has read the
+    /// answer. Each connection can have one more, which does not count.
     pub large_answers: usize,
     /// Sessions, including kept and ending ones.
     pub sessions: usize,

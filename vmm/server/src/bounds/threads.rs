@@ -1,8 +1,8 @@
 //! Threads for calls that may block.
 //!
-//! Invariant: each class of calls has permits of its own. A call that waits for a permit takes no thread; a
-//! call that has one keeps it until it returns, whether or not anybody still waits for it. So however many
-//! calls of one class are stuck, and however many more wait, the calls of another class have all their threads.
+//! Invariant: each class of calls has permits of its own. A call that waits for a permit takes no thread. A call
+//! that has a permit keeps it until the call returns, even if nobody waits for the result any more. So stuck or
+//! waiting calls of one class, however many, take no thread from the calls of another class.
 
 use std::sync::Arc;
 use std::thread;
@@ -30,8 +30,7 @@ impl Lane {
         }
     }
 
-    /// Takes a permit as soon as there is one; dropping it returns the permit. For callers whose work needs a
-    /// permit of another class, too.
+    /// Waits for a permit, which is released on drop. For callers whose work needs a permit of another class, too.
     pub(crate) async fn turn(&self) -> Result<OwnedSemaphorePermit, Status> {
         let place = Arc::clone(&self.places).acquire_owned().await;
         place.map_err(|_| broken(self.what))
@@ -137,7 +136,7 @@ mod tests {
             let answer = timeout(PATIENCE, other.run(move || number)).await;
             assert_eq!(answer.expect("an answer").unwrap(), number);
         }
-        // They do not take the runtime's threads either, which all classes share.
+        // The stuck calls do not take the runtime's threads for blocking calls either, which all classes share.
         let shared = tokio::task::spawn_blocking(|| 7);
         assert_eq!(timeout(PATIENCE, shared).await.unwrap().unwrap(), 7);
         assert_eq!(seen(), PLACES);

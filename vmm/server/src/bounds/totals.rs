@@ -1,7 +1,7 @@
 //! Resources that the machines and clients of a server use.
 //!
-//! Invariant: use never exceeds the [limits](Limits). A permit is taken before the resource is used, and dropping it
-//! returns it.
+//! Invariant: use never exceeds the [limits](Limits). A permit is taken before the resource is used, and is
+//! released on drop.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -13,7 +13,7 @@ use tonic::Code;
 
 use super::server_limits::Limits;
 
-/// Lists of subscriptions may take one part in this many of the bytes for events.
+/// Divisor of the bytes for events: lists and filters of subscriptions may take one part of this many.
 const LISTS: usize = 4;
 
 /// Use of a server's resources.
@@ -27,11 +27,12 @@ pub(crate) struct Totals {
     pub(crate) subscribers: Places,
     /// Bytes for events that wait for clients.
     pub(crate) events: Pool,
-    /// The part of these bytes for lists and filters of subscriptions, so that a few clients' lists do not crowd out
-    /// the events of all others.
+    /// The part of `events` that lists and filters of subscriptions may take. The limit keeps the lists of a few
+    /// clients from crowding out the events of all others.
     pub(crate) lists: Pool,
-    /// Large requests under way, and long answers besides one per connection.
+    /// Large requests under way.
     pub(crate) large_requests: Places,
+    /// Calls with long answers under way, except for one of each connection.
     pub(crate) large_answers: Places,
 }
 
@@ -151,7 +152,7 @@ impl Totals {
     }
 }
 
-/// Memory and vCPUs of one guest; returned on drop.
+/// Memory and vCPUs of one guest; released on drop.
 #[derive(Debug)]
 pub(crate) struct Guest {
     totals: Arc<Totals>,
@@ -189,7 +190,7 @@ impl Places {
         }
     }
 
-    /// Takes a permit; dropping it returns it.
+    /// Takes a permit, which is released on drop.
     ///
     /// # Errors
     /// When all are taken.

@@ -1,9 +1,9 @@
 //! Deadlines of calls.
 //!
 //! A client says how long it waits for a call (`grpc-timeout`, "PROTOCOL-HTTP2" of gRPC). Invariant: after that
-//! time the call ends with DEADLINE_EXCEEDED, whether its answer has begun or not, and its handler or its
-//! answer is dropped. The library checks a deadline only until an answer begins, and reports CANCELLED; this
-//! layer checks it first. A timeout that cannot be parsed counts as none, as in the library.
+//! time the call ends with DEADLINE_EXCEEDED, whether its answer has begun or not, and its handler or its answer is
+//! dropped. The library checks a deadline only until an answer begins, and then reports CANCELLED, so this layer
+//! checks it before the library does. A timeout that cannot be parsed counts as none, as in the library.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};

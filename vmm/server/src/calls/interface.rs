@@ -43,7 +43,7 @@ pub(crate) struct Method {
 #[derive(Debug, Default)]
 struct Described {
     name: String,
-    /// Upper bound for the size of the generated structure, its heap data excluded.
+    /// Upper bound for the bytes of the generated structure, without its heap data.
     size: usize,
     fields: HashMap<u32, FieldType>,
     has_lists: bool,
@@ -58,15 +58,17 @@ pub(crate) struct Interface {
     unary: HashSet<&'static str>,
 }
 
-/// The only unary call of another interface: reflection has streams only.
+/// The only unary call of another interface, that for health checks: reflection has only streams.
 const CHECK: &str = "/grpc.health.v1.Health/Check";
-/// `Machine` has lists, but they are short: labels. The exception is the answer of `Boot`, which lists probes.
+/// Type of answers that are not long although they have lists: these lists are short, except in the answer of
+/// [`BOOT`].
 const MACHINE: &str = ".hvprobe.v1.Machine";
+/// The call whose answer is a long `Machine`: it lists the probes.
 const BOOT: &str = "/hvprobe.v1.Machines/Boot";
 
 impl Interface {
     pub(crate) fn new() -> Self {
-        // The build embeds this set, and reflection serves it.
+        // Decoding cannot fail: the build embeds this set, and reflection serves it.
         let files = FileDescriptorSet::decode(FILE_DESCRIPTOR_SET).unwrap_or_default();
         let mut all = Vec::new();
         for file in &files.file {
@@ -112,7 +114,7 @@ impl Interface {
         }
     }
 
-    /// The call at `path`, if it is of this interface.
+    /// Returns the call at `path`, if this interface has it.
     pub(crate) fn method(&self, path: &str) -> Option<Method> {
         self.methods.get(path).copied()
     }
@@ -123,12 +125,12 @@ impl Interface {
         self.unary.contains(path) || self.method(path).is_some_and(is_unary)
     }
 
-    /// Upper bound for the bytes of a decoded message, its heap data excluded.
+    /// Returns an upper bound for the bytes of a decoded message, without its heap data.
     pub(crate) fn size(&self, MessageType(index): MessageType) -> usize {
         self.messages.get(index).map_or(0, |it| it.size)
     }
 
-    /// The type of a field, if the message has one with that number.
+    /// Returns the type of the field with this number, if the message has one.
     pub(crate) fn field(&self, MessageType(index): MessageType, number: u32) -> Option<FieldType> {
         self.messages.get(index)?.fields.get(&number).copied()
     }
@@ -169,7 +171,7 @@ impl Descriptors<'_> {
         }
     }
 
-    /// The type of a field of the message `index`.
+    /// Returns the type of a field of the message `index`.
     fn field_type(&self, index: usize, field: &FieldDescriptorProto) -> Option<FieldType> {
         Some(match field.r#type() {
             Type::String | Type::Bytes => FieldType::Text,
@@ -187,7 +189,8 @@ impl Descriptors<'_> {
         })
     }
 
-    /// Whether the message `from` holds the message `to`, at any depth: prost boxes such a field.
+    /// Whether a message `from` can contain a message `to`, at any depth. If so, prost boxes each field of type
+    /// `from` in `to`.
     fn reaches(&self, from: usize, to: usize, seen: &mut HashSet<usize>) -> bool {
         if from == to {
             return true;
@@ -201,16 +204,20 @@ impl Descriptors<'_> {
         })
     }
 
-    /// Upper bound for the size of the structure that prost generates for the message `index`; `within` has the
-    /// messages around it.
+    /// Returns an upper bound for the bytes of the structure that prost generates for the message `index`. `within`
+    /// has the messages that contain it.
     fn size(&self, index: usize, within: &mut Vec<usize>) -> usize {
-        /// Sizes of `Vec`, of an optional `String`, of an optional number and of `HashMap`, with padding.
+        /// Size of a `Vec`.
         const LIST: usize = 24;
+        /// Size of an optional `String`.
         const TEXT: usize = 24;
+        /// Size of an optional number, with padding.
         const NUMBER: usize = 16;
+        /// Size of a `HashMap`.
         const MAP: usize = 48;
-        /// The tag of an `Option` or of a oneof, with padding; and a box.
+        /// Size of the tag of an `Option` or of a oneof, with padding.
         const TAG: usize = 8;
+        /// Size of a `Box`.
         const BOX: usize = 8;
         let Some((_, message)) = self.all.get(index) else {
             return 0;

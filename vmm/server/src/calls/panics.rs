@@ -15,13 +15,13 @@ use crate::status::broken;
 
 type Answer = fn(Box<dyn Any + Send>) -> Response<Body>;
 
-/// Returns the layer that answers a request whose handling panics.
+/// Returns the layer that answers a request with an error if its handling panics.
 pub(crate) fn layer() -> CatchPanicLayer<Answer> {
     CatchPanicLayer::custom((|_| broken("a request").into_http()) as Answer)
 }
 
-/// Creates a stream to a client with room for `room` messages. `work` gets the sender, and returns the future
-/// that fills the stream.
+/// Creates a stream to a client with room for `room` messages. `work` gets the sender, and returns the future that
+/// sends the messages.
 pub(crate) fn stream<T: Send + 'static, F: Future<Output = ()> + Send + 'static>(
     room: usize,
     work: impl FnOnce(mpsc::Sender<Result<T, Status>>) -> F,
@@ -31,8 +31,7 @@ pub(crate) fn stream<T: Send + 'static, F: Future<Output = ()> + Send + 'static>
     ReceiverStream::new(messages)
 }
 
-/// Spawns `work`, which fills the stream of the sender `to_client`. If `work` panics, the stream ends with an
-/// error.
+/// Spawns `work`, which sends messages to `to_client`. If `work` panics, the stream of messages ends with an error.
 pub(crate) fn spawn<T: Send + 'static>(
     to_client: mpsc::Sender<Result<T, Status>>,
     work: impl Future<Output = ()> + Send + 'static,
@@ -64,7 +63,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(30);
 
-    /// Panics once.
+    /// Panics in the first call.
     #[derive(Default)]
     struct Frail(AtomicBool);
 

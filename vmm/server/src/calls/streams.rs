@@ -1,7 +1,8 @@
 //! Limit for the streams of all clients.
 //!
-//! Invariant: a streaming call holds a permit from before it begins until the client has received its last message or
-//! has disconnected. Unary calls need none, so a client whose stream is refused can still end others and stop machines.
+//! Invariant: a streaming call holds a permit from before it begins until the client has received its last message
+//! or has disconnected. Unary calls need no permit, so a client whose stream is refused can still end other streams
+//! and stop machines.
 
 use std::pin::Pin;
 use std::sync::Arc;

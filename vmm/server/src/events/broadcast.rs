@@ -26,9 +26,10 @@ use super::wanted::Wanted;
 /// Limit of the bytes that wait for one client before it begins to lose events: some 30,000 hits with all their
 /// registers.
 const WAITING: usize = 8 << 20;
-/// Most comparisons of a filter that the collector evaluates itself, so that the events it leaves out take no
-/// room in the client's queue; and the most comparisons of all such filters together.
+/// Maximum number of comparisons of a filter that the collector evaluates itself, so that the events that the
+/// filter excludes take no room in the client's queue.
 const SHORT: usize = 4;
+/// Maximum number of comparisons of all such filters together.
 const SHORT_OF_ALL: usize = 32;
 /// How long batches are held for reconnecting clients after the last client has left.
 const LINGER: Duration = Duration::from_secs(60);
@@ -37,7 +38,7 @@ const LINGER: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug)]
 pub(crate) struct Broadcast {
     state: Arc<Mutex<State>>,
-    /// Pool that limits the events that wait for all clients.
+    /// Pool with the room for the waiting events of all clients of the server.
     pool: Pool,
     limits: Limits,
 }
@@ -45,9 +46,9 @@ pub(crate) struct Broadcast {
 /// Limits of one machine's events, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Of those that wait for one client.
+    /// Bytes of the events that may wait for one client.
     pub(crate) waiting: usize,
-    /// Of those that are held for reconnecting clients.
+    /// Bytes of the events that are held for reconnecting clients.
     pub(crate) held: usize,
 }
 
@@ -76,7 +77,7 @@ struct Client {
     queue: Entrance<Encoded, Lost>,
     /// Number of comparisons of its filter, if the collector evaluates it; otherwise 0.
     filters: usize,
-    /// Last time that a batch was queued, which carries the position of the stream.
+    /// Last time that a batch was queued. Each batch carries the position of the stream.
     last_queued: Instant,
     /// Indexes of the events of the current batch that the client wants.
     picked: Vec<usize>,
@@ -87,8 +88,7 @@ struct Client {
 pub(crate) struct Beyond;
 
 impl Broadcast {
-    /// Creates a broadcast whose waiting events take their room from `pool`, together with other users of
-    /// `pool`.
+    /// Creates a broadcast whose waiting events take their room from `pool`, which others may use, too.
     pub(crate) fn within(pool: Pool) -> Self {
         Self {
             state: Arc::default(),
@@ -109,8 +109,8 @@ impl Broadcast {
         }
     }
 
-    /// Subscribes to the `wanted` events, from now on or from the position `after`, as far as events are still
-    /// held.
+    /// Subscribes to those of the future events that are `wanted`. With a position `after`, the held events from
+    /// that position on come first.
     pub(crate) fn subscribe(
         &self,
         wanted: impl Into<Arc<Wanted>>,
@@ -129,7 +129,7 @@ impl Broadcast {
             None => (VecDeque::new(), 0),
         };
         let before = after.unwrap_or(end);
-        // A queue whose entrance is dropped ends.
+        // If the machine has ended, `into`, the entrance of the queue, is dropped, which ends the queue.
         if !state.closed {
             // While there are no events, clients that have left are noticed only here.
             state.clients.retain(|client| !client.queue.is_abandoned());
@@ -218,8 +218,8 @@ impl Client {
         self.queue.lose(Lost { count, until });
     }
 
-    /// Queues those of `events` that match the client's lists and its short filter. `encoder` has just encoded
-    /// `all`.
+    /// Queues those of `events` that match the client's lists and its short filter. `all` is what `encoder` has
+    /// just made of `events`.
     fn hear(&mut self, events: &[Event], all: &Encoded, encoder: &mut Encoder, now: Instant) {
         let Some(wanted) = self.wanted.upgrade() else {
             return;

@@ -44,7 +44,7 @@ impl Encoded {
     }
 }
 
-/// Picks the wanted events of a batch, some at a time, because a filter may take long.
+/// Picks the wanted events of a batch, a few at a time, because a filter may take long.
 #[derive(Debug)]
 pub(crate) struct Sieve {
     left: Events,
@@ -64,7 +64,7 @@ impl Sieve {
         }
     }
 
-    /// Looks at up to `count` more events. Returns false once there are no more.
+    /// Checks up to `count` more events. Returns false once there are no more.
     pub(crate) fn look(&mut self, wanted: &Wanted, count: usize) -> bool {
         for _ in 0..count {
             let Some(one) = self.left.next() else {
@@ -164,7 +164,7 @@ impl Encoder {
     }
 }
 
-/// Adds the probe of `event`. Events of one probe often follow each other.
+/// Adds the probe of `event`, unless it was added last: events of one probe often follow each other.
 fn note(probes: &mut Vec<u32>, event: &Event) {
     if probes.last() != Some(&event.probe.0) {
         probes.push(event.probe.0);

@@ -1,7 +1,7 @@
 //! Events of a machine that are held for reconnecting clients.
 //!
-//! Invariants: no more bytes are held than the limit, however many clients there are; the held batches have no gap,
-//! up to the newest event.
+//! Invariants: no more bytes are held than the limit, however many clients there are; the held batches have no gap
+//! between them, and the last one has the newest event.
 
 use std::collections::VecDeque;
 
@@ -29,7 +29,7 @@ struct Batch {
 
 impl Held {
     /// Holds a batch whose first event has the number `first`, and drops the oldest batches until at most `limit`
-    /// bytes are left. Drops all older batches if there is a gap before it.
+    /// bytes are left. Drops all older batches if events are missing between them and this one.
     pub(crate) fn push(&mut self, first: u64, encoded: Encoded, limit: usize) {
         let newest = self.batches.back().map(|batch| batch.encoded.end.seq);
         if newest.is_some_and(|end| end != first) {
@@ -54,8 +54,8 @@ impl Held {
         *self = Self::default();
     }
 
-    /// Returns the held events from the number `seq` on, for a stream that ends at `end`, and the number of
-    /// events that are missing before them.
+    /// Returns the held events from the number `seq` on, and how many events from `seq` on are missing before them.
+    /// `end` is the position after the machine's newest event.
     pub(crate) fn since(&self, seq: u64, end: Position) -> (VecDeque<Encoded>, u64) {
         let first = self.batches.front().map_or(end.seq, |batch| batch.first);
         let seen = self

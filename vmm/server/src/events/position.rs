@@ -3,7 +3,7 @@
 use hvprobe_machine::queue::Loss;
 use hvprobe_proto::v1;
 
-/// A position: every earlier event has been sent, is counted as lost, or is not wanted.
+/// A position in a stream: every event before it has been sent, is counted as lost, or is not wanted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Position {
     /// Number of the next event.
@@ -13,7 +13,7 @@ pub(crate) struct Position {
 }
 
 impl Position {
-    /// Returns the position after both.
+    /// Returns the position with the greater `seq` and the greater `dropped` of both.
     pub(crate) fn join(self, other: Self) -> Self {
         Self {
             seq: self.seq.max(other.seq),
@@ -21,7 +21,7 @@ impl Position {
         }
     }
 
-    /// Whether no part of it is beyond `end`.
+    /// Whether neither number is beyond that of `end`.
     pub(crate) fn is_within(self, end: Self) -> bool {
         self.join(end) == end
     }

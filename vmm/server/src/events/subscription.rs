@@ -15,9 +15,10 @@ use super::encoded::{Encoded, Sieve};
 use super::position::{Lost, Position};
 use super::wanted::Wanted;
 
-/// How often a client is sent its position if no event is for it.
+/// Interval at which a client is sent its position while there are no events for it.
 pub(crate) const PASSING: Duration = Duration::from_secs(1);
-/// Number of events that a filter looks at before the task yields: about a millisecond with the longest filter.
+/// Number of events that are checked with a filter before the task yields: about a millisecond with the longest
+/// filter.
 const LOOK: usize = 32;
 
 /// Source of the events for one client.
@@ -28,9 +29,9 @@ pub(crate) struct Subscription {
     pub(crate) wanted: Arc<Wanted>,
     /// Position at which the subscription begins.
     pub(crate) start: Position,
-    /// Number of events before the start that the client has not seen and that are no longer held.
+    /// Number of events that the client has missed: those between its position and the start.
     pub(crate) missed: u64,
-    /// Number of events that were dropped before they got a number, since the client's position.
+    /// Number of events that, since the client's position, were dropped before they got a number.
     pub(crate) dropped: u64,
     pub(crate) held: VecDeque<Encoded>,
     pub(crate) queue: Exit<Encoded, Lost>,
@@ -64,7 +65,7 @@ impl Subscription {
         }
     }
 
-    /// Returns what is available without waiting and without looking at the events.
+    /// Returns what is available without waiting, unless its events have to be checked first.
     pub(crate) fn try_next(&mut self) -> Option<Taken<Encoded, Lost>> {
         if self.held.is_empty() {
             return match &self.wanted.filter {

@@ -1,10 +1,10 @@
 //! Which events a client wants.
 //!
-//! Invariant: the decision depends only on the [`Facts`] of an event, which are the same whether the event was
-//! just made or is decoded. So a client that continues from a position gets the events that it would have got
-//! before. A look-up in a list costs the same however long the list is; the collector looks events up, and
-//! evaluates a few short filters. The cost of any other filter depends on its text; it is evaluated where its
-//! own client's events are taken.
+//! Invariant: the decision depends only on the [`Facts`] of an event, which are the same whether the event was just
+//! made or is decoded. So a client that continues from a position gets the events that it would have got without
+//! the interruption. The collector looks events up in the lists, which costs the same however long they are, and
+//! evaluates a few short filters. The cost of any other filter depends on its text, so it is evaluated by the task
+//! that takes the events for its client.
 
 use std::collections::HashSet;
 use std::mem::size_of;
@@ -30,12 +30,12 @@ pub(crate) struct Wanted {
     pub(crate) kinds: HashSet<i32>,
     /// Condition that has to hold, too.
     pub(crate) filter: Option<Predicate>,
-    /// Shares of the pools that the memory of this selection is taken from.
+    /// The memory of this selection, as shares of the pools that limit it.
     pub(crate) room: Vec<Share>,
 }
 
-/// Factor from the size of a list's entries to the memory of the list: its hash table has one byte more for
-/// each entry, and free entries.
+/// Factor from the size of a list's entries to the memory of the list: its hash table has free entries, and one
+/// byte more for each entry.
 const SPARE: usize = 2;
 /// Bytes that the allocation of a name takes besides the name itself.
 const ALLOCATED: usize = 16;
@@ -75,12 +75,12 @@ impl Wanted {
             && self.kinds.is_empty()
     }
 
-    /// Returns the number of comparisons of its filter.
+    /// Returns the number of comparisons of the filter; 0 without one.
     pub(crate) fn comparisons(&self) -> usize {
         self.filter.as_ref().map_or(0, comparisons)
     }
 
-    /// Returns the memory that it takes in bytes, approximately.
+    /// Returns the approximate memory of the selection, in bytes.
     pub(crate) fn weight(&self) -> usize {
         let numbers = [
             self.probes.capacity(),

@@ -1,8 +1,8 @@
 //! Accepts connections on all sockets of a server.
 //!
 //! Invariant: the unix socket and the TCP port each have at most their limit of connections. At the limit, a new
-//! connection takes the permit of one that has sent nothing yet. If there is none, [`REFUSED`] more connections are
-//! accepted whose calls get the error; further ones wait in the backlog.
+//! connection takes the permit of a [silent](super::silent) one. If none is silent, up to [`REFUSED`] more
+//! connections are accepted, whose calls are answered with an error; further ones wait in the backlog.
 
 use std::future::pending;
 use std::io;
@@ -19,7 +19,7 @@ use super::socket::Listener;
 use super::tcp::Loopback;
 use crate::bounds::totals::{Places, Totals};
 
-/// Delay before the next try when there are no file descriptors left.
+/// Delay after a failed attempt to accept a connection, for example if no file descriptor is free.
 const EXHAUSTED: Duration = Duration::from_millis(100);
 /// Connections per socket that are accepted only to refuse their calls.
 const REFUSED: usize = 16;
@@ -34,7 +34,8 @@ pub(crate) struct Acceptor {
     unknown: Kind,
 }
 
-/// Connections to one of the sockets that have no permit of their own yet.
+/// For one of the sockets: its connections that may still lose their permits, and the permits for connections whose
+/// calls are refused.
 #[derive(Debug)]
 struct Kind {
     silent: Silent,
@@ -53,7 +54,7 @@ impl Default for Kind {
 }
 
 impl Acceptor {
-    /// Creates the listener; `totals` has the permits.
+    /// Creates the acceptor; `totals` has the permits.
     pub(crate) fn new(socket: Listener, loopback: Option<Loopback>, totals: Arc<Totals>) -> Self {
         Self {
             socket,
@@ -115,7 +116,7 @@ enum Place {
 }
 
 impl Place {
-    /// Waits for a permit for the next connection: of `places`, or else of `refused`.
+    /// Waits for a permit for the next connection: one of `places` or, if all of them are taken, one of `refused`.
     async fn of(places: &Places, refused: &Arc<Semaphore>) -> Self {
         let refused = async {
             match Arc::clone(refused).acquire_owned().await {
@@ -131,7 +132,7 @@ impl Place {
         }
     }
 
-    /// Returns the state of an accepted connection, or the reason to refuse it.
+    /// Returns the state in which an accepted connection begins and, if its calls are to be refused, the reason.
     fn settle(self, places: &Places, kind: &Kind) -> Result<Beginning, (Status, Beginning)> {
         let refused = match self {
             Self::Free(place) => return Ok(kind.silent.lend(place)),
@@ -215,7 +216,7 @@ mod tests {
         for _ in 0..3 * REFUSED {
             clients.push(TcpStream::connect(address).await.unwrap());
             served.push(timeout(PATIENCE, acceptor.accept()).await.unwrap());
-            // From then on they may lose their permits.
+            // Connections that have been silent for this long may lose their permits.
             tokio::time::pause();
             tokio::time::advance(LEAST).await;
             tokio::time::resume();

@@ -1,14 +1,14 @@
 //! Rewrites the names of unix sockets so that the HTTP/2 library accepts them.
 //!
-//! A client names the server it wants in `:authority`. gRPC's own libraries (C++, Python, Ruby, Java) put the
-//! path of a unix socket there, as it is or percent-encoded. By RFC 3986 that is no authority, and `h2` ends
+//! A client names the server it wants in `:authority`. gRPC's own libraries (C++, Python, Ruby, Java) put the path
+//! of a unix socket there, either unchanged or percent-encoded. By RFC 3986 that is no authority, and `h2` refuses
 //! each such request. This server does not use the name, so each `/` and `%` in it is replaced by `-` as it
 //! arrives.
 //!
-//! Invariants: nothing else is changed, and no length is. Frames (RFC 9113, 4.1) and fields (RFC 7541, 6) are
-//! parsed only as far as necessary to find the name. From the first byte that cannot be parsed, everything is
-//! passed on unchanged, for the library to refuse. Compressed names (RFC 7541, 5.2) are left alone: those
-//! libraries send short strings uncompressed.
+//! Invariants: no other byte is changed, and no length. Frames (RFC 9113, 4.1) and fields (RFC 7541, 6) are parsed
+//! only as far as necessary to find the name. From the first byte that cannot be parsed, everything is passed on
+//! unchanged, for the library to refuse. Compressed names (RFC 7541, 5.2) are left alone: those libraries send
+//! short strings uncompressed.
 
 use std::io;
 use std::pin::Pin;
@@ -26,8 +26,9 @@ const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
 /// Bytes that a frame with the flag PRIORITY has before its fields.
 const PRIORITY_BYTES: usize = 5;
-/// Name of the field, and its index in HPACK's static table (RFC 7541, appendix A).
+/// Name of the field.
 const NAME: &[u8] = b":authority";
+/// Index of the field in HPACK's static table (RFC 7541, appendix A).
 const AUTHORITY: u32 = 1;
 
 /// A connection on which names are rewritten as they arrive.
@@ -174,8 +175,8 @@ impl Names {
         }
     }
 
-    /// Parses bytes of one kind; returns how many there were, and the next state. `None` if they cannot be
-    /// parsed.
+    /// Parses the bytes that belong to the current state. Returns how many there were, and the next state; `None`
+    /// if they cannot be parsed.
     fn step(&mut self, bytes: &mut [u8]) -> Option<(usize, Frame)> {
         let here = bytes.len();
         Some(match self.frame {
@@ -244,7 +245,7 @@ impl Names {
                 Field::Number { value, shift, of } => {
                     let more = u32::from(first & 0x7f).checked_shl(shift)?;
                     let value = value.checked_add(more)?;
-                    // A number of more than four such bytes has no meaning here.
+                    // No number that has a meaning here has more than four such bytes.
                     let shift = Some(shift + 7).filter(|shift| *shift <= 28)?;
                     match first & 0x80 {
                         0 => of.is(value),

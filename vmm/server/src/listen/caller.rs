@@ -13,11 +13,11 @@ use tonic::{Code, Request, Status};
 pub(crate) struct Caller {
     /// Number of its connection, which no other connection of this process has.
     pub(crate) connection: u64,
-    /// How the client is known.
+    /// How the client is authenticated.
     pub(crate) credential: Credential,
 }
 
-/// What a client is known by.
+/// What a client is authenticated by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Credential {
     /// Its connection, which only authenticated clients can make.
@@ -47,7 +47,7 @@ impl fmt::Display for Caller {
     }
 }
 
-/// Returns the error for a call from nowhere.
+/// Returns the error for a call whose connection is unknown.
 pub(super) fn unknown() -> Status {
     let why = "it is not known where this call came from";
     Failure::new(Code::Unauthenticated, ErrorKind::Unauthenticated, why).into()

@@ -1,7 +1,7 @@
 //! Connections of clients, and the admission of their calls.
 //!
-//! Invariant: on a connection whose client is not authenticated, every call to any service must have the token, which
-//! is checked before anything else of the call. A call without a known connection is refused.
+//! Invariant: on a connection whose client is not authenticated, every call to any service must have the token. The
+//! token is checked before anything else in the call. A call without a known connection is refused.
 
 use std::fmt;
 use std::io::{self, IoSlice};
@@ -29,7 +29,7 @@ pub(crate) enum Admission {
     Known,
     /// Those with this token.
     Token(Arc<Token>),
-    /// None; the reason is the answer.
+    /// None: each call is answered with this error.
     Refused(Arc<Status>),
 }
 
@@ -56,7 +56,7 @@ pub(crate) struct Connection {
     own: Arc<Own>,
     /// Present until the client has sent its preface.
     beginning: Option<Beginning>,
-    /// The permit of the connection.
+    /// The permit of the connection, once the client has sent its preface. Until then, `beginning` has it.
     place: Option<OwnedSemaphorePermit>,
 }
 
@@ -106,7 +106,8 @@ impl Connection {
         }
     }
 
-    /// Sets the state until the preface; the connection keeps its permit afterwards.
+    /// Sets the state in which the connection is until its client has sent the preface. From then on, the
+    /// connection cannot lose its permit.
     pub(crate) fn beginning(mut self, beginning: Beginning) -> Self {
         self.beginning = Some(beginning);
         self
@@ -215,7 +216,8 @@ impl AsyncWrite for Connection {
 mod tests {
     use super::*;
 
-    /// Returns how the client of a call with these is known, if the call is admitted.
+    /// Returns the credential of the client of a call with this admission and these headers, if the call is
+    /// admitted.
     fn admitted(admission: Option<Admission>, authorization: &[&str]) -> Result<Credential, Code> {
         let mut call = Request::new(());
         if let Some(admission) = admission {

@@ -1,12 +1,12 @@
-//! Connections whose client has not sent anything yet.
+//! Connections whose client has not sent the whole preface yet.
 //!
 //! ```text
 //!   silent ──its client's preface──► begun: keeps its permit
 //!     └──too long, or another connection needs the permit──► ended
 //! ```
 //! Invariant: a connection whose client sends nothing keeps its permit for a limited time, and does not keep others
-//! out for long. When all permits are taken and another client connects, the connection that has been silent longest
-//! loses its permit, if it has been silent for [`LEAST`].
+//! out for long. When all permits are taken and another client connects, the connection that has been silent
+//! longest loses its permit, if it has been silent for [`LEAST`].
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,13 +18,14 @@ use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep, sleep};
 
-/// Time that a client has to begin even if others wait, and at most.
+/// Minimum time that a client has to send its preface, even if others need the permit.
 pub(crate) const LEAST: Duration = Duration::from_secs(1);
+/// Maximum time that a client has to send its preface.
 const LONGEST: Duration = Duration::from_secs(10);
 /// Length of the connection preface (RFC 9113, section 3.4), in bytes.
 const PREFACE: usize = 24;
 
-/// Silent connections of one kind, in the order in which they were accepted.
+/// Silent connections to one socket, in the order in which they were accepted.
 #[derive(Debug, Default)]
 pub(crate) struct Silent(Mutex<VecDeque<Weak<Mutex<Lent>>>>);
 
@@ -46,7 +47,7 @@ pub(crate) struct Beginning {
 }
 
 impl Silent {
-    /// Adds a connection that has this permit.
+    /// Adds a silent connection, which gets the permit `place`.
     pub(crate) fn lend(&self, place: OwnedSemaphorePermit) -> Beginning {
         let lent = Arc::new(Mutex::new(Lent {
             place: Some(place),
@@ -107,8 +108,8 @@ impl Beginning {
         Ok(())
     }
 
-    /// Notes that `bytes` bytes have arrived. Returns the permit, which the connection keeps, once the preface
-    /// is complete; or an error if another connection has the permit.
+    /// Notes that `bytes` bytes have arrived. Once the preface is complete, returns the permit, which the
+    /// connection then keeps, or an error if another connection has got it.
     pub(crate) fn came(&mut self, bytes: usize) -> Poll<io::Result<OwnedSemaphorePermit>> {
         self.left = self.left.saturating_sub(bytes);
         match self.left {
@@ -118,14 +119,14 @@ impl Beginning {
     }
 }
 
-/// Returns the error that another connection has the permit.
+/// Returns the error for a connection whose permit another connection has got.
 fn lost() -> io::Error {
     let why = "the client was silent while others had no place";
     io::Error::new(io::ErrorKind::TimedOut, why)
 }
 
 fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    // The value is consistent between any two statements.
+    // The value is consistent between any two statements, so a panic elsewhere does no harm.
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -154,7 +155,7 @@ mod tests {
         let Poll::Ready(Ok(kept)) = beginnings[0].came(1) else {
             panic!("it has begun");
         };
-        // Their bytes may just not have arrived yet.
+        // The others have not been silent for long: their bytes may just not have arrived yet.
         assert!(silent.take().is_none());
         tokio::time::advance(LEAST).await;
         let others = silent.take().expect("the second's");

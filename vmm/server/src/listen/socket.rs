@@ -5,8 +5,8 @@
 //! - One server per path. A lock file beside the socket is held while the socket exists, so two servers that
 //!   start at the same time cannot both find it stale.
 //! - A file that another user has put in the place of the lock is neither waited for nor trusted.
-//! - Only the owner reaches it. The socket is given mode 0600 before it is bound, so there is no moment at
-//!   which the path has another mode; in addition the credentials of each client are checked.
+//! - Only the owner and root can reach the socket. The socket is given mode 0600 before it is bound, so the path
+//!   never has another mode. In addition, the credentials of each client are checked.
 //! - Only a dead socket is replaced, never a live one and never a file that is not a socket.
 //! - The socket is removed when the listener is dropped, unless the path has become something else.
 
@@ -82,7 +82,7 @@ impl Listener {
     /// Needs a tokio runtime.
     ///
     /// # Errors
-    /// When a server listens there, when the path is something else, or when the system refuses.
+    /// When a server listens there, when the path is something other than a socket, or when the system refuses.
     pub fn bind(path: &Path) -> Result<Self, ListenError> {
         if path.as_os_str().as_bytes().len() > LONGEST_PATH {
             return Err(ListenError::TooLong(path.to_owned()));
@@ -117,7 +117,7 @@ impl Listener {
         &self.path
     }
 
-    /// Accepts the next connection of a user who may connect, and closes all others.
+    /// Accepts the next connection of a user who may connect. Closes those of other users.
     ///
     /// # Errors
     /// When the process has run out of resources for a connection.

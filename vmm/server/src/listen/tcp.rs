@@ -1,8 +1,8 @@
 //! The TCP port the server listens on, for clients that cannot use a unix socket.
 //!
-//! Invariants: the address is one of this machine's own, because nothing is encrypted; every local user can
-//! reach it, so calls over it have to show a token; however many connections it has, those on the unix socket
-//! are still accepted.
+//! Invariants: the address cannot be reached from other machines, because nothing is encrypted; calls have to show
+//! a token, because every local user can reach the address; however many connections the port has, those on the
+//! unix socket are still accepted.
 
 use std::io;
 use std::net::SocketAddr;
@@ -31,7 +31,7 @@ pub enum LoopbackError {
     },
 }
 
-/// A TCP port of this machine whose calls need a token.
+/// A TCP port on a loopback address. Calls over it need a token.
 #[derive(Debug)]
 pub struct Loopback {
     listener: TcpListener,
@@ -72,7 +72,8 @@ impl Loopback {
     /// Accepts the next connection.
     pub(crate) async fn accept(&self) -> io::Result<TcpStream> {
         let (stream, _) = self.listener.accept().await?;
-        // Answers are small, and clients wait for them. A client that has disconnected is detected later.
+        // Without a delay, because answers are small and clients wait for them. This fails if the client has
+        // disconnected, which is detected later.
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "a connection ended before it was accepted");
         }

@@ -1,9 +1,10 @@
 //! The machines of a server.
 //!
-//! Invariants: the resources of a guest are taken from the totals before anything is allocated for it, and
-//! given back if its boot fails; an ended machine keeps no guest memory, only what clients can still ask for;
-//! after [`Fleet::close`] no machine is live and none can be booted. The lock is never held while a machine is
-//! called. Each machine has one thread here, which boots it and then waits for its end.
+//! Invariants: the resources of a guest are taken from the totals before anything is allocated for it, and released
+//! if its boot fails; an ended machine keeps no guest memory, only what clients can still ask for; after
+//! [`Fleet::close`] no machine can be booted, and none is live unless it hangs in the host. The lock on the names
+//! is never held while a machine is called. Each machine has one thread here, which boots it and then waits for its
+//! end.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -53,9 +54,9 @@ struct Shared {
     /// Memory for the files that boots read.
     reading: Reading,
     changes: ChangeCounter,
-    /// Time at which a stopping server no longer waits; set once it stops.
+    /// Time until which a stopping server waits; set when it begins to stop.
     no_longer: OnceLock<Instant>,
-    /// Set once what hangs has been logged.
+    /// Set once the machines or boots that hang have been logged.
     left: OnceLock<()>,
 }
 
@@ -92,7 +93,7 @@ impl Fleet {
         }
     }
 
-    /// Returns the counts of what is in use.
+    /// Returns the use of the server's resources.
     pub(crate) fn totals(&self) -> &Arc<Totals> {
         &self.shared.totals
     }
@@ -112,12 +113,12 @@ impl Fleet {
         self.shared.arrivals.follow()
     }
 
-    /// Returns all machines, by name.
+    /// Returns all machines, ordered by name.
     pub(crate) fn all(&self) -> Vec<Handle> {
         self.slots().all()
     }
 
-    /// Returns the machines that have not ended, by name.
+    /// Returns the machines that have not ended, ordered by name.
     pub(crate) fn live(&self) -> Vec<Handle> {
         let mut handles = self.all();
         handles.retain(Handle::is_live);
@@ -129,8 +130,8 @@ impl Fleet {
         self.shared.changes.follow()
     }
 
-    /// Boots the machine that `config` describes; an empty name is replaced by a free one. The boot continues
-    /// if the caller is gone. If the same request has created a machine before, returns that machine.
+    /// Boots the machine that `config` describes, under a free name if the name in `config` is empty. The boot
+    /// continues if the caller is gone. If the same request has created a machine before, returns that machine.
     pub(crate) async fn boot(&self, config: MachineConfig, asked: Asked) -> Result<Handle, Status> {
         self.boot_by(config, asked, Machine::boot).await
     }
@@ -147,7 +148,7 @@ impl Fleet {
             match self.reserve(&mut config, &asked)? {
                 Reservation::Boot(reserved) => break reserved,
                 Reservation::Made(made) => return Ok(made),
-                // The request under way creates the machine, or fails; then this request is the first.
+                // The request under way creates the machine, or fails and makes this request the first.
                 Reservation::UnderWay => changes.changed().await.map_err(|_| broken("the boot"))?,
             }
         };
@@ -180,7 +181,7 @@ impl Fleet {
             }
             handle.watch_over(guest);
             fleet.forget_oldest();
-            // Waits for the request under way, so this comes last.
+            // This comes last because it waits for the request under way.
             handle.requests.forget();
         })?;
         is_booted.await.map_err(|_| broken("the boot"))?
@@ -193,8 +194,8 @@ impl Fleet {
         Ok(())
     }
 
-    /// Reserves a name, memory and virtual CPUs for this request, unless the same request was made before;
-    /// chooses a name if `config` has none.
+    /// Reserves a name, memory and virtual CPUs for this request, unless the same request was made before. If
+    /// `config` has no name, chooses one.
     fn reserve(&self, config: &mut MachineConfig, asked: &Asked) -> Result<Reservation, Status> {
         let mut slots = self.slots();
         match slots.made_by(asked)? {
@@ -221,8 +222,8 @@ impl Fleet {
         }
     }
 
-    /// Ends all machines at once, including those being booted, and refuses further boots. What hangs is waited
-    /// for only once, however often this is called.
+    /// Ends all machines at once, including those being booted, and refuses further boots. Waits for them at most
+    /// for [`ENDS`] in total, however often this is called.
     pub(crate) async fn close(&self) {
         let no_longer = &self.shared.no_longer;
         let no_longer = *no_longer.get_or_init(|| Instant::now() + ENDS);
@@ -279,7 +280,7 @@ impl Fleet {
     }
 }
 
-/// Calls `stop` for all of `machines` at the same time; returns when the last call is done.
+/// Calls `stop` for all of `machines` at the same time, and waits until all calls are done.
 async fn at_once<M, F>(machines: impl IntoIterator<Item = M>, stop: impl Fn(M) -> F)
 where
     F: Future<Output = ()> + Send + 'static,

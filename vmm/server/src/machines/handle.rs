@@ -1,8 +1,8 @@
 //! One machine of a server, live or ended.
 //!
-//! Invariants: every change of a machine is reported to the followers of that machine and of all machines; a
-//! call that is stuck in the machine takes none of the threads that calls into another machine, or stopping
-//! this one, need.
+//! Invariants: every change of a machine is reported to the followers of that machine and of all machines; a call
+//! that is stuck in the machine takes no thread that a call into another machine needs, or that stopping this
+//! machine needs.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,27 +26,28 @@ use crate::sessions::owners::Owners;
 use crate::status;
 use crate::wire::registration;
 
-/// Maximum number of calls into one machine at a time; more wait.
+/// Maximum number of calls that run in one machine at a time; further ones wait.
 const CALLS: usize = 4;
 
-/// One machine, live or ended. Clones are the same machine.
+/// One machine, live or ended. Clones refer to the same machine.
 #[derive(Clone, Debug)]
 pub(crate) struct Handle {
     name: Arc<str>,
     /// Number of the boot, to know which machine is the oldest.
     pub(crate) number: u64,
     pub(crate) identity: Arc<Identity>,
-    /// Answers to requests for probes, in case they are repeated.
+    /// Answers to the requests for probes, for clients that repeat a request.
     pub(crate) requests: Arc<Requests>,
-    /// Changes, or is touched, whenever the machine's state changes.
+    /// The live or ended machine. Receivers are notified whenever the machine's state changes.
     life: Arc<watch::Sender<Life>>,
-    /// Sessions that own its probes.
+    /// Sessions of the server that own probes or pauses.
     owners: Owners,
     /// Its events, for subscribers.
     events: Broadcast,
     stopping: Arc<Mutex<Stopping>>,
-    /// Counter of the changes of all machines, and the number of this machine's last change.
+    /// Counter of the changes of all machines.
     changes: ChangeCounter,
+    /// Number of this machine's last change.
     changed: Arc<AtomicU64>,
     calls: Arc<Lane>,
     stops: Arc<Lane>,
@@ -59,12 +60,13 @@ enum Life {
     Ended(Arc<Remains>),
 }
 
-/// Progress of stopping a machine: its probes with their last counters, as listed before the machine stops.
+/// Progress of stopping a machine.
 #[derive(Debug, Default)]
 enum Stopping {
     /// The machine is not being stopped.
     #[default]
     No,
+    /// The machine is being stopped: its probes, listed before that, with their last counters.
     Listed(Vec<v1::Probe>),
     /// The machine has ended.
     Over,
@@ -77,9 +79,9 @@ pub(crate) struct Remains {
     pub(crate) probes: Vec<v1::Probe>,
     /// Result of registering the probes of the boot.
     registered: RegisterResponse,
-    /// End of its console output.
+    /// Last part of its console output.
     pub(crate) console: Vec<u8>,
-    /// Size of all this in bytes, the messages as encoded.
+    /// Bytes of all this; messages count with their encoded length.
     bytes: usize,
 }
 
@@ -150,8 +152,8 @@ impl Handle {
         }
     }
 
-    /// Waits until its machine has ended, and notifies the followers of every change. The resources of `guest` are
-    /// given back together with the machine's memory.
+    /// Waits until its machine has ended, and notifies the followers of every change. Then keeps only the remains,
+    /// and releases the resources of `guest` together with the machine's memory.
     pub(crate) fn watch_over(&self, guest: Option<Guest>) {
         let Life::Live(port) = self.life() else {
             return;
@@ -206,7 +208,7 @@ impl Handle {
         self.changed.store(number, Ordering::Release);
     }
 
-    /// Returns the number of its last change among the changes of all machines.
+    /// Returns the number of its last change. Numbers are given to the changes of all machines in their order.
     pub(crate) fn changed(&self) -> u64 {
         self.changed.load(Ordering::Acquire)
     }
@@ -242,7 +244,7 @@ impl Handle {
         Some(remains.bytes.saturating_add(self.events.held_bytes()))
     }
 
-    /// Runs `work`, which concerns the machine, on a thread that may block.
+    /// Runs `work`, which concerns the machine and may block, on one of the machine's threads for calls.
     pub(crate) async fn aside<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -250,8 +252,8 @@ impl Handle {
         self.calls.run(work).await
     }
 
-    /// Takes the permit to look at the sources of the machine's kernel, once it is free. Each machine has one
-    /// such permit.
+    /// Waits for the permit to read the debug information of the machine's kernel. Each machine has one such
+    /// permit.
     pub(crate) async fn turn_to_look(&self) -> Result<OwnedSemaphorePermit, Status> {
         self.looks.turn().await
     }
@@ -328,7 +330,7 @@ impl Handle {
         };
         let (handle, stopping) = (self.clone(), Arc::clone(&self.stopping));
         let stopped = self.stops.run(move || {
-            // A disabled probe counts no more, so these are its last counters.
+            // A disabled probe counts nothing, so these are its last counters.
             if let Err(error) = port.disable_all() {
                 tracing::debug!(%error, "cannot disable the probes before stopping");
             }
@@ -351,7 +353,7 @@ impl Handle {
         }
     }
 
-    /// Returns when the machine has ended.
+    /// Waits until the machine has ended, and returns its remains.
     pub(crate) async fn ended(&self) -> Arc<Remains> {
         let mut life = self.life.subscribe();
         loop {
@@ -366,7 +368,7 @@ impl Handle {
     }
 }
 
-/// Returns the threads for calls into one machine.
+/// Creates the threads for calls into one machine.
 fn lane() -> Arc<Lane> {
     Arc::new(Lane::new("a call into a machine", CALLS))
 }

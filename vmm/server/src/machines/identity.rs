@@ -145,7 +145,7 @@ impl Identity {
         labels.iter().all(has)
     }
 
-    /// Fills the identity into the description of the machine.
+    /// Sets the identity in the description of the machine.
     pub(crate) fn fill(&self, machine: &mut v1::Machine) {
         machine.uid.clone_from(&self.uid);
         machine.labels = self.asked.labels.clone().into_iter().collect();

@@ -1,10 +1,10 @@
 //! The port to a live machine: everything that the server asks of it.
 //!
-//! Invariants: outside this file only the boot, and the conversion of a listing, name a [`Machine`]. Calls of clients
-//! that may block run on the machine's own threads for calls, and continue when nobody waits for them any more. A
-//! port keeps the memory of its machine, so nothing that lives longer than a call holds one, except for the
-//! machine's handle. Most calls return values; [`Port::image`], [`Port::listen`], [`Port::attach`],
-//! [`Port::console`] and [`Port::aggregate`] lead to objects in this process.
+//! Invariants: outside this file only the boot, and the conversion of a listing, name a [`Machine`]. Calls of
+//! clients that may block run on the machine's own threads for calls, and continue even if nobody waits for them
+//! any more. A port keeps the memory of its machine, so nothing holds one for longer than a call, except for the
+//! machine's handle. Most calls pass plain values; [`Port::image`], [`Port::listen`], [`Port::attach`],
+//! [`Port::console`] and [`Port::aggregate`] pass objects of this process.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -65,7 +65,7 @@ impl Port {
         Arc::clone(self.machine.image())
     }
 
-    /// Returns the result of registering the probes of the configuration, before the boot.
+    /// Returns the result of registering the configuration's probes, which happens before the guest runs.
     pub(crate) fn registered(&self) -> &Registered {
         self.machine.registered()
     }
@@ -106,7 +106,7 @@ impl Port {
     /// Calls `changed` at each change of the status, until the machine has ended.
     pub(crate) fn follow(&self, changed: impl Fn()) {
         let mut status = self.machine.status();
-        // The first status may be a change to those who looked earlier.
+        // Followers that read the state before this may not know the first status.
         changed();
         while !matches!(status.state, State::Stopped(_)) {
             status = self.machine.wait_change(&status);
@@ -121,14 +121,14 @@ impl Port {
         self.machine.disable(&ids)
     }
 
-    /// Ends the machine, and returns when it has ended.
+    /// Ends the machine, and waits until it has ended.
     pub(crate) fn stop(&self) {
         self.machine.stop();
     }
 }
 
-/// Calls on the machine's threads for calls. They take the port, so the machine's memory is freed there if this was
-/// the last one, and not by the task that waits.
+/// Calls that run on the machine's threads for calls. They take the port: if it is the last one, the machine's
+/// memory is freed on such a thread, and not by the task that waits.
 impl Port {
     async fn call<T: Send + 'static>(
         self,
@@ -243,7 +243,7 @@ impl Port {
         }
     }
 
-    /// Counts the events of `probes` from now on, by `histogram`.
+    /// Counts the events of `probes` in `histogram` from now on.
     pub(crate) async fn aggregate(
         self,
         probes: Vec<ProbeId>,
@@ -255,12 +255,13 @@ impl Port {
             .map_err(|error| status::aggregate_error(&error))
     }
 
-    /// Waits until all events that have happened are handed on; returns whether they are.
+    /// Waits until all listeners have got the events of all hits so far, but only for a few seconds. Returns
+    /// whether they have.
     pub(crate) async fn flush_events(self) -> Result<bool, Status> {
         self.call(Machine::flush_events).await
     }
 
-    /// Returns the symbol of a loaded module that contains `at` now.
+    /// Returns the symbol that contains `at`, if `at` is in a module that is loaded at the moment.
     pub(crate) async fn module_symbol(self, at: Gva) -> Result<Option<v1::Symbol>, Status> {
         let found = self.call(move |machine| {
             let module = machine.module_at(at)?;
@@ -271,8 +272,8 @@ impl Port {
         found.await
     }
 
-    /// Returns the types of modules as they are loaded now, by module name. `wanted` has the names, each with its
-    /// position in the request; an error is that of the first module whose types are unknown.
+    /// Returns the types of the loaded modules that `wanted` names, by module name. Each name comes with its
+    /// position in the request. The error is that of the first module whose types are unknown, with its position.
     pub(crate) async fn module_types(
         self,
         wanted: Vec<(usize, String)>,

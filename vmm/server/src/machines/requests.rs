@@ -1,14 +1,14 @@
-//! Requests that a client can repeat without their being carried out twice.
+//! Requests that a client can repeat, and that are carried out only once.
 //!
 //! ```text
 //!   waits ──its turn──► under way ──done──► kept ──too many, too long, the machine has ended──► forgotten
 //!     │                     └──failed──► forgotten, as nothing was done
 //!     └──its client is gone──► forgotten
 //! ```
-//! Invariants: of the requests of one machine, one is under way at a time. A request under way continues, and
-//! its answer is kept, even if its client is gone, because that is when the client repeats it. A waiting
-//! request is held by its client's call only. The last answers are kept: at most [`KEPT`] of them, with at most
-//! [`BYTES`] bytes; the last one is kept whatever its length.
+//! Invariants: of the requests of one machine, one is under way at a time. A request under way continues, and its
+//! answer is kept, even if its client is gone, because that is when the client repeats it. A waiting request ends
+//! with its client's call, because nothing else holds it. The last answers are kept: at most [`KEPT`] of them, with
+//! at most [`BYTES`] bytes; the last one is kept whatever its length.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -22,8 +22,9 @@ use tonic::Status;
 use super::identity::{hash, request_id, reused};
 use crate::status::broken;
 
-/// Maximum number of answers that are kept, and of their encoded bytes.
+/// Maximum number of answers that are kept.
 const KEPT: usize = 256;
+/// Maximum encoded bytes of the answers that are kept.
 const BYTES: usize = 1 << 20;
 
 /// Answers to the requests of one machine.
@@ -70,7 +71,8 @@ impl Requests {
         *self.0.blocking_lock() = Answers::default();
     }
 
-    /// Carries out `request` by calling `done`; if its answer is kept, returns that instead.
+    /// Carries out `request` by calling `done`, and returns the answer. If the answer to the same request is kept,
+    /// returns that instead.
     pub(crate) async fn once<F>(
         &self,
         request: RegisterRequest,
@@ -172,7 +174,7 @@ mod tests {
         /// Two answers of this length are within the bound, three are not.
         const IDS: usize = 90_000;
         let requests = Requests::default();
-        // An id takes five bytes.
+        // A probe's id takes five bytes.
         let ask = async |id: &str, length: usize| {
             let answer = requests.once(request(id, "m"), move |_| async move {
                 let ids = vec![u32::MAX; length];
@@ -219,7 +221,7 @@ mod tests {
                 Ok(RegisterResponse::default())
             }
         });
-        // The client disconnects in the middle of it.
+        // The client disconnects while its request is carried out.
         tokio::select! {
             _ = first => panic!("it waits for nobody"),
             begun = has_begun => begun.unwrap(),

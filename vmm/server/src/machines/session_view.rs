@@ -30,7 +30,7 @@ impl Place for Handle {
         let let_go = match port.let_go(owners).await {
             Ok(Some(let_go)) => let_go,
             Ok(None) => return Ok(LetGo::default()),
-            // The machine has ended in between, and everything in it, whatever the error was.
+            // Whatever the error was: the machine has ended meanwhile, and its probes and pauses with it.
             Err(_) if !self.is_there() => return Ok(LetGo::default()),
             Err(error) => return Err(error),
         };

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //!              boot fails
-//!   reserved ─────────────► (free), or what had ended there
+//!   reserved ─────────────► (free), or the machine that had ended under the name
 //!      │ boot succeeds
 //!      ▼
-//!    live ───────► ended ─────► (free): the name is taken again, or too many have ended
+//!    live ───────► ended ─────► (free): the name is taken again, too many have ended, or a client deletes it
 //!          guest ends
 //! ```
 //! Invariant: a name belongs to one machine at a time, from the moment its boot begins.
@@ -25,7 +25,7 @@ use crate::status;
 /// The names of a server's machines.
 #[derive(Debug, Default)]
 pub(crate) struct Slots {
-    /// Set when nothing can be booted any more.
+    /// Set once no machine can be booted any more.
     pub(crate) closed: bool,
     next_number: u64,
     named: BTreeMap<String, Slot>,
@@ -77,7 +77,7 @@ impl Slots {
         }
     }
 
-    /// Returns all machines, by name.
+    /// Returns all machines, ordered by name.
     pub(crate) fn all(&self) -> Vec<Handle> {
         let taken = self.named.values().filter_map(|slot| match slot {
             Slot::Taken(handle) => Some(handle.clone()),
@@ -154,7 +154,8 @@ impl Slots {
         self.next_number
     }
 
-    /// Ends the reservation of `name`, which gets `machine`, or the machine that it had before.
+    /// Ends the reservation of `name`. The name then belongs to `machine` or, if that is `None`, to the machine
+    /// that had ended under it.
     pub(crate) fn settle(&mut self, name: &str, machine: Option<&Handle>) {
         let before = match self.named.remove(name) {
             Some(Slot::Reserved { before, .. }) => before,
@@ -183,7 +184,7 @@ impl Slots {
         }
     }
 
-    /// Removes the oldest ended machines beyond the limits; returns how many.
+    /// Removes the ended machines that exceed the limits, the oldest ones first. Returns how many there were.
     pub(crate) fn forget_oldest(&mut self, limits: &Limits) -> usize {
         let ended = self.named.iter().filter_map(|(name, slot)| match slot {
             Slot::Taken(handle) => {
@@ -212,7 +213,7 @@ impl Slots {
 
 /// Returns the error that no machine is called `name`.
 fn no_such_machine(name: &str) -> Status {
-    // An invalid name is not repeated.
+    // The error does not repeat an invalid name.
     let failure = match limits::machine_name(name) {
         Ok(()) => Failure::new(
             Code::NotFound,

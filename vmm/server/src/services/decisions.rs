@@ -4,8 +4,8 @@
 //!   opened ──(DecideFor)──► deciding ──(either stream, the session or the machine ends, a bad answer,
 //!                                       or too many deadlines missed)──► over
 //! ```
-//! Invariants: while a client decides, every question of the machine is either with that client or answered.
-//! When the stream ends, for whatever reason, the asker is dropped, and open questions get the default
+//! Invariants: while a client decides, every question of its probes is either waiting for that client's answer or
+//! answered. When the stream ends, for whatever reason, the asker is dropped, and open questions get the default
 //! decision.
 
 use std::collections::{HashMap, HashSet};
@@ -93,7 +93,8 @@ impl decisions_server::Decisions for Service {
     }
 }
 
-/// Returns the probes of `known` that `ids` names, if all of them ask.
+/// Returns those of the `known` probes that `ids` names. Fails unless all of them exist, and ask a client at their
+/// hits.
 fn choose(ids: &[u32], known: Vec<v1::Probe>) -> Result<Vec<v1::Probe>, Status> {
     if ids.is_empty() {
         let message = "name the probes to decide for";
@@ -130,11 +131,11 @@ struct Desk {
     anchor: anchor::LastSent,
 }
 
-/// Why the client decides no more.
+/// Why the client stops deciding.
 enum Over {
     /// The client is gone, or done.
     Gone,
-    /// With an error that the client is sent.
+    /// The client is sent this error.
     Because(Status),
 }
 
@@ -213,7 +214,7 @@ impl Desk {
     }
 }
 
-/// Returns when the client's session has ended; never, if it has none.
+/// Waits until the client's session has ended; forever if it has no session.
 async fn end_of(over: &mut Option<watch::Receiver<Option<SessionEnd>>>) {
     match over {
         Some(over) => {

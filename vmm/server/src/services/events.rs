@@ -35,8 +35,8 @@ use crate::machines::{Fleet, Handle};
 
 /// Capacity of the queue of messages between the machines and one client's connection.
 const MESSAGES: usize = 2;
-/// Maximum number of machines whose events go into one stream at a time: as many as can run, and as many that
-/// have ended and whose last messages wait. Machines that come later wait.
+/// Maximum number of machines whose events go into one stream at a time: by default, as many as can run, and as
+/// many ended ones whose last messages wait. Further machines wait.
 const MACHINES: usize = 128;
 
 type Responses = ReceiverStream<Result<Message, Status>>;
@@ -90,8 +90,8 @@ impl Service {
             Some(after) => Some(Position::from(after)),
             None => None,
         };
-        // The stream of an ended machine has its last message, and the held events if the client asks for a
-        // position.
+        // The stream of an ended machine has only its last message, unless the client asks for a position: then the
+        // held events come first.
         let events = match is_live || after.is_some() {
             true => Some(events.subscribe(wanted, after).map_err(beyond)?),
             false => None,

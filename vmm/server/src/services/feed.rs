@@ -1,11 +1,12 @@
 //! Sends one machine's events to one client.
 //!
 //! Invariants:
-//! - a probe is described in the message with its first event, or before;
-//! - a loss is reported with the next message, and all events of that message follow the loss, too, so that a
-//!   client that processes a part of a message counts nothing twice;
-//! - the anchor of the events' times is sent first;
-//! - everything before the position in a message has been sent or reported as lost by then.
+//! - a probe is described in the message with its first event, or in an earlier one;
+//! - a loss is reported in the next message, and all events of that message come after the loss, so that a client
+//!   that processes only a part of a message counts nothing twice;
+//! - the anchor of the events' times is sent before any event;
+//! - every wanted event before the position in a message is in that message or an earlier one, or was reported as
+//!   lost there.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -24,8 +25,8 @@ use crate::wire::{anchor, convert};
 /// Bytes after which no further batch is added to a message. With the last batch added, of at most 1024 events,
 /// and all probes that it can describe, a message stays below the 4 MiB that clients accept.
 const MESSAGE: usize = 256 << 10;
-/// Maximum number of probes in one message, for the same reason: the data that one probe writes can take 17
-/// KiB.
+/// Maximum number of probes in one message. The limit of 4 MiB is the reason here, too: the data that the actions
+/// of one probe write can take 17 KiB.
 const PROBES_PER_MESSAGE: usize = 64;
 
 /// Source of events.
@@ -67,7 +68,7 @@ impl Origin {
         })
     }
 
-    /// Returns how it ended, once it has.
+    /// Waits until the machine has ended, and returns how. Returns `None` at once if there is no machine.
     async fn ended(&self) -> Option<v1::Ending> {
         match self {
             Self::Machine(handle) => handle.ended().await.machine.ending.clone(),
@@ -157,8 +158,8 @@ impl Feed {
         let mut bytes = 0;
         let mut next = Some(first);
         while let Some(taken) = next.take() {
-            // Events that the machine dropped have no place among the others, but a count of their own in
-            // positions. So only a loss of numbered events needs a new message.
+            // Events that the machine dropped have no numbers, and positions count them separately. So only a loss
+            // of numbered events needs a new message.
             if !message.events.is_empty() && taken.lost.until.seq > self.position.seq {
                 next = Some(taken);
                 break;
@@ -195,8 +196,8 @@ impl Feed {
         Ok(next)
     }
 
-    /// Describes the probes `unknown` to the client; returns the last descriptions, for the message that has
-    /// the events.
+    /// Sends the descriptions of the probes `unknown` to the client, except for the last few, which it returns for
+    /// the message that has the events.
     async fn describe(&mut self, unknown: HashSet<u32>) -> Result<Vec<v1::Probe>, Gone> {
         let mut probes = self.origin.probes(unknown.clone()).await;
         // A probe that was removed since its hit stays undescribed; it is not looked up again.

@@ -104,7 +104,7 @@ struct Counting {
 enum Over {
     /// The client is gone, or done.
     Gone,
-    /// With an error that the client is sent.
+    /// The client is sent this error.
     Because(Status),
 }
 

@@ -31,16 +31,16 @@ use crate::wire::registration;
 const DEFAULT_CPUS: u32 = 1;
 /// Memory if none is requested, in bytes.
 const DEFAULT_MEMORY: u64 = 256 << 20;
-/// Maximum bytes of a kernel command line. The kernel takes 2047 (`COMMAND_LINE_SIZE`); the loader checks how
-/// many its image takes.
+/// Maximum bytes of a kernel command line. Kernels take 2047 (`COMMAND_LINE_SIZE`); the loader checks how many this
+/// kernel's image takes.
 const CMDLINE: usize = 64 << 10;
-/// Words of a guest's command.
+/// Maximum words of a guest's command.
 const COMMAND_WORDS: usize = 4096;
-/// Bytes of a guest's command.
+/// Maximum bytes of a guest's command.
 const COMMAND_BYTES: usize = 128 << 10;
 /// Maximum number of boot requests that are parsed at a time.
 const READS: usize = 4;
-/// Bytes of the console in one message.
+/// Maximum bytes of console output in one message.
 const CONSOLE_PIECE: usize = 64 << 10;
 
 #[derive(Debug)]
@@ -244,7 +244,7 @@ impl machines_server::Machines for Service {
         limits::at_most("the console input", data.len(), limits::CONSOLE_WRITE)?;
         let handle = self.fleet.get(&machine)?;
         let accepted = handle.port()?.console_input(data).await?;
-        // At most the number of bytes in the request, which is far less than this can count.
+        // At most the number of bytes in the request, which is far less than a `u32` can count.
         let accepted = u32::try_from(accepted).unwrap_or(u32::MAX);
         Ok(Response::new(ConsoleWriteResponse { accepted }))
     }

@@ -30,9 +30,11 @@ use crate::wire::{anchor, page};
 
 /// Capacity of the queue of messages to one client: all messages of one session.
 const MESSAGES: usize = 2;
-/// Limits and default of the time that a session outlives the last message of its client.
+/// Minimum time that a session outlives the last message of its client.
 const SHORTEST: Duration = Duration::from_secs(1);
+/// Maximum time that a session outlives the last message of its client.
 const LONGEST: Duration = Duration::from_hours(1);
+/// Time that a session outlives the last message of its client, unless the client chooses another one.
 const DEFAULT: Duration = Duration::from_secs(30);
 /// Maximum number of sessions to take over at once.
 const TAKE_OVER: usize = 64;

@@ -1,9 +1,9 @@
 //! `hvprobe.v1.Sources`.
 //!
-//! Invariants: one request about each machine is answered at a time, and [`LOOKS`] in all. So no more files
-//! with debug information than that are in memory, and none when there are no requests. A request ends when its
-//! client is gone, but an index that it has begun is completed and kept, so that the next request finds it. An
-//! upload is written to a file as it arrives.
+//! Invariants: at most one request about each machine is answered at a time, and at most [`LOOKS`] in total. So at
+//! most [`LOOKS`] files with debug information are in memory, and none while there are no requests. A request ends
+//! when its client is gone, but an index that it has begun is completed and kept, so that the next request finds
+//! it. An upload is written to a file as it arrives.
 
 mod uploads;
 
@@ -37,14 +37,15 @@ use crate::bounds::threads::Lane;
 use crate::machines::Fleet;
 use crate::status::out_of_order;
 
-/// The longest release of a kernel (`__NEW_UTS_LEN`).
+/// Maximum bytes of a kernel's release (`__NEW_UTS_LEN`).
 const RELEASE_MAX: usize = 64;
 
-/// Maximum number of machines whose sources are looked at at a time.
+/// Maximum number of machines whose debug information is read at a time.
 const LOOKS: usize = 4;
 
-/// How long a client may send nothing of a file that it uploads, and how long the whole upload may take.
+/// How long a client may send nothing of a file that it uploads.
 const SILENCE: Duration = Duration::from_secs(60);
+/// How long a whole upload may take.
 const LONGEST: Duration = Duration::from_secs(3600);
 
 #[derive(Debug)]
@@ -169,8 +170,8 @@ impl sources_server::Sources for Service {
     }
 }
 
-/// Runs `work` once there is a permit of `looks`. The flag that `work` gets is set when nobody waits for it any
-/// more.
+/// Runs `work` once there is a permit in `looks`. `work` gets a flag that is set when nobody waits for its result
+/// any more.
 async fn look<T: Send + 'static>(
     looks: &Lane,
     work: impl FnOnce(&Arc<AtomicBool>) -> T + Send + 'static,
@@ -193,8 +194,9 @@ impl Drop for Waiting {
 /// Parts of a file as they arrive.
 struct Parts<S> {
     stream: S,
-    /// Deadlines of the next part, and of the whole file.
+    /// Deadline of the next part.
     next: Instant,
+    /// Deadline of the whole file.
     all: Instant,
 }
 
@@ -265,7 +267,7 @@ fn wrong(message: impl Into<String>) -> Failure {
     Failure::invalid(ErrorKind::Definition, message)
 }
 
-/// Opens the debug information in `folder` of the kernel with this image.
+/// Opens the debug information of the kernel with this image, which is in `folder`.
 fn open(
     image: &Arc<KernelImage>,
     folder: &Path,
@@ -311,7 +313,7 @@ fn places_of(build_id: Option<&[u8]>, release: Option<&str>, folder: &Path) -> V
         let folder = folder.join(".build-id").join(format!("{first:02x}"));
         places.push(folder.join(format!("{}.debug", hex(rest))));
     }
-    // A release that does not lead out of the folder.
+    // Only a release that cannot lead out of the folder.
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.+~".contains(c);
     if let Some(release) = release
         && release.len() <= RELEASE_MAX

@@ -29,7 +29,7 @@ const SYMBOLS_PER_MESSAGE: usize = 1024;
 /// Capacity of the queue of messages between the look-up and the client's connection.
 const MESSAGES: usize = 1;
 
-/// Maximum number of look-ups at a time, of all clients; more wait.
+/// Maximum number of look-ups that run at a time, for all clients together; further ones wait.
 const LOOKUPS: usize = 8;
 
 #[derive(Debug)]
@@ -63,7 +63,7 @@ impl symbols_server::Symbols for Service {
             address,
         } = request.into_inner();
         limits::at_most("the pattern", pattern.len(), limits::DEFINITION)?;
-        // A stream that nobody reads does not keep the machine itself.
+        // The stream holds only the image: a stream that nobody reads does not keep the memory of its machine.
         let handle = self.fleet.get(&machine)?;
         let image = handle.port()?.image();
         if let Some(address) = address.map(Gva) {
@@ -119,7 +119,7 @@ impl symbols_server::Symbols for Service {
     }
 }
 
-/// Converts `found`, with the reason why no probe can be planted in it.
+/// Converts `found`, with the reason if no probe can be planted there.
 fn symbol(image: &KernelImage, found: &Symbol<'_>) -> v1::Symbol {
     convert::symbol(found, |at| image.forbidden(at))
 }
@@ -136,7 +136,7 @@ fn containing<'a>(
         return Err(Failure::invalid(ErrorKind::BadPattern, why));
     }
     let found = symbols.containing(address).map(|(symbol, _)| symbol);
-    // A number that is not an address contains nothing.
+    // An absolute symbol is a number and no address, so it contains nothing.
     Ok(found.filter(|symbol| symbol.kind != SymbolKind::Absolute))
 }
 
@@ -151,9 +151,9 @@ fn one(symbol: Option<v1::Symbol>) -> Responses {
     ReceiverStream::new(messages)
 }
 
-/// Streams the symbols that `find` returns from a position on, `limit` in all and at most
-/// [`SYMBOLS_PER_MESSAGE`] at a time. A client that does not read takes no thread: further symbols are looked
-/// up when there is room for them.
+/// Streams the symbols that `find` returns from a position on, `limit` in all and at most [`SYMBOLS_PER_MESSAGE`]
+/// at a time. A client that does not read takes no thread: further symbols are looked up when the stream has room
+/// for them.
 fn stream<F>(lookups: &Arc<Lane>, limit: usize, find: F) -> Responses
 where
     F: Fn(usize, usize) -> Result<Vec<(usize, v1::Symbol)>, PatternError> + Send + Sync + 'static,

@@ -1,7 +1,7 @@
 //! A client that follows all machines.
 //!
-//! Invariant: at most one message waits for the client, and the next one is looked up when there is room for
-//! it. So a slow client gets the latest state of each machine, in the order of their last changes.
+//! Invariant: at most one message waits for the client, and the next one is made only when there is room for it. So
+//! a slow client gets the latest state of each machine, in the order of their last changes.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -34,7 +34,7 @@ pub(crate) struct Watcher {
     labels: BTreeMap<String, String>,
     mask: Mask,
     to_client: ToClient,
-    /// By UUID.
+    /// What the client knows of each machine, by UUID.
     known: HashMap<String, Known>,
 }
 
@@ -73,7 +73,7 @@ impl Watcher {
             }
             while self.send_next().await? {}
         }
-        // Changes that came with the end.
+        // Sends the changes that came with the end.
         while self.send_next().await? {}
         Ok(())
     }
@@ -89,7 +89,8 @@ impl Watcher {
         Ok(true)
     }
 
-    /// Returns the next change: a machine that is gone, or else the machine whose last change is the oldest.
+    /// Returns the next change: a machine that is gone or, without one, the machine whose last change is the oldest
+    /// of those that the client does not know.
     fn next(&mut self) -> Option<What> {
         let mut all = self.fleet.all();
         all.retain(|handle| handle.has(&self.labels));
@@ -107,7 +108,7 @@ impl Watcher {
             .iter()
             .filter(is_new)
             .min_by_key(|handle| handle.changed())?;
-        // Read before the state: a change in between is sent again.
+        // Read before the state, so that a change in between is sent next time.
         let changed = handle.changed();
         let name = handle.name().to_owned();
         let known = Known { name, changed };

@@ -9,9 +9,9 @@
 //!    │ taken over        │ taken over
 //!    └───────────────────┴──► (gone: what it had is another's)
 //! ```
-//! Machines identify owners by [`Owner`] alone. A session has an owner number of its own, and those of the
-//! sessions that it took over. So taking over changes nothing in a machine, and requests under way for the old
-//! session arrive at the new one.
+//! Machines identify owners by [`Owner`] alone. A session has an owner number of its own, and those of the sessions
+//! that it took over. So taking over changes nothing in a machine, and what requests under way for the old session
+//! create belongs to the new one.
 //!
 //! Invariants, whatever the order of calls:
 //! - no request begins for a session that is not held, and the clean-up of a machine waits for the requests
@@ -41,7 +41,8 @@ pub(crate) struct Session<A> {
     pub(crate) about: A,
     pub(crate) stage: Stage,
     pub(crate) keep: bool,
-    /// Owner of its new probes and pauses. Sessions are ordered by it as they were opened.
+    /// Owner of the probes and pauses that the session creates. These numbers are in the order in which sessions
+    /// were opened.
     pub(crate) own: Owner,
     pub(crate) owners: BTreeSet<Owner>,
     /// Machines on which it may own something.
@@ -161,8 +162,8 @@ impl<A> Book<A> {
         all
     }
 
-    /// Begins a request on `machine` for the session `id`, unless the session is not held. Returns the ticket
-    /// to [finish](Book::finish) it with, and the owner.
+    /// Begins a request on `machine` for the session `id`, if the session is held. Returns the ticket for
+    /// [`Book::finish`], and the owner of what the request creates.
     pub(crate) fn begin(&mut self, id: &str, machine: u64) -> Option<(u64, Owner)> {
         let held = |session: &&mut Session<A>| session.stage == Stage::Held;
         let session = self.sessions.get_mut(id).filter(held)?;
@@ -189,8 +190,8 @@ impl<A> Book<A> {
         Some(session.stage)
     }
 
-    /// Returns the machines that have to be cleaned up now, each with the owners. Each machine is returned
-    /// once, until it [has been cleaned up](Book::released).
+    /// Returns the machines that have to be cleaned up now, each with the owners to clean up for. Does not return a
+    /// machine again before it [has been cleaned up](Book::released).
     pub(crate) fn due(&mut self) -> Vec<(u64, Vec<Owner>)> {
         let ending = self
             .sessions
@@ -207,7 +208,7 @@ impl<A> Book<A> {
         due
     }
 
-    /// Returns the owners that `machine` has to be cleaned up for now.
+    /// Returns the owners for which `machine` has to be cleaned up now.
     pub(crate) fn due_on(&self, machine: u64) -> Vec<Owner> {
         let due = |session: &&Session<A>| {
             session.stage == Stage::Ending
@@ -267,7 +268,7 @@ impl<A> Book<A> {
         gone
     }
 
-    /// Whether a session may own something on `machine`.
+    /// Whether any session may own something on `machine`.
     pub(crate) fn knows(&self, machine: u64) -> bool {
         let mut sessions = self.sessions.values();
         sessions.any(|session| session.machines.contains(&machine))

@@ -24,11 +24,12 @@ use crate::status::stopping;
 use crate::uuid;
 use crate::wire::anchor;
 
-/// Delay before a failed clean-up is tried again, at first and at most.
+/// Delay before a failed clean-up is tried again for the first time.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// Maximum delay before a failed clean-up is tried again.
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// A machine, as sessions see it. Clones are the same machine.
+/// A machine, as sessions see it. Clones refer to the same machine.
 pub(crate) trait Place: Clone + Send + Sync + 'static {
     /// Returns the number of the machine, which no other machine has.
     fn number(&self) -> u64;
@@ -68,7 +69,7 @@ struct State<P> {
     book: Book<About>,
     /// Machines on which sessions may own something.
     places: BTreeMap<u64, P>,
-    /// For each session that is ending: who waits for the end, and what has been cleaned up until now.
+    /// For each session that is ending: the sender that reports its end, and what has been cleaned up so far.
     waiting: BTreeMap<String, (oneshot::Sender<Vec<v1::LetGo>>, Vec<v1::LetGo>)>,
     closed: bool,
 }
@@ -99,7 +100,7 @@ impl<P> Clone for Sessions<P> {
 pub(crate) struct Open<P: Place> {
     sessions: Sessions<P>,
     id: String,
-    /// Reports the end of the session, if its own client has not caused it.
+    /// Reports an end of the session that its own client has not caused.
     pub(crate) over: watch::Receiver<Option<SessionEnd>>,
 }
 
@@ -201,8 +202,8 @@ impl<P: Place> Sessions<P> {
         }))
     }
 
-    /// Follows the end of the session `id`; `None` if `id` is empty. The end of a session that is kept is never
-    /// reported, because what it owns continues.
+    /// Follows the end of the session `id`; `None` if `id` is empty. If what the session owns is kept, its end is
+    /// not reported until another session takes it over.
     pub(crate) fn follow(
         &self,
         id: &str,
@@ -237,8 +238,8 @@ impl<P: Place> Sessions<P> {
         }
     }
 
-    /// Ends the session `id`, whose client is gone. The receiver gets what was cleaned up, when that is
-    /// complete; it is closed at once if the session has ended before, or is kept.
+    /// Ends the session `id`, whose client is gone. The receiver gets what was cleaned up, once the clean-up is
+    /// complete. It is closed at once if the session had ended already, or is kept.
     fn end(&self, id: &str, why: SessionEnd) -> oneshot::Receiver<Vec<v1::LetGo>> {
         let (done, is_done) = oneshot::channel();
         let mut state = self.state();
@@ -291,7 +292,7 @@ impl<P: Place> Sessions<P> {
             let probes: usize = probes.map(|(_, count)| *count).sum();
             let report = v1::LetGo {
                 machine: place.name().to_owned(),
-                // There are far fewer than this can count.
+                // There are far fewer probes than a `u32` can count.
                 probes: u32::try_from(probes).unwrap_or(u32::MAX),
                 resumed: let_go.resumed,
             };
@@ -355,7 +356,7 @@ impl<P: Place> Open<P> {
 
 impl<P: Place> Drop for Open<P> {
     fn drop(&mut self) {
-        // Does nothing if it has ended.
+        // Does nothing if the session has ended.
         let _nobody_waits = self.sessions.end(&self.id, SessionEnd::Disconnected);
     }
 }
@@ -367,7 +368,7 @@ impl<P: Place> Drop for Ticket<P> {
     }
 }
 
-/// Returns when the session that `over` follows has ended, with the reason.
+/// Waits until the end of the session that `over` follows is reported, and returns the reason.
 pub(crate) async fn ended(over: &mut watch::Receiver<Option<SessionEnd>>) -> SessionEnd {
     match over.wait_for(Option::is_some).await.map(|why| *why) {
         Ok(Some(why)) => why,

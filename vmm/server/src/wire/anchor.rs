@@ -47,7 +47,8 @@ fn nanoseconds(time: Timespec) -> u64 {
 pub(crate) struct LastSent(Option<v1::Anchor>);
 
 impl LastSent {
-    /// Returns the anchor to send the client `now`, unless the last one still holds.
+    /// Returns the anchor `now` if the client has to be sent it: as the first one, or because the wall clock has
+    /// moved since the last one.
     pub(crate) fn news(&mut self, now: v1::Anchor) -> Option<v1::Anchor> {
         let apart = |anchor: v1::Anchor| anchor.realtime_ns.wrapping_sub(anchor.monotonic_ns);
         let is_known = self.0.is_some_and(|sent| {

@@ -33,7 +33,7 @@ pub(crate) fn machine(machine: &Machine) -> v1::Machine {
         first_entry_ns: machine.first_entry_ns(),
         stopped_at: status.stopped_at.map(|(probe, vcpu)| v1::StoppedAt {
             probe: probe.0,
-            // There are far fewer than this can count.
+            // There are far fewer vCPUs than a `u32` can count.
             vcpu: u32::try_from(vcpu).unwrap_or(u32::MAX),
         }),
         disarmed: !machine.armed(),
@@ -41,7 +41,7 @@ pub(crate) fn machine(machine: &Machine) -> v1::Machine {
         kernel_build_id: machine.image().build_id().map(<[u8]>::to_vec),
         anchor: Some(anchor::now()),
         runs: machine.ioctls().iter().map(|ioctls| ioctls.run).sum(),
-        // The machine's handle sets its identity; the probes are in the answer to `Boot`.
+        // The machine's handle sets its identity; only the answer to `Boot` has the probes.
         ..v1::Machine::default()
     }
 }

@@ -20,7 +20,7 @@ const VARINT: u32 = 0;
 const FIXED64: u32 = 1;
 const BYTES: u32 = 2;
 
-/// `SubscribeResponse.events`.
+/// Number of the field `SubscribeResponse.events`.
 const EVENTS: u32 = 3;
 
 /// Appends `event` as one of a `SubscribeResponse`'s events. Allocates nothing if `into` has room for
@@ -29,7 +29,7 @@ pub(crate) fn event(event: &Event, into: &mut Vec<u8>) {
     message(into, EVENTS, |into| fields(event, into));
 }
 
-/// Returns `event` as a message, for the few that are not sent with others.
+/// Returns `event` as a message, for the few events that are not sent in a batch.
 pub(crate) fn decoded(event: &Event) -> v1::Event {
     let mut bytes = Vec::with_capacity(EVENT_MAX);
     fields(event, &mut bytes);
@@ -65,7 +65,7 @@ fn fields(event: &Event, into: &mut Vec<u8>) {
 
 /// Returns the duration of `call` in nanoseconds; `event` is its return.
 fn duration_ns(call: &Call, event: &Event) -> u64 {
-    // If one end is unknown, so is the duration.
+    // A time of 0 is unknown, and then the duration is, too.
     match call.entry_ns {
         0 => 0,
         entry => event.host_ns.saturating_sub(entry),
@@ -89,7 +89,7 @@ pub(crate) fn comm(task: &Task) -> &[u8] {
 }
 
 fn registers(regs: &Regs, shown: RegisterSet, into: &mut Vec<u8>) {
-    // The fields have the numbers of the registers.
+    // The fields are numbered from 1, in the order of the registers.
     for (field, register) in (1..).zip(Gpr::VALUES.iter().copied()) {
         if shown.contains(register) {
             key(into, field, FIXED64);

@@ -113,7 +113,7 @@ impl Mask {
             return machine;
         };
         let mut masked = Machine::default();
-        // A field that is wanted as a whole comes last, and replaces its parts.
+        // Parts of the ending are moved only if it is not wanted as a whole.
         for (_, take) in OF_ENDING.iter().filter(|(name, _)| wanted.contains(*name)) {
             if !wanted.contains("ending") {
                 take(&mut masked, &mut machine);

@@ -1,8 +1,8 @@
 //! Pages of lists.
 //!
-//! A token names the last item of the previous page. Invariants: a client that follows the tokens gets each
-//! item that exists all the time exactly once; no message is larger than every client accepts, unless a single
-//! item is.
+//! A token names the last item of the previous page. Invariants: a client that follows the tokens gets each item
+//! that exists throughout exactly once; no message is larger than what every client accepts, unless a single item
+//! is.
 
 use std::str::FromStr;
 
@@ -15,7 +15,7 @@ use crate::bounds::limits;
 /// Bytes of the items in one message: half of what clients accept, which leaves room for everything else.
 const PAGE: usize = 2 << 20;
 
-// A client reads no more pages than that, each with at least one probe.
+// A client reads at most `PAGES` pages. Each has at least one probe, so they are enough for all probes.
 const _: () = assert!(hvprobe_engine::PROBES_MAX <= hvprobe_proto::limits::PAGES);
 
 fn bad_token() -> Failure {
@@ -43,8 +43,8 @@ pub(crate) fn last_name(token: String) -> Result<String, Failure> {
     Ok(token)
 }
 
-/// Returns the first page of `items`, which has at most `most` items, or as many as fit if that is 0; and the
-/// token for the next page. An item that is larger than any page gets a page of its own.
+/// Returns the first page of `items`, and the token for the next page. The page has at most `most` items, or as
+/// many as fit if `most` is 0. An item that is larger than any page gets a page of its own.
 pub(crate) fn first<K: ToString, T: Message>(
     items: impl IntoIterator<Item = (K, T)>,
     most: u32,
@@ -65,8 +65,8 @@ pub(crate) fn first<K: ToString, T: Message>(
     (page, String::new())
 }
 
-/// Returns the page of `items` that follows the one that ended with `token`, and the token for the next page.
-/// The items are in the order of their numbers.
+/// Returns the page of `items` that begins after the item that `token` names, and the token for the next page. The
+/// items are in the order of their numbers.
 pub(crate) fn of_numbered<N: Copy + Ord + FromStr + ToString, T: Message>(
     items: Vec<(N, T)>,
     most: u32,
@@ -78,7 +78,8 @@ pub(crate) fn of_numbered<N: Copy + Ord + FromStr + ToString, T: Message>(
     Ok(first(following, most))
 }
 
-/// Returns the page of `probes`, which are in the order of their ids.
+/// Returns the page of `probes` that begins after the probe that `token` names, and the token for the next page.
+/// The probes are in the order of their ids.
 pub(crate) fn of_probes(
     probes: Vec<v1::Probe>,
     most: u32,

@@ -24,7 +24,7 @@ pub(crate) fn response(registered: &Registered) -> RegisterResponse {
     }
 }
 
-/// Converts the probes that were left out for clients.
+/// Converts the skipped probes for clients.
 fn skipped(skipped: &[Skipped]) -> Vec<v1::SkippedProbe> {
     let one = |skipped: &Skipped| {
         let (remedy, when) = remedy(skipped.why.remedy());
@@ -39,7 +39,7 @@ fn skipped(skipped: &[Skipped]) -> Vec<v1::SkippedProbe> {
     skipped.iter().map(one).collect()
 }
 
-/// Converts the index of an entry in a batch, which has far fewer entries than this can count.
+/// Converts the index of an entry in a batch, which has far fewer entries than a `u32` can count.
 fn entry(index: usize) -> u32 {
     u32::try_from(index).unwrap_or(u32::MAX)
 }

@@ -31,17 +31,20 @@ use tokio::time::timeout;
 use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
 
-/// Requests of a short run; `HVPROBE_FUZZ_RUNS` sets those of a long one.
+/// Requests of a short run; `HVPROBE_FUZZ_RUNS` sets the number for a long one.
 const REQUESTS: u64 = 4000;
-/// Connections, and calls under way on each.
+/// Connections at a time.
 const CONNECTIONS: u64 = 4;
+/// Calls under way on each connection.
 const AT_ONCE: usize = 24;
 /// One of this many calls of the [`DEAR`] methods is made, because each runs a guest.
 const SELDOM: u64 = 100;
 const DEAR: [&str; 1] = ["/hvprobe.v1.Host/Report"];
-/// How much the process may have grown, once it has seen some of everything.
+/// How many more threads the process may have at the end than after the first requests.
 const THREADS: u64 = 2;
+/// How many more file descriptors it may have.
 const DESCRIPTORS: u64 = 2;
+/// How many more bytes it may have allocated.
 const MEMORY: u64 = 4 << 20;
 const LONG: Duration = Duration::from_secs(60);
 

@@ -20,7 +20,7 @@ pub(crate) struct Size {
 
 /// Returns the bytes that were allocated and not freed, in every arena (mallinfo(3)).
 fn allocated() -> u64 {
-    // SAFETY: takes nothing and returns numbers; the arenas are read under their locks.
+    // SAFETY: the function takes nothing and returns numbers; it reads the arenas under their locks.
     let info = unsafe { libc::mallinfo2() };
     (info.uordblks + info.hblkhd) as u64
 }
@@ -46,8 +46,8 @@ impl Size {
             && self.memory <= bound.memory
     }
 
-    /// Returns the resources once they are within `bound`; without a bound, once threads and descriptors stay
-    /// the same. In any case returns after [`PATIENCE`].
+    /// Waits until the resources are within `bound` or, without a bound, until threads and descriptors stay the
+    /// same for [`QUIET`]; at most for [`PATIENCE`]. Returns the resources.
     pub(crate) async fn settled(bound: Option<&Self>) -> Self {
         let begun = Instant::now();
         let (mut last, mut since) = (Self::now(), Instant::now());

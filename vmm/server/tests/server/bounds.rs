@@ -74,7 +74,7 @@ impl Running {
     }
 }
 
-/// Returns the kind of an error, which has to name the limit that is in the way.
+/// Returns the kind of an error. Checks that the error names `limit` as the limit that was reached.
 fn kind(status: &Status, limit: &str) -> ErrorKind {
     assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}");
     let info = status.get_details_error_info().unwrap();
@@ -301,7 +301,7 @@ async fn guests_are_refused_before_their_files_are_looked_at() {
         kind(&boot(1 << 30, 5).await, "cpus"),
         ErrorKind::TooManyCpus
     );
-    // A boot that fails for another reason leaves as much as there was.
+    // A boot that fails for another reason releases what it had taken.
     for _ in 0..3 {
         assert_eq!(boot(1 << 30, 4).await.code(), Code::InvalidArgument);
     }

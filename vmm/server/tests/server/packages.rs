@@ -63,8 +63,8 @@ const READ: &str = "\
 NOT_FOUND there is no machine `synthetic`
 ";
 
-/// Programs that serve two pages of machines and then a page that leads to itself, and print what their client
-/// makes of both.
+/// Programs that serve two pages of machines and then a page that leads to itself, and print the machines and the
+/// error that their client gets.
 const PAGES_IN_PYTHON: &str = r#"
 from concurrent.futures import ThreadPoolExecutor
 import grpc

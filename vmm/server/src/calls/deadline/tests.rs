@@ -186,7 +186,7 @@ async fn call_that_is_not_answered_in_time_says_so_sooner_than_the_library_does(
     });
     let origin = http::Uri::from_static("http://localhost");
     let client = HostClient::with_origin(channel, origin);
-    // Repeated, because it is a race.
+    // Repeated, because the timers of the layer and of the library race.
     for number in 0..50 {
         let mut request = Request::new(ReportRequest {});
         let timeout = format!("{}m", 1 + number % 7);

@@ -1,8 +1,8 @@
 //! Answers of unary calls.
 //!
 //! Invariant: a call whose answer can be long gets a permit before the service sees it. The permit lives as long as
-//! the bytes of a large answer, wherever the HTTP/2 library keeps them, so it returns when the socket or the end of
-//! the stream has taken them.
+//! the bytes of a large answer, wherever the HTTP/2 library keeps them. So it is released when these bytes have
+//! been written to the socket, or dropped at the end of the stream.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -25,7 +25,7 @@ use crate::bounds::totals::Totals;
 /// Waits for the permit of a long answer.
 ///
 /// # Errors
-/// Others keep all permits.
+/// When no permit is free for [`UNREAD`].
 pub(super) async fn permit(own: &Arc<Own>, totals: &Totals) -> Result<AnswerPermit, Status> {
     let permit = AnswerPermit::wait(Arc::clone(own), &totals.large_answers);
     timeout(UNREAD, permit).await.map_err(|_| {
@@ -40,7 +40,8 @@ pub(super) async fn permit(own: &Arc<Own>, totals: &Totals) -> Result<AnswerPerm
     })
 }
 
-/// Encodes `body`, and ties `permit` to its bytes unless they are few.
+/// Encodes all of `body`. If that takes more than [`SMALL`] bytes, the bytes hold `permit`; otherwise it is
+/// released.
 pub(super) async fn encoded(mut body: Body, mut permit: AnswerPermit) -> Body {
     let mut frames = VecDeque::new();
     while let Some(frame) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {

@@ -18,11 +18,13 @@ pub(super) struct Framing {
     ty: Option<MessageType>,
     header: Vec<u8>,
     scanner: Option<Scanner>,
-    /// Length of the current message, and how much of it is missing.
+    /// Length of the current message.
     length: u32,
+    /// Bytes of the current message that have not arrived.
     left: u32,
-    /// Bytes of the current message, and what they take once decoded.
+    /// Bytes of the current message that have arrived, with the header.
     bytes: usize,
+    /// Upper bound for the heap memory that decoding these bytes takes.
     weight: usize,
 }
 
@@ -50,7 +52,8 @@ impl Framing {
         usize::try_from(self.length).unwrap_or(usize::MAX)
     }
 
-    /// Scans the next bytes; returns the largest of the messages in them, as far as it has arrived.
+    /// Scans the next bytes. Returns the greatest length and the greatest weight of the messages in them, as far as
+    /// they have arrived.
     pub(super) fn scan(&mut self, mut bytes: &[u8]) -> Size {
         let mut largest = Size::default();
         while !bytes.is_empty() {
@@ -99,9 +102,9 @@ impl Framing {
 /// Size of a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Size {
-    /// As sent.
+    /// Bytes as sent.
     pub(super) bytes: usize,
-    /// Decoded.
+    /// Bytes once decoded, at most.
     pub(super) weight: usize,
 }
 

@@ -63,7 +63,7 @@ where
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         let LargeLayer { totals, interface } = self.layer.clone();
-        // Without a connection there is no call; the default is a connection of its own.
+        // Every call has a connection. If it were missing, the call would count as a connection of its own.
         let link = request.extensions().get::<Link>();
         let own = link.map(|it| Arc::clone(&it.own)).unwrap_or_default();
         let path = request.uri().path();
@@ -76,7 +76,7 @@ where
             let request = request.map(|body| Body::new(Messages::new(body, framing, own, totals)));
             return Box::pin(self.inner.call(request));
         }
-        // The instance that is ready takes the call.
+        // The instance that has been polled ready takes the call; its clone takes its place.
         let other = self.inner.clone();
         let mut inner = mem::replace(&mut self.inner, other);
         Box::pin(async move {

@@ -7,13 +7,14 @@
 //!
 //!   call with a long answer ──permit──► served ──► small answer: permit returned
 //!      │                                     └──► large answer: permit returned when the socket has taken it
-//!      └──no permit after PATIENCE──► refused, nothing was done
+//!      └──no permit after UNREAD──► refused, nothing was done
 //! ```
 //! Invariants:
-//! - Unserved requests hold at most [`sizes::SMALL`] bytes each, besides those with a permit. A decoded request
-//!   without a permit holds at most [`sizes::LIGHT`] bytes; nothing is decoded beyond [`sizes::HEAVIEST`].
+//! - A request that is not served yet holds at most [`sizes::SMALL`] bytes, unless it has a permit. A decoded
+//!   request without a permit holds at most [`sizes::LIGHT`] bytes; nothing is decoded beyond [`sizes::HEAVIEST`].
 //! - Each connection has at most one large request under way, so one client cannot take all permits. A waiting
-//!   request holds no permit, and every permit comes back after [`request::WHOLE`] and the call.
+//!   request holds no permit. A permit is released when the call is done, and the request with it may take at most
+//!   [`request::WHOLE`] to arrive.
 //! - Each connection can always have one long answer under way, whatever others do.
 //! - A call that was carried out is answered.
 

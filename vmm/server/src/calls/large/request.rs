@@ -1,8 +1,8 @@
 //! Receives requests.
 //!
 //! Invariants: a request of one message is complete before the service decodes it, so an unfinished request never
-//! occupies more than its bytes. A large message gets a permit before more of it is received; its bytes are the only
-//! thing that a waiting client holds.
+//! occupies more than its bytes. A large message gets a permit before more of it is received. While it waits for
+//! the permit, it holds nothing but the bytes received so far.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -25,9 +25,10 @@ use crate::bounds::limits;
 use crate::bounds::permits::{Own, RequestPermit};
 use crate::bounds::totals::Totals;
 
-/// How long a message may take to arrive: since its first byte, and since its permit.
+/// How long a message may take to arrive, counted from its beginning and, if it needs a permit, again from the
+/// permit.
 pub(super) const WHOLE: Duration = Duration::from_secs(45);
-/// How long a large message waits for its permit: longer than another may keep it unfinished.
+/// How long a large message waits for its permit: longer than an incomplete message may keep one.
 pub(super) const PATIENCE: Duration = Duration::from_secs(50);
 
 /// A request of one message.
@@ -37,10 +38,10 @@ pub(super) struct Complete {
     pub(super) permit: Option<RequestPermit>,
 }
 
-/// Receives a request of one message to its end.
+/// Receives the whole of a request that consists of one message.
 ///
 /// # Errors
-/// The request is too heavy, arrives too slowly, or gets no permit.
+/// When the request is too heavy, arrives too slowly, or gets no permit.
 pub(super) async fn complete(
     mut body: Body,
     mut framing: Framing,
@@ -66,7 +67,8 @@ pub(super) async fn complete(
             }
         }
         frames.push_back(Ok(frame));
-        // The decoder refuses longer messages when it sees their headers, and takes no second message.
+        // This is enough to receive: the decoder refuses a longer message when it sees the header, and takes no
+        // second message.
         if framing.length() > limits::MESSAGE || bytes > 2 * limits::MESSAGE {
             break;
         }
@@ -140,9 +142,9 @@ pub(super) struct Messages {
     own: Arc<Own>,
     totals: Arc<Totals>,
     permit: Option<RequestPermit>,
-    /// A frame of a large message, until there is a permit.
+    /// The wait for a permit, with the frame of the large message that needs it.
     waiting: Option<(Waiting, Frame<Bytes>)>,
-    /// The end of the time for the current message.
+    /// Timer for the arrival of the current message.
     over: Option<Pin<Box<Sleep>>>,
 }
 
@@ -192,7 +194,7 @@ impl Messages {
         self.go_on(cx)
     }
 
-    /// Passes the waiting frame on, once there is a permit.
+    /// Returns the waiting frame once there is a permit.
     fn go_on(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let Some((waiting, _)) = &mut self.waiting else {
             return Poll::Pending;

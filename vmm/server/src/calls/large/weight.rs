@@ -1,9 +1,9 @@
 //! Upper bound for the heap memory that decoding a message takes, computed from its bytes as they arrive.
 //!
 //! Invariant: after any prefix of a message, the sum of what [`Scanner::scan`] returned is at least what prost has
-//! allocated for that prefix. Two bytes of an empty list entry can become hundreds, so the number of bytes is no
-//! bound. The wire format is the one of protobuf's encoding guide. prost stops at its first error, and so does the
-//! scanner, at the same byte or later.
+//! allocated for that prefix. The length of a message is no such bound: an empty list entry of two bytes can take
+//! hundreds of bytes once decoded. The wire format is that of protobuf's encoding guide. prost stops at its first
+//! error, and so does the scanner, at the same byte or later.
 
 use std::sync::Arc;
 
@@ -15,8 +15,10 @@ const DEEPEST: usize = 100;
 const TEXT: usize = 64;
 /// Bytes of a number in a list that has just grown.
 const NUMBER: usize = 16;
-/// Elements that a list of messages has room for after the first; later it doubles.
+/// Elements for which a list of messages has room after its first one was added.
 const FIRST: usize = 4;
+/// Elements of room that are counted for each further element from the third on, because a full list doubles its
+/// room.
 const DOUBLED: usize = 2;
 
 /// Scanner of one message.
@@ -37,7 +39,7 @@ pub(super) struct Scanner {
 struct Open {
     ty: MessageType,
     end: u64,
-    /// The last list of messages in it, and its length.
+    /// The last field in it that is a list of messages, and the length of the list.
     list: Option<(u32, usize)>,
 }
 
@@ -50,7 +52,7 @@ impl Open {
         }
     }
 
-    /// Adds an element to the list `field`; returns for how many elements the list may have grown.
+    /// Adds an element to the list `field`. Returns by how many elements the list's room may have grown.
     fn push(&mut self, field: u32) -> usize {
         let before = self
             .list
@@ -70,7 +72,7 @@ impl Open {
 enum State {
     Key(Varint),
     Number(Varint),
-    /// The length of a field, with its number.
+    /// The length of the field with this number.
     Length(Varint, u32),
     /// A value, with the number of its bytes that are still missing.
     Value(u64),
@@ -107,7 +109,7 @@ impl Varint {
 }
 
 impl Scanner {
-    /// A scanner for a message of `length` bytes.
+    /// Creates a scanner for a message of `length` bytes.
     pub(super) fn new(interface: Arc<Interface>, ty: MessageType, length: u64) -> Self {
         Self {
             interface,
@@ -118,7 +120,7 @@ impl Scanner {
         }
     }
 
-    /// Scans the next bytes; returns the memory that decoding them takes.
+    /// Scans the next bytes. Returns an upper bound for the heap memory that decoding them takes.
     pub(super) fn scan(&mut self, mut bytes: &[u8]) -> usize {
         let mut weight = 0_usize;
         while let Some((byte, rest)) = bytes.split_first() {
@@ -168,7 +170,7 @@ impl Scanner {
     }
 
     fn key(&mut self, key: u64) -> usize {
-        // Field 0 does not exist: prost refuses it, as it does larger keys.
+        // A key that is too large counts as that of field 0, which does not exist. prost refuses both.
         let field = u32::try_from(key >> 3).unwrap_or(0);
         match key & 7 {
             0 => self.state = State::Number(Varint::default()),
@@ -193,15 +195,15 @@ impl Scanner {
         }
     }
 
-    /// The type of a field of the current message, unless it is in a group.
+    /// Returns the type of a field of the current message; `None` within a group.
     fn field(&self, number: u32) -> Option<FieldType> {
         let open = self.open.last().filter(|_| self.groups == 0)?;
         self.interface.field(open.ty, number)
     }
 
     fn length(&mut self, length: u64, field: u32) -> usize {
-        // prost compares a length with the end of the whole message only. That a field reaches beyond its parent is
-        // noticed after the field was decoded.
+        // prost compares a length with the end of the whole message only. It decodes a field that reaches beyond
+        // its parent before it notices that.
         let whole = self.open.first().map_or(0, |it| it.end);
         let Some(end) = self.at.checked_add(length).filter(|end| *end <= whole) else {
             self.state = State::Malformed;

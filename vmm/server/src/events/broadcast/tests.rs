@@ -97,7 +97,7 @@ fn filter_lets_only_its_probes_through_and_losses_of_the_machine_reach_all() {
 
 #[test]
 fn client_that_never_reads_costs_a_bounded_number_of_bytes_and_knows_what_it_lost() {
-    /// Many times what may wait.
+    /// Number of batches that arrive: many times as many as may wait.
     const BATCHES: u64 = 500;
     let broadcast = Broadcast::default();
     let mut listener = broadcast.listener();

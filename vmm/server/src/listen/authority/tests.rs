@@ -131,7 +131,7 @@ async fn a_connection_is_read_through_it() {
 }
 
 proptest! {
-    /// Only those two bytes are ever replaced, and it makes no difference how the bytes are split.
+    /// Only `/` and `%` are ever replaced, and it makes no difference how the bytes are split.
     #[test]
     fn no_other_byte_changes(
         frames in prop::collection::vec((0_u8..11, any::<u8>(), prop::collection::vec(any::<u8>(), 0..40)), 0..6),

@@ -133,7 +133,7 @@ async fn a_boot_that_fails_leaves_what_had_ended_under_its_name() {
         (folder.path().join("vmlinux"), "No such file"),
         (fifo, "not a regular file"),
     ] {
-        // Long enough to open a file, and to run the checks of the host at the same time.
+        // Long enough to open a file while the host is being checked.
         let booting = tokio::time::timeout(
             Duration::from_mins(1),
             fleet.boot(config(&kernel), Asked::default()),

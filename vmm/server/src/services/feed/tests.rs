@@ -13,7 +13,7 @@ use super::*;
 use crate::events::broadcast::{Broadcast, Limits, Listener};
 use crate::events::wanted::Wanted;
 
-/// Number of yields after which the feed has looked at all held events of a machine.
+/// Number of yields after which the feed has checked all held events of a machine.
 const LOOKS: usize = 4000;
 
 /// Limits of the machine's events: a few messages.
@@ -44,7 +44,7 @@ fn any_step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Every third event is of task 1.
+/// Returns an event. Every third one is of task 1.
 fn event(seq: u64) -> Event {
     let pid = i32::from(seq.is_multiple_of(3));
     Event {
@@ -120,8 +120,8 @@ impl Client {
         }
         let from = self.from.as_mut()?;
         let message = self.runtime.block_on(async {
-            // The feed runs on this thread, and has sent everything available when it waits. It looks at held
-            // events in many steps.
+            // The feed runs on this thread, and has sent everything available when it waits. It checks held events
+            // in many steps.
             for _ in 0..LOOKS {
                 tokio::task::yield_now().await;
                 if let Ok(message) = from.try_recv() {
@@ -240,7 +240,7 @@ proptest! {
         let of_its_own = machine.events.div_ceil(3);
         let accounted = client.seen.len() as u64 + client.dropped;
         prop_assert!(accounted <= of_its_own + machine.dropped);
-        // Of the events that it missed, the client had wanted at most some.
+        // The client may not have wanted all events that it missed.
         prop_assert!(accounted + client.missed >= of_its_own + machine.dropped);
     }
 }

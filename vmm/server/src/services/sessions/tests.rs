@@ -100,7 +100,7 @@ fn pause(sessions: &Sessions<Fake>, id: &str, on: &Fake) {
     on.inside().paused_by.insert(ticket.owner);
 }
 
-/// Whether `session` was opened within an hour, by the wall clock that `anchor` gives.
+/// Whether `session` was opened in the last hour, by the wall clock in `anchor`.
 fn opened_just_now(session: &Session, anchor: Option<v1::Anchor>) -> bool {
     let anchor = anchor.expect("an anchor");
     let since = anchor.monotonic_ns.checked_sub(session.open_ns);
@@ -443,8 +443,8 @@ enum Death {
     Freezes,
 }
 
-/// Behaviour of a client: whether it keeps, whether it takes over, its actions with the delays before them, its
-/// end.
+/// Behaviour of a client: whether its probes and pauses are kept, whether it takes over a session, its actions with
+/// the delays before them, and how it ends.
 type Script = (bool, bool, Vec<(u64, Act)>, Death);
 
 fn script() -> impl Strategy<Value = Script> {

@@ -55,7 +55,8 @@ struct Room {
 /// A complete file that is used for answers.
 #[derive(Debug)]
 struct Kept {
-    /// Kernel of the machine that it was uploaded for. Nothing else keeps the kernel.
+    /// Kernel of the machine that the file was uploaded for. The kernel is freed with its machine, and the file is
+    /// then removed.
     kernel: Weak<KernelImage>,
     build_id: Vec<u8>,
     upload: Arc<Upload>,
@@ -68,7 +69,7 @@ pub(super) struct Upload {
     room: Arc<Room>,
     /// Length in bytes, which is taken from the room.
     length: u64,
-    /// Returned when the file is complete.
+    /// Permit of an upload under way; released when the file is complete.
     under_way: Option<OwnedSemaphorePermit>,
     /// Made at the first use of the file. It is not kept with the indexes of the host's own files, because
     /// nobody else may rely on what a client has uploaded.
@@ -105,7 +106,7 @@ impl Uploads {
     /// Creates a file. Blocks.
     ///
     /// # Errors
-    /// When too many are under way, or the host cannot create one.
+    /// When too many uploads are under way, or the host cannot create a file.
     pub(super) fn begin(&self) -> Result<Upload, Failure> {
         let most = limits::UPLOADS_UNDER_WAY;
         let under_way = Arc::clone(&self.under_way).try_acquire_owned();
@@ -133,7 +134,8 @@ impl Uploads {
     /// Blocks.
     ///
     /// # Errors
-    /// When it has no debug information of that kernel, or `abandoned` is set because nobody waits any more.
+    /// When `upload` has no debug information of that kernel, or `abandoned` is set because nobody waits for the
+    /// result any more.
     pub(super) fn keep(
         &self,
         upload: Upload,
@@ -151,7 +153,8 @@ impl Uploads {
         Ok(build_id)
     }
 
-    /// Returns the file to use for the kernel with this `image`.
+    /// Returns the file to use for the kernel with this `image`: the one that was uploaded for its machine or,
+    /// without one, the last one for a kernel with the same build id.
     pub(super) fn of(&self, image: &Arc<KernelImage>) -> Option<Arc<Upload>> {
         let kept = self.kept();
         let is_same = |other: &&Kept| image.build_id() == Some(other.build_id.as_slice());
@@ -218,7 +221,7 @@ impl Upload {
     /// Reads the debug information in the complete file, for the kernel with this `image`. Blocks.
     ///
     /// # Errors
-    /// When it has none of that kernel, or `abandoned` is set because nobody waits any more.
+    /// When the file has none for that kernel, or `abandoned` is set because nobody waits for the result any more.
     pub(super) fn sources(
         &self,
         image: &Arc<KernelImage>,

@@ -1,4 +1,4 @@
-//! [`Book`] against a model of machines, with steps in random order.
+//! Checks [`Book`] against a model of machines, with steps in random order.
 
 use proptest::prelude::*;
 
@@ -68,7 +68,7 @@ struct World {
     /// Each thing that a machine has: the machine, and the owner of the thing.
     things: BTreeSet<(u64, Owner)>,
     ended: BTreeSet<u64>,
-    /// Sessions of the owners, by the answers of the book alone.
+    /// Session of each owner, according to the answers of the book alone.
     sessions: BTreeMap<Owner, String>,
     requests: Vec<(u64, u64, Owner)>,
     releases: Vec<(u64, Vec<Owner>)>,

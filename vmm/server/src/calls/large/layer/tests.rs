@@ -1,4 +1,4 @@
-//! Clients that send incomplete requests, or do not read what they are answered.
+//! Clients that send incomplete requests, or do not read their answers.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -96,7 +96,7 @@ impl Served {
         }
     }
 
-    /// Begins a call over the connection that has `own`.
+    /// Begins a call over the connection whose calls share `own`.
     fn call(&self, own: &Arc<Own>, path: &str) -> Call {
         let (to_server, sent) = mpsc::unbounded_channel();
         let served = Arc::clone(&self.served);
@@ -133,9 +133,9 @@ impl Served {
     }
 }
 
-/// A message of `length` bytes whose content has no fields of the interface.
+/// Returns a message of `length` bytes, framed, that has no field of the interface.
 fn message(length: usize) -> Vec<u8> {
-    // Field 1023, as long as the rest.
+    // Field 1023, which fills the rest of the message.
     let mut message = vec![0xfa, 0x3f];
     prost::encoding::encode_varint(length.saturating_sub(7).try_into().unwrap(), &mut message);
     message.resize(length, 0);
@@ -175,7 +175,7 @@ async fn incomplete_large_requests_delay_small_ones_of_no_client_and_large_ones_
             assert_eq!(call.end().await, None);
         }
         assert_eq!(served.count(), 2);
-        // They have been here for a while when another comes.
+        // The incomplete requests have waited for a second when another request comes.
         advance(Duration::from_secs(1)).await;
         let since = Instant::now();
         let large = served.call(&usual, path);
@@ -269,7 +269,7 @@ async fn requests_of_one_message_are_served_when_they_are_complete() {
         }
     }
     assert_eq!(served.count(), 0);
-    // Bytes behind the longest message are not received.
+    // A message that is longer than the limit is not received to its end.
     let call = served.call(&own, LIST);
     call.send(&message(limits::MESSAGE + 1)[..SMALL]);
     assert_eq!(
@@ -327,7 +327,7 @@ async fn serve(large_answers: usize) -> (Large, Arc<Totals>, [SendRequest<Body>;
     let mut senders = Vec::new();
     for client in clients {
         let mut builder = http2::Builder::new(TokioExecutor::new());
-        // One byte of an answer, until the client reads it.
+        // The server can send one byte of an answer until the client reads it.
         builder.initial_stream_window_size(1);
         let (sender, connection) = builder.handshake(TokioIo::new(client)).await.unwrap();
         tokio::spawn(connection);
@@ -370,7 +370,7 @@ async fn unread_answers_keep_their_permits_and_other_connections_have_one_of_the
         drop(report(&mut other).await);
         settle().await;
     }
-    // The one that waits goes on when the client reads an answer, or gives one up.
+    // The waiting call continues when the client reads an answer, or drops one.
     drop(unread.pop());
     unread.push(
         timeout(Duration::from_secs(1), next)
@@ -403,7 +403,7 @@ async fn a_connection_ends_whose_client_does_not_read_an_answer() {
     assert!(since.elapsed() > UNREAD);
     settle().await;
     assert_eq!(totals.large_answers.free(), 1);
-    // Others are not affected.
+    // Other connections are not affected.
     drop(report(&mut other).await);
 }
 

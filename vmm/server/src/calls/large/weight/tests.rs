@@ -19,7 +19,7 @@ fn weight(path: &str, bytes: &[u8]) -> usize {
     weight_in_parts(path, bytes, usize::MAX)
 }
 
-/// A batch whose only field is the list of probes, so its encoding can be repeated.
+/// Encodes a batch that has no field but the list of probes. Repeating the bytes repeats the probes.
 fn batch(probes: Vec<ProbeSpec>) -> Vec<u8> {
     let request = RegisterRequest {
         probes,
@@ -120,7 +120,7 @@ fn fields_that_reach_beyond_their_parents_weigh_what_prost_decodes_of_them() {
     assert!(weight >= count * size_of::<Item>(), "{weight}");
 }
 
-/// Heap bytes of a decoded request, at least.
+/// Returns a lower bound for the heap bytes of a decoded request.
 fn heap(request: &RegisterRequest) -> usize {
     let texts = |probe: &ProbeSpec| {
         let items = probe.actions.as_ref().map_or(0, |it| it.capture.capacity());

@@ -14,14 +14,15 @@ pub(super) struct Inside {
     pub(super) probes: BTreeMap<Owner, usize>,
     pub(super) paused_by: BTreeSet<Owner>,
     pub(super) has_ended: bool,
-    /// How often its clean-up still fails.
+    /// How many more attempts to clean it up fail.
     pub(super) fails: u32,
-    /// Whether it is being cleaned up, and how often it has been.
+    /// Whether it is being cleaned up.
     busy: bool,
+    /// Number of finished attempts to clean it up, including those that failed.
     pub(super) stops: u32,
 }
 
-/// A machine that does everything at once, except that its clean-up takes a while.
+/// A machine on which everything is done at once, except that its clean-up takes a while.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Fake(u64, Arc<Mutex<Inside>>);
 
