@@ -2,7 +2,7 @@
 //! programs that do not know this server: `google.rpc.ErrorInfo`, and `google.rpc.BadRequest` if a field of the
 //! request is to blame.
 //!
-//! Invariant: an error fits into the headers that every client takes, however long its reason is.
+//! Invariant: every error, however long its text, fits into the headers that every client accepts.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -19,13 +19,14 @@ use crate::v1::{self, ErrorDetail, ErrorKind};
 const TYPES: &str = "type.googleapis.com";
 /// Domain of our reasons (`google.rpc.ErrorInfo.domain`).
 const DOMAIN: &str = "hvprobe";
-/// Prefix of a reason in our own interface.
+/// Prefix of the names of [`ErrorKind`]'s values, which is left out of a reason.
 const KIND: &str = "ERROR_KIND_";
 
-/// Maximum length of an error's text, and of its candidates, in bytes. The text is in the headers three times,
-/// once with up to three bytes for each byte. Many clients take 8 KiB of headers and no more (gRPC's
-/// `max_metadata_size`), and have no reason at all to show if there are more.
+/// Maximum length of an error's text, in bytes. The text is in the headers three times, once percent-encoded with
+/// up to three bytes for each byte. Many clients accept at most 8 KiB of headers (gRPC's `max_metadata_size`), and
+/// show no reason at all if there are more.
 const TEXT: usize = 1000;
+/// Maximum length of an error's candidates together, in bytes.
 const OFFERED: usize = 700;
 
 /// An error that is to be sent to a client.
@@ -40,7 +41,7 @@ pub struct Failure {
 /// Details for programs that do not know [`ErrorDetail`].
 #[derive(Debug, Default)]
 struct Also {
-    /// Path of the field of the request that is to blame.
+    /// Path of the request's field that is to blame.
     field: Option<String>,
     /// Metadata of the reason.
     metadata: HashMap<String, String>,
@@ -65,14 +66,14 @@ impl Failure {
         Self::new(Code::InvalidArgument, kind, message)
     }
 
-    /// Sets the path of the field of the request that is to blame.
+    /// Sets the path of the request's field that is to blame.
     #[must_use]
     pub fn on(mut self, field: impl Into<String>) -> Self {
         self.also.field = Some(field.into());
         self
     }
 
-    /// Sets the limit of the server that is in the way, its value, and what is left of it.
+    /// Sets the server's limit that the request exceeds: its name, its value `most`, and how much of it is `left`.
     #[must_use]
     pub fn bound(mut self, limit: &str, most: impl fmt::Display, left: impl fmt::Display) -> Self {
         let metadata = [
@@ -85,27 +86,28 @@ impl Failure {
         self
     }
 
-    /// Sets the entry of the batch that is to blame.
+    /// Sets the index of the batch's entry that is to blame.
     #[must_use]
     pub fn at_index(mut self, index: usize) -> Self {
         self.detail.index = u32::try_from(index).ok();
         self
     }
 
-    /// Sets the character of the definition that is to blame.
+    /// Sets the column in the definition at which the error is.
     #[must_use]
     pub fn at_column(self, column: usize) -> Self {
         self.at_known(u32::try_from(column).ok())
     }
 
-    /// Sets the character of the definition that is to blame, if it is known.
+    /// Sets the column in the definition at which the error is, if it is known. Otherwise keeps the column that was
+    /// set before.
     #[must_use]
     pub fn at_known(mut self, column: Option<u32>) -> Self {
         self.detail.column = column.or(self.detail.column);
         self
     }
 
-    /// Sets what can be done about it, and what to wait for.
+    /// Sets what the client can do about the error, and when it can: the condition to wait for.
     #[must_use]
     pub fn with(mut self, remedy: v1::Remedy, when: &str) -> Self {
         self.detail.remedy = remedy.into();
@@ -113,7 +115,7 @@ impl Failure {
         self
     }
 
-    /// Sets the candidates: what could have been meant.
+    /// Sets the candidates, names that the client may have meant: the first ones, as many as fit.
     #[must_use]
     pub fn offering(mut self, candidates: impl IntoIterator<Item = String>) -> Self {
         let mut left = OFFERED;
@@ -188,7 +190,7 @@ fn shortened(text: String) -> String {
     [&text[..head], &mark, &text[tail..]].concat()
 }
 
-/// Packs a message of this type as a detail.
+/// Packs `message`, whose type is called `name`, as a detail.
 fn packed(name: &str, message: &impl Message) -> Any {
     Any {
         type_url: format!("{TYPES}/{name}"),
@@ -196,7 +198,7 @@ fn packed(name: &str, message: &impl Message) -> Any {
     }
 }
 
-/// Returns the detail for programs of an error that a server has answered with.
+/// Returns the [`ErrorDetail`] in the error `status` of a server, if there is one.
 #[must_use]
 pub fn detail(status: &Status) -> Option<ErrorDetail> {
     let packed = tonic_types::Status::decode(status.details()).ok()?;

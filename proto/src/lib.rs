@@ -1,8 +1,9 @@
 //! The `hvprobe.v1` gRPC interface: messages, clients and servers, generated from `hvprobe/v1/*.proto`.
 //!
-//! The `.proto` files are the reference; their comments document what is generated here. Written by hand is
-//! what both ends need, or a client alone: decoding messages ([`Whole`]), converting them ([`wire`]), errors
-//! ([`Failure`]), setting up a Rust client's connection ([`roomy`]), and the token that clients show ([`Token`]).
+//! The `.proto` files are the reference; their comments document what is generated here. The rest is written by
+//! hand, and is what both ends or only clients need: it decodes messages ([`Whole`]), converts them ([`wire`]),
+//! makes errors ([`Failure`]), reads the token that clients show ([`Token`]), and connects Rust clients
+//! ([`Client`], [`roomy`]).
 
 mod client;
 mod codec;
@@ -31,6 +32,6 @@ pub mod v1 {
     tonic::include_proto!("hvprobe.v1");
 }
 
-/// The encoded `google.protobuf.FileDescriptorSet` of the interface, for gRPC reflection and for
-/// tools that speak it without generated code.
+/// The encoded `google.protobuf.FileDescriptorSet` of the interface, for gRPC reflection and for tools that use the
+/// interface without generated code.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/hvprobe.v1.bin"));

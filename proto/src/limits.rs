@@ -11,10 +11,10 @@ pub const DEFINITION: usize = 1024;
 pub const PAGES: usize = 65_536;
 /// Types described at once. The longest description has 256 KiB.
 pub const TYPES: usize = 16;
-/// Bytes of a build id: linkers produce 8 to 20, unless the id is given to them.
+/// Bytes of a build id: linkers produce 8 to 20, unless a user chooses the id.
 pub const BUILD_ID: usize = 64;
 
-/// Checks that `length`, of `what`, does not exceed `limit`.
+/// Checks that `length` does not exceed `limit`. `what` names what has that length, for the error.
 ///
 /// # Errors
 /// When it does.

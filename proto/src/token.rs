@@ -1,4 +1,5 @@
-//! The file with the secret that clients show where the system does not identify them.
+//! The file with the token: a secret that clients show if the operating system does not identify them, as on a TCP
+//! port.
 //!
 //! Invariants: a token is read only from a file that nobody but its owner and root can read or change; it is
 //! too long to be guessed; it is never printed, and the time of a comparison does not depend on how much of a
@@ -17,14 +18,15 @@ use subtle::ConstantTimeEq as _;
 
 /// Random bytes in a token that is created here.
 const CHANCE: usize = 32;
-/// Length limits of a token, in characters.
+/// Minimum length of a token, in characters.
 const SHORTEST: usize = 16;
+/// Maximum length of a token, in characters.
 const LONGEST: usize = 4096;
 
 /// Why there is no token.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
-    /// Other users may know or choose the token.
+    /// Other users can read or change the file, so they may know the token or have chosen it.
     #[error(
         "{} can be read or changed by other users (mode {mode:04o}): make a new one, or `chmod 600` it if none has",
         path.display()
@@ -44,7 +46,7 @@ pub enum TokenError {
     /// The file is empty.
     #[error("{} is empty: `hvprobe serve` makes a token if there is no file", .0.display())]
     Empty(PathBuf),
-    /// The file contains something else.
+    /// The file contains something other than a token.
     #[error(
         "{} holds no token: one line of {SHORTEST} to {LONGEST} ASCII characters without spaces",
         .0.display()
@@ -79,7 +81,7 @@ impl Token {
     /// When there is no such file, others can read or change it, or it holds no token.
     pub fn read(path: &Path) -> Result<Self, TokenError> {
         let io = |what| io_error(what, path);
-        // Opening a pipe would wait for a writer.
+        // Without `O_NONBLOCK`, opening a pipe would wait for a writer.
         let file = OpenOptions::new()
             .read(true)
             .custom_flags(libc::O_NONBLOCK)
@@ -111,7 +113,7 @@ impl Token {
         token.ok_or_else(|| TokenError::Malformed(path.to_owned()))
     }
 
-    /// Reads the token in the file at `path`, which is created with a new token if it does not exist.
+    /// Reads the token in the file at `path`. If there is no file, creates it with a random token.
     ///
     /// # Errors
     /// As [`Token::read`], and when the file cannot be created.
@@ -179,7 +181,7 @@ fn io_error<'a>(what: &'static str, path: &'a Path) -> impl FnOnce(io::Error) ->
     }
 }
 
-/// Writes a new random token.
+/// Writes a random token into `file`.
 fn fill(mut file: File) -> io::Result<()> {
     let mut chance = [0; CHANCE];
     // The kernel returns so few bytes completely or not at all (getrandom(2)).

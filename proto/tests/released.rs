@@ -20,7 +20,7 @@ use prost::Message as _;
 use prost_types::field_descriptor_proto::Label;
 use prost_types::{DescriptorProto, EnumDescriptorProto, FieldDescriptorProto, FileDescriptorSet};
 
-/// Everything of an interface that clients depend on: the key names an element, the value describes it.
+/// Everything in an interface that clients depend on. The key names an element, the value describes it.
 type Facts = BTreeMap<String, String>;
 
 fn facts(set: &FileDescriptorSet) -> Facts {
@@ -118,7 +118,7 @@ fn broken(released: &FileDescriptorSet, now: &FileDescriptorSet) -> Vec<String> 
     facts(released).into_iter().filter_map(changed).collect()
 }
 
-/// The interface as it is now, without comments.
+/// Returns the interface of this build, without comments.
 fn now() -> FileDescriptorSet {
     let mut set = FileDescriptorSet::decode(FILE_DESCRIPTOR_SET).unwrap();
     for file in &mut set.file {

@@ -1,7 +1,8 @@
 //! Connections to servers.
 //!
-//! Invariants: a server on a unix socket belongs to the same user or to root, who could be it anyway; the token
-//! is sent with each call, and is in no log. A lost connection is not made again.
+//! Invariants: a client uses a server on a unix socket only if the server runs as the client's user or as root, or
+//! if the client runs as root; the token is sent with each call, and is in no log; a lost connection is not made
+//! again.
 
 use std::fmt;
 use std::io;
@@ -50,7 +51,7 @@ impl TokenInterceptor {
             return Ok(Self(None));
         };
         let mut shown: MetadataValue<Ascii> = token.bearer().parse()?;
-        // Logs of requests leave it out.
+        // Logs of requests omit a sensitive value.
         shown.set_sensitive(true);
         Ok(Self(Some(shown)))
     }
@@ -83,7 +84,7 @@ pub enum ConnectError {
         /// Error of the system.
         source: io::Error,
     },
-    /// Another user could read and forge everything.
+    /// The server runs as another user, who could read and forge everything.
     #[error(
         "what listens on {} is user {user}'s, neither yours nor root's, and is not believed",
         path.display()
@@ -97,12 +98,12 @@ pub enum ConnectError {
     /// The token cannot be sent.
     #[error("the token cannot be sent")]
     Token(#[from] InvalidMetadataValue),
-    /// What listens there is no server.
+    /// The peer does not speak gRPC.
     #[error("the server does not speak gRPC")]
     NotGrpc(#[source] transport::Error),
 }
 
-/// Returns what makes the error for a failed connection to `place`.
+/// Returns the function that converts the I/O error of a connection to `place`.
 fn failed(place: impl fmt::Display) -> impl FnOnce(io::Error) -> ConnectError {
     move |source| {
         let place = place.to_string();
@@ -116,7 +117,7 @@ fn failed(place: impl fmt::Display) -> impl FnOnce(io::Error) -> ConnectError {
 }
 
 /// Returns whether the user `own` may trust a server of the user `server`. Users trust their own servers and
-/// root's. Root may use any server, which accepts root's connections.
+/// root's. Root may use any server, because servers accept root's connections.
 fn is_trusted(server: u32, own: u32) -> bool {
     server == own || server == 0 || own == 0
 }
@@ -145,7 +146,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to the server on the TCP port at `address`, which needs `token`.
+    /// Connects to the server on the TCP port at `address`, and sends it `token` with each call.
     ///
     /// # Errors
     /// When no server is there.
@@ -159,7 +160,7 @@ impl Client {
     /// Connects to the server on the unix socket at `path`.
     ///
     /// # Errors
-    /// When no server is there, or it is another user's.
+    /// When no server is there, or it runs as a user who is not trusted.
     pub async fn unix(path: &Path) -> Result<Self, ConnectError> {
         let failed = || failed(path.display());
         let stream = UnixStream::connect(path).await.map_err(failed())?;
@@ -173,10 +174,10 @@ impl Client {
         Self::over(stream, None).await
     }
 
-    /// Talks to a server over `stream`, and shows it the token with each call.
+    /// Connects to the server at the other end of `stream`. Sends it the token, if there is one, with each call.
     ///
     /// # Errors
-    /// When what answers is no server.
+    /// When the peer does not speak gRPC, or the token cannot be sent.
     pub async fn over(
         stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
         token: Option<&Token>,
@@ -208,16 +209,16 @@ impl Client {
     /// Asks the server to describe `machine`.
     ///
     /// # Errors
-    /// What the server answers.
+    /// The server's error.
     pub async fn get_machine(&mut self, machine: String) -> Result<v1::Machine, Status> {
         let answer = self.machines.get_machine(GetMachineRequest { machine });
         Ok(answer.await?.into_inner())
     }
 
-    /// Streams the output of the console of `machine`, or only the part that the server keeps.
+    /// Streams the console output of `machine`: what the server has kept and, unless `kept_only`, what follows.
     ///
     /// # Errors
-    /// What the server answers.
+    /// The server's error.
     pub async fn console(
         &mut self,
         machine: String,
@@ -230,7 +231,7 @@ impl Client {
     /// Lists all machines that match `request`, page by page.
     ///
     /// # Errors
-    /// What the server answers, or when its pages do not end.
+    /// The server's error, or an error if its pages do not end.
     pub async fn list_machines(
         &mut self,
         mut request: ListMachinesRequest,
@@ -248,11 +249,11 @@ impl Client {
         }
     }
 
-    /// Lists the probes of `machine` that leave with the clients called `owner`, or all its probes if `owner` is
-    /// empty, page by page.
+    /// Lists the probes of `machine` that belong to sessions with this `owner`, or all its probes if `owner` is
+    /// empty. Reads the list page by page.
     ///
     /// # Errors
-    /// What the server answers, or when its pages do not end.
+    /// The server's error, or an error if its pages do not end.
     pub async fn list_probes(
         &mut self,
         machine: &str,

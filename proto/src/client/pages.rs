@@ -10,7 +10,7 @@ use crate::limits;
 /// Maximum size in bytes of a list: enough for all probes that a machine can reasonably have, with their actions.
 pub(super) const LIST: usize = 256 << 20;
 
-/// Pages of a list that were read.
+/// Counts the pages of a list that have been read.
 #[derive(Debug, Default)]
 pub(super) struct Pages {
     /// Token of the page that was read last; empty for the first page.
@@ -20,8 +20,8 @@ pub(super) struct Pages {
 }
 
 impl Pages {
-    /// Returns the token of the page after one of `bytes` bytes whose next token is `next`; `None` after the last
-    /// page.
+    /// Counts a page of `bytes` bytes that names `next` as the token of the next page. Returns that token; `None`
+    /// if this was the last page.
     ///
     /// # Errors
     /// When the list is longer than any list of a server, or larger than this client takes.

@@ -1,5 +1,5 @@
-//! Errors for calls that the server does not know, because its version differs from this program's: they say
-//! which of the two is older.
+//! Errors for calls that the server does not know because its version differs from this program's. They say which
+//! of the two is older.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -19,7 +19,7 @@ use crate::v1::host_client::HostClient;
 
 /// Version of this program.
 const OURS: &str = env!("CARGO_PKG_VERSION");
-/// Timeout of the server's answer with its version. The server examines its host first.
+/// Timeout of the server's answer with its version: the server examines its host before it answers.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Call that returns the server's version.
 const REPORT: &str = "/hvprobe.v1.Host/Report";

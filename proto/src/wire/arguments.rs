@@ -46,7 +46,7 @@ impl Wire for Source {
                     entry: *entry,
                 })
             }
-            // There are far fewer than this can count.
+            // There are far fewer items than a `u32` can count.
             Self::Item(index) => argument::Source::Item(u32::try_from(*index).unwrap_or(u32::MAX)),
             Self::Constant(bytes) => argument::Source::Constant(bytes.clone()),
             Self::Common(common) => argument::Source::Field(common.number()),

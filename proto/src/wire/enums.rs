@@ -1,7 +1,7 @@
 //! One table for each enum that values and messages share.
 //!
-//! Invariant: a value and its number in messages have the same name at both ends. The compiler finds a value that
-//! a table lacks.
+//! Invariant: a value has the same name in our enum and in that of the messages. The compiler reports a value that
+//! is missing in a table.
 
 use hvprobe_arch::regs::Gpr;
 use hvprobe_spec::{Common, Comparison, Excess, Mechanism, Memory};
@@ -9,7 +9,7 @@ use hvprobe_spec::{Common, Comparison, Excess, Mechanism, Memory};
 use super::meaningless::Meaningless;
 use crate::v1;
 
-/// An enum that is a number in messages, of which 0 stands for no value.
+/// An enum whose values are numbers in messages. There, 0 stands for no value.
 pub trait WireEnum: Copy + 'static {
     /// The enum of the messages.
     type Message: Into<i32> + TryFrom<i32>;

@@ -1,7 +1,7 @@
 //! Requests to register probes.
 //!
-//! Invariant: a request is bounded and parsed as a whole before any of its probes is registered. A refusal
-//! names the entry of the batch, and the character of it, that are to blame.
+//! Invariant: the limits of a request are checked, and all of it is parsed, before any of its probes is registered.
+//! A refusal has the index of the entry that is to blame and, if its definition cannot be parsed, the column.
 
 use hvprobe_spec::definition::{self, Target};
 use hvprobe_spec::{Actions, Budget, Mechanism, ProbeSpec};
@@ -13,8 +13,8 @@ use crate::failure::Failure;
 use crate::limits;
 use crate::v1::{self, ErrorKind};
 
-/// Checks the number and the length of `probes` without parsing them: a request that is too long is not to
-/// wait, nor to make others wait.
+/// Checks the number and the lengths of `probes` without parsing them, so that a request that is too long neither
+/// waits nor makes others wait.
 ///
 /// # Errors
 /// When there are too many, or one is too long.
@@ -27,7 +27,8 @@ pub fn bounded(probes: &[v1::ProbeSpec]) -> Result<(), Failure> {
 /// Parses the requested probes, all or none.
 ///
 /// # Errors
-/// When a probe means nothing; names its index, and the column of its definition.
+/// When a limit is exceeded, or a probe is invalid. The error has the probe's index and, if its definition cannot
+/// be parsed, the column.
 pub fn specs(probes: Vec<v1::ProbeSpec>) -> Result<Vec<ProbeSpec>, Failure> {
     bounded(&probes)?;
     let mut specs = Vec::with_capacity(probes.len());

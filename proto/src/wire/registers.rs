@@ -5,7 +5,7 @@ use hvprobe_arch::regs::Gpr;
 use super::enums::WireEnum as _;
 use super::meaningless::Meaningless;
 
-/// Converts the number of a register, which has to be there.
+/// Converts the number of a register. 0, which stands for no register, is an error.
 ///
 /// # Errors
 /// When there is no such register.

@@ -1,7 +1,7 @@
 //! Shapes: the types of values, resolved as far as printing needs them.
 //!
-//! Invariant: every message is a shape. A part of it that means nothing is [`ShapeKind::Unknown`], so that the
-//! rest can be shown. A kind that only a newer server knows is shown as bytes.
+//! Invariant: every message can be converted to a shape. A part of it that means nothing is [`ShapeKind::Unknown`],
+//! so that the rest can be shown. A kind that only a newer server knows is shown as bytes.
 
 use hvprobe_spec::shape::{Enumerator, Member, Shape, ShapeKind};
 
@@ -9,7 +9,7 @@ use super::meaningless::Meaningless;
 use super::value::Wire;
 use crate::v1::{self, TypeKind};
 
-/// The kinds that need no more than their names.
+/// The kinds that have no data, each with its kind in messages.
 static PLAIN: [(ShapeKind, TypeKind); 9] = [
     (ShapeKind::Unsigned, TypeKind::Unsigned),
     (ShapeKind::Signed, TypeKind::Signed),
@@ -49,7 +49,7 @@ impl Wire for Shape {
                     false => TypeKind::Struct,
                 }
             }
-            // An array without elements means nothing.
+            // An array without a type of its elements is read as an unknown shape.
             ShapeKind::Unknown => TypeKind::Array,
             plain => {
                 let found = PLAIN.iter().find(|(ours, _)| ours == plain);

@@ -2,20 +2,20 @@
 
 use super::meaningless::Meaningless;
 
-/// A value that has a message.
+/// A value that can be converted to a message and back.
 ///
-/// Invariant: what a value becomes means this value again.
+/// Invariant: [`from_wire`](Wire::from_wire) converts the result of [`to_wire`](Wire::to_wire) to the same value.
 pub trait Wire: Sized {
-    /// Its message.
+    /// Type of the message.
     type Message;
 
-    /// Makes the message.
+    /// Converts the value to a message.
     fn to_wire(&self) -> Self::Message;
 
-    /// Reads the message.
+    /// Converts a message to the value.
     ///
     /// # Errors
-    /// When a field of it means nothing.
+    /// When a field of the message means nothing.
     fn from_wire(message: Self::Message) -> Result<Self, Meaningless>;
 }
 
@@ -31,7 +31,7 @@ impl<T: Wire> Wire for Vec<T> {
     }
 }
 
-/// Converts `number`, of `what`, to a smaller type.
+/// Converts `number` to a smaller type. `what` names the number in the error.
 pub(super) fn small<T: TryFrom<u32>>(what: &'static str, number: u32) -> Result<T, Meaningless> {
     T::try_from(number).map_err(|_| Meaningless::TooLarge { what, number })
 }
