@@ -47,7 +47,8 @@ fn main() -> ExitCode {
         Err(error) => return failure::report(&anyhow::Error::from(error)),
     };
     let outcome = runtime.block_on(dispatch(cli.command, started));
-    // Everything that has to end in order has ended. A thread that reads the terminal would never end.
+    // Do not wait for threads: all work that has to end in order has ended, and a thread that reads the terminal
+    // never ends.
     runtime.shutdown_background();
     let status = outcome.unwrap_or_else(|error| failure::report(&error));
     log.finish();

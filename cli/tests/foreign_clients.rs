@@ -20,7 +20,7 @@ use tempfile::TempDir;
 
 use below_timeout::signal;
 
-/// Server that ends with its test, or through `timeout` if the test hangs.
+/// Server that ends with its test. If the test hangs, `timeout` ends the server.
 struct Server {
     folder: TempDir,
     child: Child,

@@ -20,17 +20,18 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Time limits in seconds for the machine and for each client.
+/// Time limit for the machine, in seconds.
 const MACHINE: &str = "170";
+/// Time limit for each client, in seconds.
 const CLIENT: &str = "60";
 /// Number of attempts, because an emulated machine sometimes dies.
 const TRIES: u32 = 2;
-/// Timeout for the machine until its server listens.
+/// Maximum time from the start of the machine until its server listens.
 const BOOT: Duration = Duration::from_secs(60);
 /// Output of each client: its guest's kernel was up, had hits, and was stopped.
 const HITS: &str = "running: True\nhits: 3\ndecided: 2\nstopped: 3\n";
-/// Script that starts the server and prints the token that the server has created. It works in a temporary
-/// folder of its machine.
+/// Script that starts the server in a temporary folder of its machine, and prints the token that the server
+/// creates.
 const SERVE: &str = r#"
 cd "$(mktemp -d)" || exit
 exec hvprobe serve --socket "$PWD/socket" --listen "127.0.0.1:$0" --token-file token 2>&1 |
@@ -118,7 +119,8 @@ fn check(client: &mut Command, expected: &str) -> Result<(), String> {
     Err(format!("{client:?}: {}, {stdout}{stderr}", output.status))
 }
 
-/// Values from the environment about what the clients need.
+/// Values of environment variables: Python and the Node modules for the clients, the lab, and the kind of rig for
+/// the server.
 struct Environment {
     python: OsString,
     modules: OsString,

@@ -1,4 +1,4 @@
-//! The log of a server: its contents, and that it need not be read. Needs no KVM.
+//! The log of a server: its contents, and that the server works even if nothing reads the log. Needs no KVM.
 
 #![allow(
     clippy::unwrap_used,
@@ -33,13 +33,13 @@ struct Server {
     folder: TempDir,
     child: Child,
     stderr: BufReader<ChildStderr>,
-    /// Output until the server listened.
+    /// Output before the line that says that the server listens.
     before: String,
     first: String,
 }
 
 impl Server {
-    /// Starts a server that listens, under a `timeout` in case it hangs.
+    /// Starts a server under `timeout`, in case it hangs, and waits until it listens.
     fn start(log: Option<&str>, options: &[&str]) -> Self {
         Self::start_in(tempfile::tempdir().unwrap(), log, options)
     }
@@ -111,8 +111,8 @@ async fn as_few_lines_of_the_log_wait_as_was_said() {
     assert!(lost(&["--log-lines", "16"], FEW_CALLS).await > 0);
 }
 
-/// Returns the number of lines that a server with these options reports as lost, when the reader starts after
-/// this number of calls.
+/// Returns the number of lines that a server with these options reports as lost, if nothing reads its log until
+/// after this number of calls.
 async fn lost(options: &[&str], calls: u32) -> u64 {
     let server = Server::start(Some("trace"), options);
     let socket = server.folder.path().join("socket");
@@ -148,7 +148,7 @@ async fn server_whose_log_nobody_reads_can_be_ended() {
     let mut server = Server::start(Some("trace"), &[]);
     call(&server.folder.path().join("socket"), CALLS).await;
     server.terminate();
-    // Read the server's status, because `timeout` would exit later and with its own.
+    // Read the status of the server itself: `timeout` would end later, with a status of its own.
     assert_eq!(server.child.wait().unwrap().code(), Some(0));
 }
 

@@ -10,8 +10,8 @@ use std::env;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Returns a command that runs the program under `timeout` in case it hangs. With `--foreground` it passes a
-/// signal on once.
+/// Returns a command that runs the program under `timeout` in case it hangs. With `--foreground`, `timeout`
+/// forwards a signal once.
 fn hvprobe() -> Command {
     let mut command = Command::new("timeout");
     command
@@ -25,7 +25,7 @@ fn hvprobe() -> Command {
     command
 }
 
-/// Returns whether this is such a host, by the criteria of `run`.
+/// Returns whether KVM on this host cannot run Linux, by the criteria of `run`.
 fn hopeless() -> bool {
     let doctor = hvprobe().args(["doctor", "--json"]).output().unwrap();
     let report = String::from_utf8(doctor.stdout).unwrap();
@@ -75,7 +75,7 @@ fn initrd_without_end_is_refused() {
             .unwrap();
         let stderr = String::from_utf8(run.stderr).unwrap();
         assert_eq!(run.status.code(), Some(1), "{stderr}");
-        // A host without KVM reports that first.
+        // On a host without KVM, the missing KVM is reported first.
         assert!(
             stderr.contains(why) || stderr.contains("/dev/kvm"),
             "{stderr}"

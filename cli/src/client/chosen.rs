@@ -1,4 +1,4 @@
-//! Probes of a machine that the user names.
+//! Choice of probes of a machine, by the numbers or names that the user gives.
 
 use anyhow::bail;
 use hvprobe_proto::v1;

@@ -1,6 +1,7 @@
-//! What stands for the server inside this process in a program that was built without one (cargo feature `vmm`).
+//! Stand-in for the server inside this process, for a program that was built without the cargo feature `vmm`.
 //!
-//! Invariant: such a program links no KVM. What would start a server is an error that says so.
+//! Invariant: such a program links no code for KVM. Each attempt to start a server fails with an error that names
+//! the missing feature.
 
 use super::Client;
 
@@ -12,7 +13,7 @@ use super::Client;
 )]
 struct ClientAlone;
 
-/// The server inside this process. There is none.
+/// The server inside this process. No value of this type exists.
 #[derive(Debug)]
 pub(crate) enum InProcess {}
 
@@ -22,12 +23,12 @@ impl InProcess {
         Err(ClientAlone.into())
     }
 
-    /// Starts no server.
+    /// Fails, because this program cannot start a server.
     pub(crate) async fn start() -> anyhow::Result<(Self, Client)> {
         Err(ClientAlone.into())
     }
 
-    /// Stops no server.
+    /// Is never called, because no value of this type exists.
     pub(crate) async fn stop(self) -> anyhow::Result<()> {
         match self {}
     }

@@ -1,4 +1,4 @@
-//! The connection to the server that the options name, with the errors that say how to get one.
+//! The connection to the server that the options name. If it fails, the error says how to start such a server.
 
 use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
@@ -14,11 +14,11 @@ use crate::failure::{Refused, WrongUsage};
 use crate::options::server::{OnMachine, ServerAt, SocketAt};
 use crate::output::values::source_lines::Lines;
 
-/// A connection to a server. Its services are fields of what it dereferences to.
+/// A connection to a server. Dereferences to the gRPC client, which has a field for each service.
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
     services: hvprobe_proto::Client,
-    /// Source lines of a machine's kernel and modules, if they are known on the client's side.
+    /// Source lines of a machine's kernel and modules, if the client has their debug information.
     pub(crate) lines: Option<Arc<Lines>>,
 }
 
@@ -43,7 +43,7 @@ impl From<hvprobe_proto::Client> for Client {
     }
 }
 
-/// Adds to `error` what can be done about it; `start` is the command that starts a server there.
+/// Adds to `error` what the user can do about it. `start` is the command that starts such a server.
 fn with_way_out(error: ConnectError, start: &str) -> anyhow::Error {
     match error {
         ConnectError::NoServer(_) if cfg!(feature = "vmm") => {
@@ -87,7 +87,7 @@ impl Client {
         Ok((client, machine))
     }
 
-    /// Returns the machine of that name; without a name, the only one that is not stopped.
+    /// Returns `name`; without it, the name of the only machine that is not stopped.
     pub(crate) async fn machine(&mut self, name: Option<&str>) -> anyhow::Result<String> {
         if let Some(name) = name {
             return Ok(name.to_owned());
@@ -124,7 +124,7 @@ impl Client {
         Ok(self.services.get_machine(machine).await?)
     }
 
-    /// Streams the output of the console of `machine`, or only the part that the server keeps.
+    /// Streams the console output of `machine`; with `kept_only`, ends after the part that the server keeps.
     pub(crate) async fn console(
         &mut self,
         machine: String,
@@ -146,7 +146,7 @@ impl Client {
         self.list_probes_of(machine, "").await
     }
 
-    /// Lists the probes that leave with the clients called `owner`, or all probes if `owner` is empty.
+    /// Lists the probes of sessions with this `owner`, or all probes if `owner` is empty.
     pub(crate) async fn list_probes_of(
         &mut self,
         machine: &str,

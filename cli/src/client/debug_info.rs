@@ -1,4 +1,4 @@
-//! Debug information on the client's side, for the machine that it is about.
+//! Source lines from debug information on the client's side, for the machine whose kernel it describes.
 
 use std::sync::Arc;
 
@@ -9,7 +9,8 @@ use super::Client;
 use crate::definitions::debug_info::{TheirKernel, Theirs};
 
 impl Client {
-    /// Checks that `machine` runs the kernel of the debug information, then adds source lines to stacks.
+    /// Takes source lines for stacks from the debug information `theirs`, after a check that `machine` runs its
+    /// kernel.
     pub(crate) async fn use_debug_info(
         &mut self,
         theirs: Theirs,
@@ -22,7 +23,7 @@ impl Client {
         Ok(())
     }
 
-    /// Returns an error if the machine runs another kernel.
+    /// Returns an error unless `machine` runs `kernel`.
     async fn check_kernel(&mut self, kernel: &TheirKernel, machine: &str) -> anyhow::Result<()> {
         let shown = self.get_machine(machine.to_owned()).await?;
         match shown.kernel_build_id {

@@ -18,7 +18,7 @@ pub(crate) struct InProcess {
 }
 
 impl InProcess {
-    /// Returns an error if this program cannot start a server; it can.
+    /// Returns no error, because this program can start a server.
     pub(crate) fn check() -> anyhow::Result<()> {
         Ok(())
     }
@@ -35,7 +35,7 @@ impl InProcess {
         Ok((Self { stop, task }, client))
     }
 
-    /// Detaches the probes, ends the guests, and returns when all are gone.
+    /// Detaches the probes, ends the guests, and waits until all are gone.
     pub(crate) async fn stop(self) -> anyhow::Result<()> {
         // The message fails only if the server has already ended.
         let _gone = self.stop.send(());

@@ -1,8 +1,8 @@
-//! A session with a server. Everything that is requested in its name leaves with this program, however the
-//! program ends.
+//! A session with a server. The server ends everything that was requested in its name (probes and pauses) when this
+//! program ends, in whatever way.
 //!
-//! Invariant: the session is renewed while it exists and the program runs. When the program is killed, the
-//! server sees its connection end. When the program is stopped, the server misses the renewals.
+//! Invariant: the session is renewed while it exists and the program runs. If the program is killed, the server
+//! sees the connection end. If the program is stopped (SIGSTOP), the server misses the renewals.
 
 use std::time::Duration;
 
@@ -18,8 +18,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use super::Client;
 use crate::failure::{Refused, answered};
 
-/// Timeout of the session at the server in milliseconds, and the interval of its renewal.
+/// Time without a renewal after which the server ends the session, in milliseconds.
 const TTL_MS: u32 = 15_000;
+/// Interval of the renewals.
 const RENEW: Duration = Duration::from_secs(5);
 
 /// Session of this program.
@@ -61,7 +62,7 @@ impl Session {
         })
     }
 
-    /// Returns the reason when the server has ended the session.
+    /// Waits until the server ends the session, and returns the reason.
     pub(crate) async fn lost(&mut self) -> anyhow::Error {
         let why = match self.answers.message().await {
             Ok(Some(HoldResponse {
@@ -79,7 +80,7 @@ impl Session {
         anyhow!("the session of the planted probes is over: {why}")
     }
 
-    /// Ends the session; returns when everything requested in its name is gone.
+    /// Ends the session, and waits until everything that was requested in its name is gone.
     pub(crate) async fn close(mut self) -> anyhow::Result<()> {
         self.renewing.abort();
         // The client's end of the stream is dropped with the task.

@@ -13,8 +13,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use super::Client;
 use crate::failure::answered;
 
-/// Number of bytes in a message, and number of messages that are read ahead.
+/// Number of bytes in a message.
 const PART: u64 = 1 << 20;
+/// Number of messages that are read ahead.
 const AHEAD: usize = 4;
 
 /// Uploads the debug information in `file` to the server, for `machine`.
@@ -33,13 +34,15 @@ pub(crate) async fn debug_info(
     let reading = tokio::task::spawn_blocking(move || send(from, first, &to));
     let uploaded = client.sources.upload_debug_info(ReceiverStream::new(parts));
     let uploaded = uploaded.await;
-    // If reading fails, that is also why the server fails, so it is reported first.
+    // A read error cuts the upload short, so that the server fails too. The read error is the cause: report it
+    // first.
     reading.await?.with_context(unreadable)?;
     answered(uploaded)?;
     Ok(())
 }
 
-/// Sends the contents of `from`, beginning with `first`, until the receiver is gone.
+/// Sends the contents of `from` in parts, the first of them in `first`. Stops without an error if the receiver is
+/// gone.
 fn send(
     mut from: File,
     first: UploadDebugInfoRequest,

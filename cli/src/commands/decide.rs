@@ -64,7 +64,7 @@ pub(crate) async fn decide(args: Decide) -> anyhow::Result<ExitCode> {
     let first = DecideRequest {
         what: Some(decide_request::What::DecideFor(decide_for)),
     };
-    // The queue is empty, so this cannot fail for want of room.
+    // The queue is empty, so it has room for this message.
     let _room = to_server.try_send(first);
     let mut questions = answered(client.decisions.decide(ReceiverStream::new(answers)).await)?;
 
@@ -123,13 +123,13 @@ enum Next {
 /// Queue of open questions.
 #[derive(Debug)]
 struct Desk {
-    /// Fixed decision for all hits, if any.
+    /// Decision for every hit, from `--answer`; `None` to ask the user.
     always: Option<Decision>,
     /// Number of hits that are still to be decided; `None` for no limit.
     left: Option<u64>,
     labels: Labels,
     headed: bool,
-    /// Questions of the server without an answer. The first one is on the screen.
+    /// Questions of the server that are not answered yet. The first one is on the screen.
     open: VecDeque<Question>,
     to_server: mpsc::Sender<DecideRequest>,
 }
@@ -231,7 +231,7 @@ impl Desk {
         }
     }
 
-    /// Returns when the deadline of the first open question has passed.
+    /// Waits until the deadline of the first open question; forever if no question is open.
     async fn expiry(&self) {
         let first = self.open.front();
         or_never(first.map(|question| tokio::time::sleep(until(question.deadline_ns)))).await;

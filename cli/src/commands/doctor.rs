@@ -85,11 +85,11 @@ fn verdict(host: &ReportResponse) -> ExitCode {
     }
 }
 
-/// Returns the reason, in one line, why `machine`, which has just been booted, will not reach user space, or
-/// `None` if there is no sign of that.
+/// Returns, in one line, why `machine`, which has just been booted, will not reach user space. Returns `None` if
+/// there is no sign of that.
 ///
-/// The report takes a while, so it is only requested if KVM emulates the guest's kernel, as it does on hosts
-/// that cannot run Linux and does not on good ones.
+/// The report takes a while, so it is requested only if KVM emulates the guest's kernel. KVM does that on hosts
+/// that cannot run Linux guests, and not on hosts that can.
 pub(crate) async fn doubt(client: &mut Client, machine: &Machine) -> Option<String> {
     if machine.catch_mode() != CatchMode::EmulationExit {
         return None;

@@ -38,7 +38,7 @@ use crate::terminal::signals::Interrupt;
 
 /// Maximum wait for the remaining console output of a guest that has ended.
 const LAST_WORDS: Duration = Duration::from_secs(2);
-/// Number of console lines that are shown after a guest that did not end well.
+/// Number of lines from the end of the console that are shown if the guest did not end well.
 const TAIL_LINES: usize = 20;
 /// Text before the reason for a panic (Linux, kernel/panic.c).
 const PANIC: &str = "Kernel panic - not syncing: ";
@@ -202,16 +202,17 @@ struct Session {
     script: Option<Running>,
     states: Streaming<Machine>,
     console: Option<Console>,
-    /// Collector of the console's end while nothing displays the console.
+    /// Task that collects the end of the console output, while nothing displays the console.
     tail: Option<JoinHandle<Tail>>,
     /// Progress of the boot, until the guest is up.
     progress: Option<Progress>,
-    /// Whether the user knows that the guest runs another kernel.
+    /// Whether the message that the guest runs another kernel has been printed.
     replaced: bool,
 }
 
 impl Session {
-    /// Follows `machine`, with the script that replaces the printed hits and the positions of its probes in it.
+    /// Begins to follow `machine`. `script` replaces the printed hits; with it come the positions of its probes, by
+    /// their ids.
     async fn open(
         mut client: Client,
         machine: &str,
@@ -428,7 +429,7 @@ async fn verdict(ending: &Ending, tail: Option<JoinHandle<Tail>>, options: &Opti
         EndReason::TripleFault | EndReason::Crash | EndReason::Unspecified => false,
     };
     match ending.guest_status {
-        // After its status the guest may end in any way, except by a crash, which means that hvprobe could not
+        // Once it has reported a status, a guest may end in any way but a crash, which means that hvprobe could not
         // continue.
         Some(status) if reason != EndReason::Crash => {
             return ExitCode::from(u8::try_from(status).unwrap_or(FAILED));
@@ -447,7 +448,7 @@ async fn verdict(ending: &Ending, tail: Option<JoinHandle<Tail>>, options: &Opti
         && let Ok(tail) = tail.await
     {
         let lines = tail.lines();
-        // The registers and the call trace after the reason push it out of the shown lines.
+        // The registers and the call trace that follow the reason push it out of the lines shown below.
         if let Some(why) = panic_reason(&lines) {
             output::eprint(format_args!("its kernel panicked: {why}"));
         }

@@ -16,7 +16,7 @@ use crate::options::server::{Serve, Url};
 use crate::output;
 use crate::terminal::signals::{self, Interrupt};
 
-/// Maximum time that the shutdown waits for its message to be read.
+/// Maximum time that the shutdown waits until its message is written to standard error.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 pub(crate) async fn serve(args: Serve) -> anyhow::Result<ExitCode> {

@@ -26,10 +26,10 @@ enum Asked {
     Server(Box<Client>, String),
 }
 
-/// Chooses the holder of the debug information: a file that was given, or else a server. If both were given,
-/// the file is uploaded to the server.
+/// Chooses the holder of the debug information: the file that was given, or else a server. If a file and a server
+/// were given, uploads the file to the server, unless it is a module's.
 async fn asked(files: Files, on: &OnMachine) -> anyhow::Result<Asked> {
-    // A module's file is sufficient.
+    // The file of a module needs neither a kernel nor a server.
     if let Some(file) = &files.debug_info
         && let Some(module) = debug_info::open_module(file)?
     {

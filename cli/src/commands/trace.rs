@@ -138,7 +138,7 @@ async fn trace_probes(
         }
     };
 
-    // The machine may be gone, or the server.
+    // If the machine or the server is gone, the probes cannot be disabled or listed. These errors are ignored.
     plant::turn_off(&mut client, machine, own.ids).await;
     histograms::print(&mut histograms, &mut client).await?;
     let mut probes = client.list_probes(machine).await.unwrap_or_default();
@@ -171,7 +171,7 @@ async fn run_script(args: Trace, script: Script) -> anyhow::Result<ExitCode> {
     Planted::during(planted, followed).await
 }
 
-/// Runs `script`, whose probes, by their ids, have these `positions` in it.
+/// Runs `script`. `positions` has, by id, the position of each probe in the script.
 async fn follow_script(
     mut client: Client,
     machine: &str,

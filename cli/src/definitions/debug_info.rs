@@ -1,4 +1,4 @@
-//! Files with debug information, of a kernel or of a module, and what is known of the kernel in them.
+//! Files with the debug information of a kernel or of a module.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use hvprobe_vmlinux::Kernel;
 use super::cache;
 use crate::output::values::source_lines::Lines;
 
-/// Debug information for a machine's kernel and modules, if any.
+/// Debug information for a machine: the kernel that it describes, and its source lines. Each may be missing.
 #[derive(Debug, Default)]
 pub(crate) struct Theirs {
     pub(crate) kernel: Option<TheirKernel>,
@@ -29,13 +29,13 @@ pub(crate) fn open_kernel(path: &Path) -> anyhow::Result<Kernel> {
     Kernel::open(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// Returns the debug information in `file` if it is a module's.
+/// Returns the debug information in `file` if that is the file of a module.
 pub(crate) fn open_module(file: &Path) -> anyhow::Result<Option<Sources>> {
     fs::metadata(file).with_context(|| format!("cannot read {}", file.display()))?;
     Sources::open_module(file).with_context(|| format!("cannot use {}", file.display()))
 }
 
-/// Returns the stored indexes of debug information.
+/// Returns the stored indexes of debug information, or `None` if there is no cache folder.
 pub(crate) fn indexes() -> Option<Indexes> {
     Some(Indexes::new(cache::folder()?.join("debug-info")))
 }

@@ -12,10 +12,10 @@ use hvprobe_spec::histogram::read_histogram;
 use crate::failure::WrongUsage;
 use crate::failure::typed::bad;
 
-/// Maximum size of a file of definitions: as many of the longest definitions as one batch may have.
+/// Maximum size of a file of definitions in bytes: a full batch of definitions of maximum length.
 const LONGEST: u64 = (limits::BATCH * limits::DEFINITION) as u64;
 
-/// A histogram that a file asks for.
+/// A histogram that a `hist` trigger in a file defines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FileHistogram {
     file: PathBuf,
@@ -86,7 +86,7 @@ pub(crate) fn read(file: &Path) -> Result<Contents, WrongUsage> {
     Ok((definitions, histograms.collect()))
 }
 
-/// Returns an error in `file`, in an item of the kind `what`.
+/// Returns `error` as a mistake in an item of `file`. `what` is the kind of the item.
 fn wrong(what: &str, file: &Path, error: &FileError) -> WrongUsage {
     let what = format!("{what} in {}:{}", file.display(), error.number);
     bad(&what, &error.text, &error.source)

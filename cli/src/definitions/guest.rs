@@ -14,7 +14,7 @@ use crate::options::label::Label;
 use crate::options::probes::hits::HoldArgs;
 use crate::output::values::source_lines::Lines;
 
-/// Request to boot a guest, with data that stays with the client.
+/// Request to boot a guest, and related data that the client keeps.
 #[derive(Debug)]
 pub(crate) struct Requested {
     pub(crate) request: BootRequest,

@@ -1,5 +1,5 @@
-//! What the user typed, made into requests: probes as the kernel and as `perf probe` define them, files of them,
-//! and the guest to boot. It reads local files only, and knows no server.
+//! Conversion of what the user typed into requests: probes in the syntax of the kernel and of `perf probe`, files
+//! of definitions, and the guest to boot. It reads local files only, and knows no server.
 
 pub(crate) mod cache;
 pub(crate) mod debug_info;

@@ -1,5 +1,5 @@
-//! Probes in the syntax of `perf probe`, which are converted to definitions before anything else reads them, with
-//! the debug information that they need.
+//! Probes in the syntax of `perf probe`. With the debug information that they need, they are converted to
+//! definitions before anything else reads them.
 
 use std::path::{Path, PathBuf};
 
@@ -36,7 +36,8 @@ pub(crate) fn of_kernel(
     Ok((definitions, opened.lines()))
 }
 
-/// Converts `definitions` for the kernel of the debug information, which the machine must run then.
+/// Converts `definitions` for the kernel that the debug information describes. The result is for machines with that
+/// kernel only.
 pub(crate) fn of_any(args: &DebugArgs, definitions: Vec<String>) -> anyhow::Result<Made> {
     // The file also serves as the kernel image: it contains everything that was stripped from the image.
     let opened = Opened::open(args, open_kernel)?;
@@ -90,7 +91,8 @@ fn expand(
 }
 
 impl<'a> Opened<'a> {
-    /// Opens the files. A file with a kernel's debug information is for the kernel that `kernel` returns.
+    /// Opens the files. For a file with a kernel's debug information, `kernel` returns the kernel that it
+    /// describes.
     fn open(
         args: &'a DebugArgs,
         kernel: impl Fn(&Path) -> anyhow::Result<Kernel>,
@@ -141,7 +143,7 @@ impl Opened<'_> {
         }
     }
 
-    /// Returns the source lines of the kernel and of the modules, if there are any.
+    /// Returns the source lines of the kernel and of the modules, or `None` if no file was opened.
     fn lines(self) -> Option<Lines> {
         let kernel = self.kernel.map(|(_, sources)| sources);
         let modules: Vec<_> = self
@@ -154,7 +156,7 @@ impl Opened<'_> {
     }
 }
 
-/// Converted definitions, with the debug information that they were made from.
+/// Converted definitions, with the debug information from which they were made.
 #[derive(Debug)]
 pub(crate) struct Made {
     pub(crate) definitions: Definitions,

@@ -1,4 +1,4 @@
-//! Probe definitions, which are parsed before they are sent, so that an error points at its column.
+//! Probe definitions. They are parsed before they are sent, so that an error can point at the mistake.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -17,9 +17,9 @@ use crate::options::probes::hits::{HitArgs, HoldArgs, Unnamed};
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Definitions {
     pub(crate) texts: Vec<String>,
-    /// Build ids of modules, by definition, for definitions that are valid for one build of a module only.
+    /// Build id of the module, for each definition that is valid for one build of its module only.
     pub(crate) builds: HashMap<String, Vec<u8>>,
-    /// Text that the user typed, for definitions that were generated from it.
+    /// Text that the user typed, for each definition that was generated from such text.
     pub(crate) origins: Origins,
 }
 
@@ -32,8 +32,8 @@ impl From<Vec<String>> for Definitions {
     }
 }
 
-/// Returns the specifications of `definitions` and of those in `files`, all with the same remaining options,
-/// and the histograms in `files`.
+/// Returns the specifications of `definitions` and of the definitions in `files`, and the histograms in `files`.
+/// The other options are the same for all probes.
 pub(crate) fn specs(
     definitions: &Definitions,
     files: &[PathBuf],
@@ -69,7 +69,8 @@ pub(crate) fn specs(
     Ok((specs?, histograms))
 }
 
-/// Returns the error for a bad definition. If it is valid for `perf probe`, the error names the missing option.
+/// Returns the error for the bad definition `text`. If `text` is valid for `perf probe`, the error names the option
+/// that is missing for that.
 fn bad_definition(text: &str, error: &ParseError, origins: &Origins) -> WrongUsage {
     if origins.has(text) {
         let picture = origins.render(text, error).replace('\n', "\n  ");

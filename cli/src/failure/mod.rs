@@ -1,5 +1,5 @@
-//! Errors as the user sees them, in what was typed, from a server or of the program, and the exit statuses for
-//! them. It knows neither options nor commands.
+//! Errors as the user sees them (mistakes in what was typed, refusals by a server, failures of the program) and
+//! their exit statuses. It knows neither options nor commands.
 
 mod origins;
 mod refused;

@@ -1,10 +1,10 @@
-//! What the user typed for generated definitions, for messages about them.
+//! The text that the user typed for each generated definition, so that messages can show it.
 
 use std::collections::HashMap;
 
 use hvprobe_spec::ParseError;
 
-/// What the user typed for generated definitions, by definition.
+/// The text that the user typed for each generated definition, by definition.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Origins(HashMap<String, String>);
 
@@ -19,8 +19,9 @@ impl Origins {
         self.0.contains_key(definition)
     }
 
-    /// Returns what the user typed for `definition`, with a caret under the mistake. For a generated definition
-    /// the caret's position is known only if both texts end alike from the mistake on, as with a filter.
+    /// Returns what the user typed for `definition`, with a caret under the mistake. For a generated definition the
+    /// caret appears only if the text from the mistake to the end is the same in both, as with a mistake in a
+    /// filter.
     pub(crate) fn render(&self, definition: &str, error: &ParseError) -> String {
         let Some(typed) = self.0.get(definition) else {
             return error.render(definition);

@@ -1,4 +1,4 @@
-//! Errors that the server answers with, and what the user typed for the probes in them.
+//! Errors that the server answers with. Errors about a probe show what the user typed for it.
 
 use std::fmt;
 use std::process::ExitCode;
@@ -35,8 +35,8 @@ impl From<tonic::Status> for Refused {
 }
 
 impl Refused {
-    /// Returns the error for refused probes. It shows what the user typed for the probe at fault, with a caret
-    /// under the mistake, if the server reports these.
+    /// Returns the error for refused probes. If the server reports which probe is at fault, and where the mistake
+    /// is, the error shows what the user typed for that probe, with a caret under the mistake.
     pub(crate) fn of_probes(status: tonic::Status, sent: &Sent) -> Self {
         let index = detail(&status).and_then(|it| it.index);
         let index = index.and_then(|index| usize::try_from(index).ok());
@@ -68,7 +68,7 @@ pub(crate) fn as_sent(probes: &[ProbeSpec], origins: &Origins) -> Sent {
     }
 }
 
-/// Returns the contents of an answer.
+/// Returns the contents of an answer, or the server's error.
 pub(crate) fn answered<T>(answer: Result<tonic::Response<T>, tonic::Status>) -> Result<T, Refused> {
     Ok(answer?.into_inner())
 }

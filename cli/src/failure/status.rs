@@ -1,4 +1,4 @@
-//! End of the program: exit statuses, and errors as one line on standard error.
+//! Exit statuses, and the error message at the end of the program.
 
 use std::process::ExitCode;
 
@@ -16,7 +16,7 @@ pub(crate) const INTERRUPTED: u8 = 130;
 
 /// Prints `error` with its causes and returns the exit status for it.
 pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
-    // A reader that has read enough and closed the pipe, such as `head`, is no failure.
+    // A reader such as `head` closes the pipe when it has read enough, which is no failure.
     if closed_output(error) {
         return DONE;
     }

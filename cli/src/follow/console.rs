@@ -18,7 +18,7 @@ use crate::terminal::raw::Raw;
 const ESCAPE: u8 = 0x1d;
 /// Interval after which a full serial port is tried again. The guest empties the port without any notification.
 const FULL_PORT: Duration = Duration::from_millis(5);
-/// Number of bytes that are kept of the console's end.
+/// Number of bytes that are kept from the end of the console output.
 const TAIL: usize = 64 << 10;
 
 /// Input of the user.
@@ -37,7 +37,7 @@ pub(crate) struct Console {
     machine: String,
     output: tonic::Streaming<ConsoleOutput>,
     keys: mpsc::Receiver<Key>,
-    /// Typed bytes that found no room at the guest's serial port yet.
+    /// Typed bytes that the guest's serial port has had no room for yet.
     pending: Vec<u8>,
     _raw: Option<Raw>,
 }
@@ -159,7 +159,7 @@ fn keys(typed: &[u8], terminal: bool) -> Vec<Key> {
 pub(crate) struct Tail(VecDeque<u8>);
 
 impl Tail {
-    /// Collects the end of `machine`'s console until the machine ends.
+    /// Reads the console output of `machine` until the machine ends, and keeps the end of the output.
     pub(crate) async fn keep(mut client: Client, machine: String) -> Self {
         let mut tail = Self::default();
         if let Ok(mut output) = client.console(machine, false).await {

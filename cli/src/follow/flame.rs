@@ -1,7 +1,7 @@
 //! `--flame`: counted stacks, drawn as a flame graph.
 //!
-//! inferno draws the graph. Its licence (CDDL-1.0) differs from ours, hence the cargo feature `flame`. An
-//! hvprobe without the feature has the option, but reports an error before it boots or plants anything.
+//! inferno draws the graph. Its licence (CDDL-1.0) differs from ours, hence the cargo feature `flame`. A program
+//! without the feature accepts the option, but reports an error before it boots or plants anything.
 
 use std::fs;
 use std::io;
@@ -9,7 +9,7 @@ use std::path::Path;
 
 use crate::output::file::Unwritten;
 
-/// Draws `folded`, stacks in the format of `--folded`, into `path`, which is replaced.
+/// Draws the stacks in `folded`, which has the format of `--folded`, and replaces the file at `path` by the graph.
 pub(crate) fn draw(folded: &str, path: &Path) -> Result<(), Unwritten> {
     let picture = picture(folded).and_then(|picture| fs::write(path, picture));
     picture.map_err(|error| Unwritten::new(path, error))
@@ -25,7 +25,7 @@ fn picture(folded: &str) -> io::Result<Vec<u8>> {
     let mut picture = Vec::new();
     let drawn = from_lines(&mut options, folded.lines(), &mut picture);
     match drawn {
-        // Without stacks inferno fails, but has drawn a picture that says so.
+        // If there are no stacks, inferno fails, but it has drawn a picture that says so.
         Err(_) if folded.is_empty() => Ok(picture),
         drawn => drawn.map(|()| picture),
     }

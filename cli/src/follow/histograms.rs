@@ -73,8 +73,8 @@ pub(crate) struct Counting {
 }
 
 impl Histograms {
-    /// Starts the histograms of `args`, which count the events of all `probes` on `machine`, and those of
-    /// `in_files`, which count the events of the probes that they name. Returns `None` if there are none.
+    /// Starts the histograms on `machine`. Those of `args` count the events of all `probes`, those of `in_files`
+    /// only the events of the probes that they name. Returns `None` if there are no histograms.
     pub(crate) async fn begin(
         client: &mut Client,
         machine: &str,
@@ -96,7 +96,7 @@ impl Histograms {
             let of_event = probes.iter().filter(|it| histogram.counts(&it.name));
             let ids: Vec<_> = of_event.map(|probe| probe.id).collect();
             if ids.is_empty() {
-                // The user already knows why the probe is missing.
+                // The reason why the probe is missing has already been printed.
                 continue;
             }
             let counting = Counting::begin(client, machine, ids, histogram.text()).await;
@@ -138,7 +138,7 @@ impl Histograms {
         }))
     }
 
-    /// Returns when the next periodic output is due; never returns without an interval.
+    /// Waits until the next periodic output is due; forever if no interval was set.
     pub(crate) async fn tick(&mut self) {
         or_never(self.ticks.as_mut().map(Interval::tick)).await;
     }
@@ -153,7 +153,7 @@ impl Histograms {
             symbolize::look_up(&mut self.names, client, &self.machine, addresses).await;
             let schema = &counting.schema;
             let event = counting.event.as_deref();
-            // `--flame` draws only its own histogram, not those of files.
+            // `--flame` draws the histogram by stack, not the histograms of files.
             let picture = self.flame.as_ref().filter(|_| event.is_none());
             let look = picture.map_or(self.look, |_| Look::Folded);
             let text = histograms::text(look, event, schema, &entries, &totals, &self.names)?;
@@ -192,7 +192,7 @@ fn addresses(keys: &[Key], entry: &HistogramEntry) -> Vec<u64> {
 }
 
 impl Counting {
-    /// Starts to count the events of `probes` on `machine` in the histogram that `text` describes.
+    /// Makes the server count the events of `probes` on `machine` in the histogram that `text` describes.
     pub(crate) async fn begin(
         client: &mut Client,
         machine: &str,
@@ -227,12 +227,12 @@ impl Counting {
     /// Reads the current counts.
     pub(crate) async fn read(&mut self) -> anyhow::Result<(Vec<HistogramEntry>, HistogramTotals)> {
         let command = aggregate_request::What::Command(HistogramCommand::Read.into());
-        // If the server is gone, the answer is an error.
+        // If the server is gone, this fails, and so does the read of the answer below.
         let _sent = self.commands.send(request(command)).await;
         let mut entries = Vec::new();
         loop {
             match self.next().await? {
-                // A new schema arrives when the module is loaded whose arguments are counted.
+                // If the counted arguments are those of a module, another schema arrives when the module is loaded.
                 aggregate_response::What::Schema(schema) => {
                     self.schema = Arc::new(schema.into());
                 }
@@ -255,7 +255,7 @@ impl Counting {
     /// Clears the counts.
     pub(crate) async fn clear(&mut self) -> anyhow::Result<()> {
         let command = aggregate_request::What::Command(HistogramCommand::Clear.into());
-        // If the server is gone, the answer is an error.
+        // If the server is gone, this fails, and so does the read of the answer below.
         let _sent = self.commands.send(request(command)).await;
         self.next().await.map(|_changed| ())
     }
@@ -277,7 +277,7 @@ pub(crate) enum Uncounted {
 }
 
 impl Uncounted {
-    /// Converts into an error; `wrong` converts a mistake in the text.
+    /// Converts the reason into an error. `wrong` converts a mistake in the histogram's text.
     pub(crate) fn into_error(self, wrong: impl Fn(ParseError) -> WrongUsage) -> anyhow::Error {
         let status = match self {
             Self::Refused(status) => status,

@@ -1,5 +1,5 @@
-//! What arrives from a machine while it runs, as it is printed: events, histograms and the console. It does not
-//! know why a command follows a machine, or when it stops.
+//! Output of what arrives from a running machine: events, histograms and the console. It does not know why a
+//! command follows a machine, or when the command stops.
 
 pub(crate) mod console;
 mod flame;

@@ -80,7 +80,7 @@ impl Printer {
         }
     }
 
-    /// Prints `batch`, with names for addresses from `client`'s server. After an error no further output is
+    /// Prints `batch`. The server of `client` gives the names for addresses. After an error no further output is
     /// possible.
     pub(crate) async fn show(
         &mut self,

@@ -10,12 +10,13 @@ use crate::client::Client;
 use crate::output;
 use crate::output::values::names::Names;
 
-/// Maximum time that printing waits for names. Addresses without a name by then are printed as numbers.
+/// Maximum time that the output waits for names of addresses. Addresses whose names have not arrived by then are
+/// printed as numbers.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Wait for the names of all functions after which the user is informed.
+/// Wait for the names of all functions after which a message says that the program waits.
 const SOON: Duration = Duration::from_secs(2);
-/// Maximum wait after that. If the guest keeps all processors of a host busy, the names may take minutes, and
-/// no hit would be printed meanwhile.
+/// Maximum further wait after that message. If the guest keeps all processors of a host busy, the names may take
+/// minutes, and no hit would be printed meanwhile.
 const LATE: Duration = Duration::from_secs(20);
 
 /// Looks up the names of `addresses` and adds them to `names`.
@@ -39,8 +40,8 @@ pub(crate) async fn look_up(
     let _in_time = timeout(PATIENCE, asked).await;
 }
 
-/// Adds the source lines, if there are any, and all functions of the kernel to `names`, unless they are present
-/// or take too long.
+/// Adds the source lines, if the client has any, and all functions of the kernel to `names`. Skips the functions if
+/// `names` has them already, or if they take too long.
 pub(crate) async fn know_functions(names: &mut Names, client: &mut Client, machine: &str) {
     names.set_lines(client.lines.clone());
     if names.has_functions() {
@@ -52,8 +53,8 @@ pub(crate) async fn know_functions(names: &mut Names, client: &mut Client, machi
     }
 }
 
-/// Returns the output of `names`, unless it is an error or too late. Informs the user after `soon`, and again
-/// when the wait ends `late` after that.
+/// Awaits `names`, and returns its output unless that is an error. If it takes longer than `soon`, prints a
+/// message; if it takes `late` longer still, prints another and returns `None`.
 async fn in_time<T>(
     names: impl Future<Output = Result<T, tonic::Status>>,
     soon: Duration,

@@ -9,7 +9,7 @@ use hvprobe_spec::histogram::read_histogram;
 use crate::failure::WrongUsage;
 use crate::failure::typed::bad_option;
 
-/// Histogram behind `--folded` and `--flame`.
+/// Histogram that `--folded` and `--flame` print or draw.
 const FOLDED_BY: &str = "keys=comm,stacktrace";
 
 /// Counting instead of printing.
@@ -62,7 +62,7 @@ impl HistogramArgs {
         }
     }
 
-    /// Returns whether a histogram has stacks as keys, which probes have to record then.
+    /// Returns whether a histogram has stacks as keys. If so, the probes must record stacks.
     pub(crate) fn need_stacks(&self) -> bool {
         let mut read = self.histograms().iter().map(|text| read_histogram(text));
         read.any(|read| read.is_ok_and(|histogram| histogram.needs_stacks()))
@@ -79,7 +79,8 @@ impl HistogramArgs {
         Ok(())
     }
 
-    /// Refuses options for the display of histograms if there are none, here or in files of definitions.
+    /// Refuses `--bars` and `--interval` if there are no histograms, neither in these options nor in files of
+    /// definitions.
     pub(crate) fn check_shown(&self, any_in_files: bool) -> Result<(), WrongUsage> {
         if !self.is_given() && !any_in_files && (self.bars || self.interval.is_some()) {
             let message = "--bars and --interval go with histograms: give --hist, or --events with a file \

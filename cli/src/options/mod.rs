@@ -1,4 +1,4 @@
-//! The command line: what can be typed, the help that explains it, and the checks that need nothing else. It
+//! The command line: what can be typed, the help that explains it, and the checks that need only what was typed. It
 //! talks to no server and does no command's work.
 
 pub(crate) mod command_line;

@@ -2,7 +2,8 @@
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 
-/// Returns the parser of one of `values` by its `name`. Beside each value is its help.
+/// Returns a parser that accepts the name of one of `values`, as `name` returns it. The text beside each value is
+/// its help.
 pub(crate) fn one_of<T: Copy + Send + Sync + 'static>(
     values: &'static [(T, &'static str)],
     name: fn(T) -> &'static str,
@@ -12,7 +13,7 @@ pub(crate) fn one_of<T: Copy + Send + Sync + 'static>(
         .map(move |(value, help)| PossibleValue::new(name(*value)).help(*help));
     PossibleValuesParser::new(possible).try_map(move |text| {
         let found = values.iter().find(|(value, _)| name(*value) == text);
-        // Other texts are refused before.
+        // The parser of possible values has already refused other texts.
         found
             .map(|(value, _)| *value)
             .ok_or("there is no such value")

@@ -118,7 +118,7 @@ impl FromStr for Url {
         let address = if host.eq_ignore_ascii_case("localhost") {
             SocketAddr::from((Ipv4Addr::LOCALHOST, port))
         } else {
-            // Name resolution would let the resolver decide where the token is sent.
+            // Only a numeric address is accepted: with a name, the resolver would decide where the token is sent.
             let address = format!("{host}:{port}");
             address.parse().map_err(|_| BadUrl::Elsewhere)?
         };

@@ -51,7 +51,7 @@ pub(crate) fn text(explained: &Explained) -> String {
     text
 }
 
-/// Returns the mechanism and the exits of hits, and the reason.
+/// Returns the mechanism, the number of exits per hit, and the reason for them.
 fn hits(explained: &Explained) -> String {
     let with_exits = explained.with_exits;
     let exits = exits(with_exits);
@@ -113,7 +113,7 @@ fn item_text(item: &Item) -> String {
     }
 }
 
-/// Returns the filter and the time of its evaluation.
+/// Returns the filter, and when it is evaluated.
 fn filter(explained: &Explained) -> Option<(String, &'static str)> {
     let filter = definition::parse(&explained.definition).ok()?.filter?;
     let when = match (&explained.actions.filter, &explained.exit) {

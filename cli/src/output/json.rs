@@ -62,11 +62,11 @@ pub(crate) enum Line<'a> {
     Summary(Row),
 }
 
-/// Something that is written as an object.
+/// Wrapper for a value that is written as a JSON object.
 #[derive(Debug)]
 pub(crate) struct Shown<T>(pub(crate) T);
 
-/// Writes these members as an object, in this order.
+/// Writes the given members as an object, in the given order.
 macro_rules! object {
     ($serializer:ident, { $($name:literal: $value:expr),+ $(,)? }) => {{
         let mut object = $serializer.serialize_map(None)?;
@@ -77,7 +77,7 @@ macro_rules! object {
 
 pub(super) use object;
 
-/// Defines how values are written: the members of each, in their order.
+/// Implements `Serialize` for types, each as an object with the given members in the given order.
 macro_rules! objects {
     ($($value:ident: $of:ty => $members:tt)+) => {$(
         impl Serialize for Shown<&$of> {

@@ -13,9 +13,9 @@ pub(crate) fn harmless(raw: &[u8]) -> String {
         .collect()
 }
 
-/// Returns `raw` as text without control characters for a terminal, like [`harmless`]. In contrast to that, two
-/// different inputs give different texts, as keys of histograms must. Each byte of a control character or of
-/// invalid UTF-8 is written in octal, as `\001`, and backslashes are doubled.
+/// Returns `raw` as text without control characters for a terminal, like [`harmless`]. But different inputs give
+/// different texts, as the keys of histograms need. Each byte of a control character or of invalid UTF-8 is written
+/// in octal, as `\001`, and backslashes are doubled.
 pub(crate) fn escaped(raw: &[u8]) -> String {
     let mut text = String::with_capacity(raw.len());
     for chunk in raw.utf8_chunks() {

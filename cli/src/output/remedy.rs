@@ -4,8 +4,8 @@ use hvprobe_proto::v1::Remedy;
 
 use super::harmless;
 
-/// Returns the remedy for a refusal as a suffix of its reason. The reason for a wrong request already contains
-/// the remedy.
+/// Returns the remedy for a refusal as a suffix for its reason; empty for a wrong request, whose reason already
+/// contains the remedy.
 pub(crate) fn can(remedy: Remedy, when: &str) -> String {
     match remedy {
         Remedy::Never => " (never)".to_owned(),

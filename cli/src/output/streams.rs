@@ -1,7 +1,7 @@
 //! Standard output for results, standard error for everything else.
 //!
-//! Nothing here panics when a reader goes away: a closed standard output is an error that ends the caller, and a
-//! closed standard error is ignored.
+//! Nothing here panics when a reader goes away: a closed standard output is an error for the caller, which ends,
+//! and a closed standard error is ignored.
 
 use std::fmt;
 use std::io::{self, Write as _};
@@ -25,7 +25,7 @@ pub(crate) fn message_line(level: &str, message: fmt::Arguments<'_>) -> String {
         return format!("hvprobe: {message}\n");
     }
     let mut now = String::new();
-    // Writing to a string does not fail. A message without a time would still be a message.
+    // Writing to a string does not fail, and without its time the message would still be useful.
     let _timed = SystemTime.format_time(&mut Writer::new(&mut now));
     let message = json!({
         "timestamp": now,

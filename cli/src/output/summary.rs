@@ -10,7 +10,7 @@ use super::events::{self, Label, is_hit};
 use super::table::{self, table};
 use super::words::Word as _;
 
-/// Maximum cost that is recorded, in nanoseconds; longer ones count as this.
+/// Maximum cost that is recorded, in nanoseconds. Higher costs are recorded as this one.
 const LONGEST: u64 = 60_000_000_000;
 /// Maximum duration of a call that is recorded, in nanoseconds: a day.
 const LONGEST_CALL: u64 = 86_400_000_000_000;
@@ -36,7 +36,7 @@ struct Seen {
 }
 
 impl Tally {
-    /// Counts `event` if it is a hit or a return; other events belong to one of these.
+    /// Counts `event` if it is a hit or a return. Other events are not counted: each belongs to a hit or a return.
     pub(crate) fn count(&mut self, event: &v1::Event, label: &Label) {
         if !is_hit(event) {
             return;
@@ -61,7 +61,7 @@ impl Tally {
         }
     }
 
-    /// Returns the rows for `probes`, and for probes with events that are no longer among them.
+    /// Returns a row for each of `probes`, and one for each other probe that had events, such as a removed one.
     pub(crate) fn rows(&self, probes: &[v1::Probe]) -> Vec<Row> {
         let listed = probes.iter().map(|probe| {
             let seen = self.probes.get(&probe.id).map(Seen::row);
@@ -90,7 +90,7 @@ impl Tally {
 }
 
 impl Seen {
-    /// Returns the row of a probe from its events alone.
+    /// Returns the row of a probe, with only what its events say.
     fn row(&self) -> Row {
         let symbol = self.label.symbol.as_ref();
         let costs = Some(&self.costs).filter(|costs| !costs.is_empty());
@@ -112,7 +112,7 @@ impl Seen {
 }
 
 fn up_to(longest: u64) -> Histogram<u32> {
-    // Two digits keep a histogram below 16 KiB, because there may be thousands of probes.
+    // With two significant digits a histogram takes less than 16 KiB. There may be thousands of probes.
     Histogram::new_with_bounds(1, longest, 2).expect("1 ns to a day at 2 digits is valid")
 }
 

@@ -12,7 +12,7 @@ use super::{harmless, size};
 /// Column: its heading, and whether it contains numbers.
 pub(crate) type Column = (&'static str, bool);
 
-/// Minimum width of a terminal on which sentences are wrapped.
+/// Minimum width of a terminal, in columns, for wrapping sentences. On a narrower one they are not wrapped.
 const WIDE_ENOUGH: u16 = 80;
 
 /// Formats `rows` under `columns`, each on one line.
@@ -129,7 +129,7 @@ const PROBES: [Of<v1::Probe>; 10] = [
     }),
 ];
 
-/// Columns that are shown only if one of their cells contains something.
+/// Columns that are left out if all their cells are empty.
 const OPTIONAL: [Of<v1::Probe>; 4] = [
     ("OWNER", false, |probe| {
         or_none(harmless(probe.owner.as_bytes()))

@@ -7,7 +7,7 @@ use hvprobe_spec::definition::{Target, parse};
 
 use super::harmless;
 
-/// Returns whether the kernel of a machine is up, judging by its `probes`: none is placed earlier.
+/// Returns whether the kernel of a machine is up, judging by its `probes`: no probe is placed before that.
 pub(crate) fn is_up(probes: &[Probe]) -> bool {
     probes
         .iter()
@@ -19,7 +19,7 @@ pub(crate) fn is_up(probes: &[Probe]) -> bool {
 pub(super) enum Awaited {
     /// The kernel's text is final.
     Kernel,
-    /// This module is loaded. While the kernel boots, its text must become final, too.
+    /// This module is loaded. While the kernel boots, the kernel's text must also become final.
     Module(String),
 }
 

@@ -1,4 +1,4 @@
-//! Words for the values of enums in messages: one table for text, JSON and what can be typed.
+//! Words for the values of enums in messages. The same words are used in text, in JSON and on the command line.
 
 use hvprobe_proto::v1::{
     self, CatchMode, EndReason, EventKind, MachineState, ProbeKind, ProbeState, SymbolKind, Verdict,

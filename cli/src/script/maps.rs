@@ -27,7 +27,7 @@ pub(crate) struct Entries(BTreeMap<Vec<KeyText>, Entry>);
 struct Entry {
     hits: u64,
     value: Option<Summed>,
-    /// Number of hits in each row, by row from 0.
+    /// Number of hits in each row. Rows are counted from 0.
     rows: BTreeMap<u64, u64>,
 }
 
@@ -72,7 +72,8 @@ impl Entries {
         self.0.is_empty()
     }
 
-    /// Formats the map `name`, sorted by the printed number; with `top`, only the greatest entries.
+    /// Formats the map `name`, sorted by the printed number. With `top`, prints only that many entries, the
+    /// greatest.
     pub(crate) fn text(&self, name: &str, aggregate: MapFunction, top: Option<u64>) -> String {
         let mut entries: Vec<_> = self.0.iter().collect();
         entries.sort_by_key(|(_, entry)| entry.number(aggregate));
@@ -122,8 +123,8 @@ fn shown(name: &str, key: &[KeyText]) -> String {
     }
 }
 
-/// Returns the row, from 0, of numbers with `bits` significant bits. `bits` above 64 stands for negative
-/// numbers.
+/// Returns the row, counted from 0, of numbers with `bits` significant bits. A value of `bits` above 64 stands for
+/// negative numbers.
 pub(crate) fn row_of_bits(bits: u64) -> u64 {
     match bits {
         0..=64 => bits + 1,
@@ -131,7 +132,8 @@ pub(crate) fn row_of_bits(bits: u64) -> u64 {
     }
 }
 
-/// Returns the row, from 0, of `number`.
+/// Returns the row of `number`, counted from 0. The first row is for numbers below `min`, the last for those from
+/// `max` on.
 pub(crate) fn row_of_step(number: i128, (min, max, step): (u64, u64, u64)) -> u64 {
     let steps = (max - min) / step.max(1);
     match number - i128::from(min) {
@@ -141,7 +143,7 @@ pub(crate) fn row_of_step(number: i128, (min, max, step): (u64, u64, u64)) -> u6
     }
 }
 
-/// Returns the rows from the first to the last one with hits.
+/// Formats the rows from the first to the last one with hits.
 fn rows(aggregate: MapFunction, hits: &BTreeMap<u64, u64>) -> String {
     let mut text = String::new();
     let (Some((first, _)), Some((last, _))) = (hits.first_key_value(), hits.last_key_value())

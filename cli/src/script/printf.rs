@@ -56,7 +56,7 @@ impl Printed {
     }
 }
 
-/// Formats `value` by `directive`. A text in the place of a number is printed as text.
+/// Formats `value` by `directive`. If the directive is for a number but `value` is a text, prints the text.
 pub(crate) fn text(directive: &Directive, value: &Printed) -> String {
     let plus = |number: bool| if directive.plus && number { "+" } else { "" };
     let before = |prefix: &'static str| if directive.alternate { prefix } else { "" };

@@ -111,7 +111,7 @@ impl Hit<'_> {
     }
 }
 
-/// Returns the output of `printf` outside a hit.
+/// Returns the output of a `printf` that does not run at a hit.
 pub(super) fn aside(format: &Format, values: &[Said], now_ns: u64, began_ns: u64) -> String {
     let values = values
         .iter()
@@ -147,7 +147,7 @@ pub(super) fn symbol(address: u64, names: &Names) -> String {
     symbol.map_or_else(|| format!("{address:#x}"), |(name, _)| name.to_owned())
 }
 
-/// Returns the function of a probe, which is at `symbol` if known.
+/// Returns the name of the probed function: from `symbol` if that is known, or else the target of the definition.
 pub(super) fn function(symbol: Option<&(String, u64)>, planted: &Planted) -> String {
     match symbol {
         Some((name, _)) => name.clone(),
@@ -155,9 +155,9 @@ pub(super) fn function(symbol: Option<&(String, u64)>, planted: &Planted) -> Str
     }
 }
 
-/// Returns a probe in the syntax of scripts. A probe of a pattern is named by its function, from `symbol` if
-/// known. Other probes are named by their definition, not by the symbol: a probe at a function's entry is after
-/// the entry's marker, such as `endbr64`.
+/// Returns a probe in the syntax of scripts. A probe that a pattern gave is named by its function, from `symbol` if
+/// known. Other probes are named by their definition: `symbol` would add an offset to a function's name, because a
+/// probe at the entry is planted after the entry's marker, such as `endbr64`.
 pub(super) fn probe(symbol: Option<&(String, u64)>, planted: &Planted) -> String {
     let kind = match planted.definition.kind {
         Kind::Probe => "kprobe",
@@ -183,7 +183,7 @@ pub(super) fn probe(symbol: Option<&(String, u64)>, planted: &Planted) -> String
     format!("{kind}:{target}")
 }
 
-/// Returns the output of `time` at `now`, in UTC.
+/// Formats `now`, in UTC, as the script's `time` prints it.
 pub(super) fn time(format: &str, now: OffsetDateTime) -> String {
     let now = now.to_offset(UtcOffset::UTC);
     let month = u8::from(now.month());
@@ -213,7 +213,8 @@ pub(super) fn time(format: &str, now: OffsetDateTime) -> String {
     text
 }
 
-/// Returns `probe` with plain numbers for its enumeration arguments, because a script prints numbers.
+/// Returns `probe` with its enumeration arguments turned into plain numbers, because a script prints those as
+/// numbers.
 pub(super) fn in_numbers(mut probe: Probe) -> Probe {
     for argument in &mut probe.arguments {
         if let Some(ty) = &mut argument.r#type

@@ -1,7 +1,7 @@
 //! A running script: it handles the events and histograms of the script's probes.
 //!
-//! Invariant: the server counts, from the first hit on. Output at hits is printed in their order, and missing
-//! hits are reported.
+//! Invariant: the server counts all hits, from the first one on. What the script prints at hits appears in the
+//! order of the hits. Missing hits are reported.
 
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -38,16 +38,16 @@ use crate::output::values::stack_trace::StackTrace;
 pub(crate) struct Running {
     script: Script,
     machine: String,
-    /// Position in the script of each probe, by id.
+    /// Position of each probe in the script, by the id of the probe.
     positions: HashMap<u32, usize>,
     labels: Labels,
     names: Names,
-    /// Histograms of each map, with their index in the map.
+    /// Histograms of each map. Beside each histogram is its index in the map.
     counting: Vec<Vec<(usize, Counting)>>,
     intervals: Vec<Interval>,
     /// Index of the interval that is checked first, so that a short interval does not starve the others.
     turn: usize,
-    /// Number of events that were lost before they could be counted.
+    /// Number of events that the machine lost before the server could count them.
     lost: u64,
     began_ns: u64,
     /// Whether `exit()` was called.
@@ -55,7 +55,8 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Starts `script`, whose `probes` are planted on `machine` and have these `positions` in it.
+    /// Starts `script`. Its `probes` are planted on `machine`; `positions` has, by id, the position of each in the
+    /// script.
     pub(crate) async fn begin(
         client: &mut Client,
         machine: &str,
@@ -115,7 +116,7 @@ impl Running {
     ) -> anyhow::Result<Option<(usize, Counting)>> {
         let ids = self.ids(|position| counted.probes.contains(position));
         if ids.is_empty() {
-            // The user already knows why the probes are missing.
+            // The reason why the probes are missing has already been printed.
             return Ok(None);
         }
         let text = &counted.histogram.text;
@@ -162,7 +163,7 @@ impl Running {
         self.is_over
     }
 
-    /// Returns the index of an interval when it elapses.
+    /// Waits until an interval elapses, and returns its index.
     pub(crate) async fn tick(&mut self) -> usize {
         poll_fn(|context| {
             let count = self.intervals.len();
@@ -291,8 +292,8 @@ impl Running {
         Ok(())
     }
 
-    /// Formats the map at index `map`; an empty map gives an empty text. With `last`, reports hits that are missing
-    /// in the map.
+    /// Formats the map at index `map`. An empty map gives an empty text. With `last`, also prints how many hits are
+    /// missing in the map.
     async fn map(
         &mut self,
         client: &mut Client,
@@ -318,7 +319,7 @@ impl Running {
                 read.push((counted, Arc::clone(&counting.schema), rows));
             }
         }
-        // The addresses of the probes may be known by now.
+        // Probes that had no address at first may have one by now.
         let probes = client.list_probes(&self.machine).await.unwrap_or_default();
         self.learn(&probes);
         for (counted, schema, rows) in read {
@@ -398,7 +399,7 @@ impl Running {
         })
     }
 
-    /// Returns a part of a map's key, from an entry with these `values`.
+    /// Returns a part of a map's key. `keys`, `values` and `comm` are those of an entry of the histogram.
     fn key(
         &self,
         part: &KeyPart,
@@ -447,7 +448,7 @@ impl Running {
     }
 }
 
-/// Returns a key as a number of its type, unless the type has another display.
+/// Returns a key as a number, unless values of its type are displayed in another way.
 fn number(key: &Key, value: &HistogramKeyValue) -> Option<i128> {
     let Some(What::Number(number)) = value.what else {
         return None;

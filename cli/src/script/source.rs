@@ -24,7 +24,7 @@ pub(crate) struct Script {
     pub(crate) program: Program,
     /// Text of all parts.
     text: String,
-    /// Parts of the text, each with its first line, counted from 1.
+    /// Parts of the text: those of `-e` and the files. Each has the number of its first line, counted from 1.
     parts: Vec<Part>,
 }
 
@@ -69,9 +69,9 @@ impl Script {
         Ok(Some(script))
     }
 
-    /// Returns the probes in the order of their registration. At a return the probe that was registered last is
-    /// hit first, as with kretprobes, so return probes are registered in reverse: clauses run in their own
-    /// order.
+    /// Returns the probes in the order of their registration. At a return, the probe that was registered last is
+    /// hit first, as with kretprobes. So return probes are registered in reverse, and the clauses run in the order
+    /// of the script.
     fn in_order(&self) -> impl Iterator<Item = (usize, &Planted)> {
         let returns =
             |(_, it): &(usize, &Planted)| matches!(it.definition.kind, Kind::Return { .. });
@@ -96,8 +96,8 @@ impl Script {
         specs.collect()
     }
 
-    /// Returns the position in the program of each registered probe, by its id. `ids` and the `entries` of the
-    /// request that they belong to are the answer to all [`specs`](Self::specs).
+    /// Returns the position in the program of each registered probe, by its id. The arguments are from the answer
+    /// to a request with all [`specs`](Self::specs): `ids`, and for each id the number of its entry in the request.
     pub(crate) fn positions(
         &self,
         ids: &[u32],
@@ -133,7 +133,7 @@ impl Script {
         let probe = index.and_then(|index| self.in_order().nth(index));
         match (probe, number(detail.and_then(|it| it.column))) {
             (Some((_, probe)), column) => {
-                // Without a column the error is about the probe's place.
+                // An error without a column is about the place of the probe.
                 let column = column.unwrap_or(2);
                 let message = Refused::from(status).to_string();
                 let error = ParseError { column, message };
@@ -143,12 +143,13 @@ impl Script {
         }
     }
 
-    /// Returns an error in text that was generated from the script, at its position in the script.
+    /// Returns the error for a mistake in text that was generated from the script. It points at the position in the
+    /// script.
     pub(super) fn wrong_in(&self, written: &Written, error: ParseError) -> WrongUsage {
         self.wrong(&in_line(&self.text, written.in_script(error)))
     }
 
-    /// Returns an error in the script.
+    /// Returns `error` as a mistake in the script: with the file and line of its part, or `-e`.
     fn wrong(&self, error: &FileError) -> WrongUsage {
         let mut parts = self.parts.iter().rev();
         let part = parts.find(|part| part.line <= error.number);
@@ -163,8 +164,8 @@ impl Script {
     }
 }
 
-/// Reads the text in `file`. Stops one byte after the maximum length of a script, so that the parser refuses a
-/// longer text.
+/// Reads the text in `file`, at most one byte more than a script may have. The parser refuses a text of that
+/// length.
 fn text(file: &PathBuf) -> io::Result<String> {
     let mut text = String::new();
     let most = u64::try_from(SCRIPT_MAX).unwrap_or(u64::MAX);

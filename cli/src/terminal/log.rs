@@ -26,14 +26,15 @@ use crate::output;
 const VARIABLE: &str = "RUST_LOG";
 /// Environment variable that disables colours (<https://no-color.org>).
 const PLAIN: &str = "NO_COLOR";
-/// Maximum length of a line in bytes, so that the default number of lines takes at most 64 MiB; and the number
-/// of bytes that are shown of a longer line.
+/// Maximum length of a line in bytes. With it the default number of waiting lines takes at most 64 MiB.
 const LINE: usize = 8 << 10;
+/// Number of bytes that are shown of a longer line.
 const SHOWN: usize = 1 << 10;
 /// Maximum time for writing the last lines at the end of the program.
 const FAREWELL: Duration = Duration::from_secs(1);
 
-/// Returns whether lines for people are coloured: on a terminal, unless `plain` is set and not empty.
+/// Returns whether lines for people are coloured: only on a terminal, and not if `plain`, the value of [`PLAIN`],
+/// is set and not empty.
 fn in_colours(terminal: bool, plain: Option<&OsStr>) -> bool {
     terminal && plain.is_none_or(OsStr::is_empty)
 }
@@ -46,7 +47,7 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// Starts to log: warnings, or what `RUST_LOG` selects, or more of hvprobe's own messages for each `-v`.
+    /// Starts the log. It has warnings, or what `RUST_LOG` selects. Each `-v` adds more of hvprobe's own messages;
     /// `-v` overrides `RUST_LOG`.
     pub(crate) fn start(args: LogArgs) -> Self {
         let LogArgs {
@@ -62,7 +63,7 @@ impl Log {
             .buffered_lines_limit(usize::try_from(lines).unwrap_or(usize::MAX))
             .thread_name("log")
             .finish(stderr);
-        // Fails only if it is set already, and there is only one writer.
+        // Fails only if the counter is already set, but it is set only here.
         let _ = losses.counter.set(writer.error_counter());
         let (filter, mistake) = filter(verbose, env::var(VARIABLE).ok().as_deref());
         let log = tracing_subscriber::fmt()
@@ -113,7 +114,7 @@ fn filter(verbose: u8, variable: Option<&str>) -> (EnvFilter, Option<String>) {
     }
 }
 
-/// Logs panics instead of printing them, because printing may wait for a reader, too.
+/// Makes panics go to the log. Printing them could wait for the reader of standard error.
 fn log_panics() {
     let print = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
@@ -131,7 +132,7 @@ fn log_panics() {
     }));
 }
 
-/// Returns the line to log: `whole`, or a message with the beginning of a line that is too long.
+/// Returns the line to log: `whole` or, if that is too long, a message with its length and its beginning.
 fn line(whole: &[u8]) -> Cow<'_, [u8]> {
     if whole.len() <= LINE {
         return whole.into();
@@ -154,7 +155,7 @@ struct Lines(NonBlocking);
 
 impl Write for Lines {
     fn write(&mut self, whole: &[u8]) -> io::Result<usize> {
-        // The queue counts one piece per call, whatever its length.
+        // The queue takes the data of one call as one entry, whatever its length.
         self.0.write_all(&line(whole))?;
         Ok(whole.len())
     }
@@ -177,7 +178,7 @@ impl Losses {
         self.counter.get().map_or(0, ErrorCounter::dropped_lines)
     }
 
-    /// Reports losses that are not yet reported, through `print`.
+    /// Calls `print` with the number of lost lines that it has not reported yet, if there are any.
     fn report(&self, print: impl FnOnce(usize) -> io::Result<()>) -> io::Result<()> {
         let lost = self.count();
         let reported = *self.reported.lock().unwrap_or_else(PoisonError::into_inner);
@@ -223,7 +224,7 @@ impl Write for Stderr {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        // Called when no line waits any more.
+        // The log's thread calls this when no lines wait any more.
         self.report_losses()?;
         io::stderr().flush()
     }

@@ -1,7 +1,7 @@
 //! Raw mode of the terminal, for a guest's console.
 //!
-//! However the program ends, by return, error, panic or a second Ctrl-C, the terminal's settings are restored:
-//! by the guard's drop, or by [`restore`] where no drop runs.
+//! The terminal's settings are restored however the program ends: by return, error, panic or a second Ctrl-C. The
+//! guard's drop restores them, or [`restore`] where no drop runs.
 
 use std::io::{self, IsTerminal as _};
 use std::sync::Mutex;

@@ -1,5 +1,5 @@
 //! Ctrl-C and SIGTERM: the first one asks for an orderly end, the second one ends the program at once. A server
-//! ignores other signals that end programs by default and may be sent to a server in error.
+//! ignores some other signals, which would end it by default and may be sent to it in error.
 
 use std::io;
 
@@ -31,7 +31,7 @@ impl Interrupt {
         Ok(Self(receiver))
     }
 
-    /// Returns when the user has asked for the end, at once if that was earlier.
+    /// Waits until the user asks for the end of the program. Does not wait if the user already has.
     pub(crate) async fn asked(&mut self) {
         if self.0.wait_for(|asked| *asked).await.is_err() {
             // The sender lives as long as the runtime. Without it no request can arrive.
@@ -40,8 +40,8 @@ impl Interrupt {
     }
 }
 
-/// Makes the program report and ignore signals without a meaning for it, until it ends: those at which other
-/// servers reread their configuration or write their statistics. Needs a tokio runtime.
+/// Makes the program ignore, with a message, signals that mean nothing to it but make other servers reread their
+/// configuration or write statistics. Needs a tokio runtime.
 #[cfg(feature = "vmm")]
 pub(crate) fn outlive_others() -> io::Result<()> {
     for (name, kind) in [
@@ -53,7 +53,7 @@ pub(crate) fn outlive_others() -> io::Result<()> {
         let mut sent = signal(kind)?;
         tokio::spawn(async move {
             while sent.recv().await.is_some() {
-                // It does not matter whether the message is read.
+                // It does not matter whether the message can be written.
                 let _printed = tokio::task::spawn_blocking(move || {
                     output::notice(format_args!("{name} does nothing; SIGTERM ends the server"));
                 })

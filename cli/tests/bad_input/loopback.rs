@@ -11,7 +11,7 @@ use crate::place::Place;
 /// Token that no server accepts.
 const WRONG: &[u8] = b"0123456789abcdef\n";
 
-/// Writes a file with a token that only its owner can read.
+/// Writes `bytes` as a token into a file that only its owner can read.
 fn token(place: &Place, name: &str, bytes: &[u8]) -> String {
     let file = place.file(name, bytes);
     fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();

@@ -26,9 +26,9 @@ impl Place {
         path.into_os_string().into_string().unwrap()
     }
 
-    /// Returns a command that runs the program under `timeout`, which ends it if it hangs; the exit status is
-    /// 124 then. With `--foreground` it passes a signal on once. Otherwise it would send the signal to its
-    /// child and then to its group, and for hvprobe a second signal has another meaning.
+    /// Returns a command that runs the program under `timeout`. If the program hangs, `timeout` ends it, and the
+    /// exit status is 124. With `--foreground`, `timeout` forwards a signal once. Otherwise it would send the
+    /// signal to its child and then to its group, and a second signal means something else to hvprobe.
     pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new("timeout");
         command
@@ -50,7 +50,8 @@ impl Place {
         self.command(args).output().unwrap()
     }
 
-    /// Checks the exit status and the text on standard error, in which this folder becomes `$PLACE`.
+    /// Runs the program, and compares its text on standard error and its exit status with `expected`. In the text,
+    /// the path of this folder becomes `$PLACE`.
     pub(crate) fn check(&self, args: &[&str], expected: Expect) {
         let output = self.run(args);
         let stderr = String::from_utf8(output.stderr).unwrap();
@@ -59,12 +60,12 @@ impl Place {
         expected.assert_eq(&format!("{stderr}status {status}\n"));
     }
 
-    /// Starts a server that listens.
+    /// Starts a server, and waits until it listens.
     pub(crate) fn serve(&self) -> Server {
         self.serve_with(&[]).0
     }
 
-    /// Starts a server with additional options; returns it when it listens, with its messages about that.
+    /// Starts a server with additional options, and waits until it listens. Also returns its messages about that.
     pub(crate) fn serve_with(&self, more: &[&str]) -> (Server, Vec<String>) {
         let mut child = self
             .command(&[&["serve"], more].concat())
@@ -83,7 +84,7 @@ impl Place {
     }
 }
 
-/// Running `hvprobe serve` under `timeout`, which passes signals on.
+/// Running `hvprobe serve` under `timeout`, which forwards signals.
 pub(crate) struct Server {
     child: Child,
 }

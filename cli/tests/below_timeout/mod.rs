@@ -6,9 +6,9 @@ use rustix::process::{Pid, Signal, kill_process};
 
 /// Sends `signal` to the program that `timeout` runs.
 ///
-/// The signal does not go to `timeout` itself. When it is killed, it leaves the program running. When it gets a
-/// signal right after its start, it may not know the program's id yet, although the program has been running
-/// for a while.
+/// The signal does not go to `timeout` itself, for two reasons. If `timeout` is killed, it leaves the program
+/// running. If `timeout` gets a signal soon after its start, it may not know the program's id yet, even if the
+/// program has been running for a while.
 pub(crate) fn signal(timeout: &Child, signal: Signal) {
     let children = format!("/proc/{0}/task/{0}/children", timeout.id());
     // There are no children if the program has ended.

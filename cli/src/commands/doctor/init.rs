@@ -1,9 +1,9 @@
 //! The only program of the guest that is booted for a report. It runs batches of [`CALLS`] calls of getpgid and
 //! prints the duration of each batch.
 //!
-//! The guest has no libraries, so the program is a static executable, generated here and packed into an archive
-//! (newc cpio) of its own. It prints `=NANOSECONDS` and a line feed for each batch. The first batch runs at
-//! once, and another one for each line that the program reads.
+//! The guest has no libraries, so the program is a static executable, generated here and packed into an initial
+//! ramdisk (newc cpio). It prints `=NANOSECONDS` and a line feed for each batch. The first batch runs at once, and
+//! a further one after each line that the program reads.
 
 use std::arch::global_asm;
 use std::io::{self, Write as _};

@@ -34,7 +34,7 @@ impl Names {
         Self::new(host.trim(), &users.each_ref().map(String::as_str))
     }
 
-    /// Takes a machine's name, with or without its domain, and names of users.
+    /// Makes the list of names from `users` and from `host`, which is redacted with and without its domain.
     fn new(host: &str, users: &[&str]) -> Self {
         let short = host.split('.').next().unwrap_or(host);
         let hosts = [host, short].map(|name| (name, "[host]"));
@@ -94,9 +94,9 @@ fn without_addresses(text: &str) -> String {
     out
 }
 
-/// Returns `word`, with the address in it, if any, replaced.
+/// Replaces the IP, hardware or kernel address in `word`, if there is one, by the name of its kind in brackets.
 fn address(word: &str) -> String {
-    // Punctuation of the sentence.
+    // The punctuation of the sentence around the word is no part of the address.
     let bare = word.trim_matches(['.', ':', '-']);
     let instead = if is_ip(bare) || bare.split('-').any(is_ip) {
         "[address]"

@@ -23,16 +23,16 @@ use crate::output::{harmless, table};
 const FUNCTION: &str = "__x64_sys_getpgid";
 /// Number of the function's bytes that are compared.
 const TEXT: u32 = 64;
-/// Maximum offset in the function at which an instruction for a mechanism is looked for.
+/// Last offset in the function that is tried when a probe needs an instruction that suits its mechanism.
 const REACH: u64 = 48;
-/// Number of batches per measurement; the fastest counts.
+/// Number of batches per measurement. The duration of the fastest one is used.
 const BATCHES: u32 = 3;
 const MEMORY: u64 = 512 << 20;
 /// Timeout of a boot, generous even for an emulated machine.
 const BOOT: Duration = Duration::from_secs(300);
-/// Timeout of a batch, equally generous.
+/// Timeout of a batch, as generous as that of a boot.
 const BATCH: Duration = Duration::from_secs(120);
-/// Number of the console's last lines that are reported for a guest that failed.
+/// Number of lines from the end of the console that are reported for a guest that failed.
 const LINES: usize = 6;
 
 /// Outcome of the run.
@@ -40,7 +40,7 @@ const LINES: usize = 6;
 pub(super) enum Smoke {
     /// There was no run, for this reason.
     NotTried(String),
-    /// The run with this kernel.
+    /// There was a run, with this kernel.
     Tried {
         kernel: String,
         /// Time from the request to the first process.
@@ -312,8 +312,9 @@ impl<'a> Guest<'a> {
         Ok(())
     }
 
-    /// Measures a probe of this kind and mechanism at the first place that accepts it, against calls without a
-    /// probe. Also returns the place.
+    /// Measures a probe of this kind and mechanism at the first place that accepts it. `plain` is the measurement
+    /// without a probe. Returns the place, which is empty if no place accepts the probe, and the cost or the reason
+    /// why there is none.
     async fn try_one(
         &mut self,
         kind: char,
@@ -384,7 +385,7 @@ impl<'a> Guest<'a> {
     }
 }
 
-/// Converts exactly: the counts and times here are far below the limit.
+/// Converts exactly: the counts and times here are far below 2^53.
 #[expect(clippy::cast_precision_loss, reason = "see above")]
 fn as_f64(number: u64) -> f64 {
     number as f64

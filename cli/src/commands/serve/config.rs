@@ -19,8 +19,8 @@ struct File {
     limits: Table,
 }
 
-/// Defines the limits in the file: for each its key, its type, how it is read if not as a number, the field of
-/// [`Limits`], how it is written, and its meaning.
+/// Defines the limits in the file. Each has a key, a type, a function that reads it unless it is a plain number, a
+/// field of [`Limits`], a function that writes it, and a meaning.
 macro_rules! limits {
     ($(
         $key:ident: $ty:ty $([$read:literal])? = $($field:ident).+, $write:ident, $meaning:literal;
@@ -33,7 +33,7 @@ macro_rules! limits {
         }
 
         impl Table {
-            /// Sets those of `limits` that are in the file.
+            /// Sets the fields of `limits` that the file has a value for.
             fn set(self, limits: &mut Limits) {
                 $(if let Some(value) = self.$key {
                     limits.$($field).+ = value.into();
@@ -91,8 +91,8 @@ fn length<'de, D: Deserializer<'de>>(from: D) -> Result<Option<usize>, D::Error>
     length.transpose()
 }
 
-/// Minimum number of bytes kept of a console. A client that follows a console reads from them, and with fewer
-/// would lose output between two reads.
+/// Minimum number of bytes of console output that are kept. A client that follows a console reads from the kept
+/// bytes; with fewer it would lose output between two reads.
 const CONSOLE_LEAST: usize = 4 << 10;
 
 fn console<'de, D: Deserializer<'de>>(from: D) -> Result<Option<usize>, D::Error> {
@@ -103,7 +103,7 @@ fn console<'de, D: Deserializer<'de>>(from: D) -> Result<Option<usize>, D::Error
     Ok(kept)
 }
 
-/// Reads the limits from the file at `path`. A missing limit has the value it has without a file.
+/// Reads the limits from the file at `path`. A limit that is missing in the file keeps its default.
 pub(crate) fn read(path: &Path) -> anyhow::Result<Limits> {
     let text =
         fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -200,7 +200,7 @@ mod tests {
         }
     }
 
-    /// Rows of a page's table: `key`, default, meaning.
+    /// Compares the table in `docs/reference.md`, whose columns are key, default and meaning, with the limits.
     #[test]
     fn defaults_are_as_documented() {
         let page = documented::page("docs/reference.md").unwrap();
@@ -217,7 +217,7 @@ mod tests {
         for (row, (key, value, _)) in documented.iter().zip(&rows) {
             assert_eq!(row[0], format!("`{key}`"));
             match *key {
-                // For these two the page documents what they depend on.
+                // The defaults of these two depend on the host, and the page says how.
                 "memory" => assert_eq!(row[1], "the host's (`MemTotal`)"),
                 "cpus" => {
                     let each: u32 = row[1].split(' ').next().unwrap().parse().unwrap();

@@ -30,7 +30,7 @@ pub(crate) struct ToPlant {
     owner: String,
 }
 
-/// Planted probes, which leave when the session ends.
+/// Planted probes, which the server removes when the session ends.
 #[derive(Debug)]
 pub(crate) struct Planted {
     pub(crate) session: Session,
@@ -58,7 +58,7 @@ impl ToPlant {
         Ok((to_plant, theirs))
     }
 
-    /// Returns the probes to plant, if any, and the debug information.
+    /// Returns the probes to plant, or `None` if no definition was given, and the debug information.
     pub(crate) fn read(args: PlantArgs) -> anyhow::Result<(Option<Self>, Theirs)> {
         let PlantArgs {
             definitions,
@@ -106,7 +106,8 @@ impl ToPlant {
         Ok((Some(to_plant), theirs))
     }
 
-    /// Plants the probes on `machine`. `refused` converts a refusal, given the definitions.
+    /// Plants the probes on `machine`. If the server refuses them, `refused` makes the error, from the status and
+    /// the definitions that were sent.
     pub(crate) async fn plant(
         self,
         client: &mut Client,
@@ -144,13 +145,14 @@ impl ToPlant {
 pub(crate) async fn turn_off(client: &mut Client, machine: &str, ids: Vec<u32>) {
     let machine = machine.to_owned();
     if !ids.is_empty() {
-        // An error means that they have left with the machine, or leave with their session.
+        // An error means that the probes are gone with the machine, or will be removed with their session.
         let _ended = client.probes.disable(DisableRequest { machine, ids }).await;
     }
 }
 
 impl Planted {
-    /// Returns the result of `work`, or the reason why the server has removed the probes, and ends the session.
+    /// Runs `work` and ends the session. If the server ends the session first, and so removes the probes, returns
+    /// its reason as an error instead of the result of `work`.
     pub(crate) async fn during<T>(
         planted: Option<Self>,
         work: impl Future<Output = anyhow::Result<T>>,

@@ -12,7 +12,7 @@ use crate::failure::{DONE, INTERRUPTED, Refused};
 use crate::output;
 use crate::terminal::signals::Interrupt;
 
-/// Maximum time between two pieces of the kept output.
+/// Maximum wait for the next piece of the kept output.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Prints the kept output, and with `follow` also new output.

@@ -39,7 +39,7 @@ const EXCESSES: [(Excess, &str); 2] = [
 ];
 
 impl BudgetArgs {
-    /// Returns the budget that the options ask for, or `None` without such an option.
+    /// Returns the budget that the options ask for, or `None` if none of the options is given.
     pub(crate) fn budget(&self) -> Result<Option<v1::Budget>, WrongUsage> {
         if self.max_rate.is_none() && self.max_cpu.is_none() && self.throttle.is_none() {
             return Ok(None);

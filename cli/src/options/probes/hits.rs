@@ -93,7 +93,7 @@ pub(crate) struct ActArgs {
     budget: BudgetArgs,
 }
 
-/// What the hits of a definition without arguments show.
+/// Arguments that the hits show if the definition has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unnamed {
     /// The function's parameters, or else its registers.
@@ -172,8 +172,8 @@ impl HitArgs {
 }
 
 impl ActArgs {
-    /// Makes hits wait for room if they `are_counted`, and record the kernel's stack if the histogram is
-    /// `by_stack`.
+    /// Adds the actions that counting needs: hits wait for room if `are_counted`, and record the kernel's stack if
+    /// the histogram is `by_stack`.
     pub(crate) fn count(&mut self, are_counted: bool, by_stack: bool) {
         self.wait_for_room |= are_counted;
         self.stack |= by_stack;
@@ -216,7 +216,7 @@ impl ActArgs {
         Ok(spec)
     }
 
-    /// Returns the actions at a hit.
+    /// Returns the actions that these options and `hold` request at a hit.
     fn actions(&self, hold: &HoldArgs) -> Result<Actions, WrongUsage> {
         let mut actions = Actions {
             when: all("when", &self.when, language::condition)?,
@@ -267,7 +267,8 @@ impl ActArgs {
     }
 }
 
-/// Returns `definition`, of a return probe, with `number` as its maxactive.
+/// Returns the text of `definition` with `number` as its maxactive. Refuses a definition that is not of a return
+/// probe.
 fn with_maxactive(
     number: &str,
     text: &str,

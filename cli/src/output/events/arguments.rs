@@ -1,4 +1,4 @@
-//! Values of the hits and returns of a probe, and their sources in an event.
+//! Values of a probe's hits and returns, and where an event contains them.
 //!
 //! Invariant: no name from a server or a guest contains control characters for a terminal.
 
@@ -21,7 +21,7 @@ pub(crate) struct Arguments(Arc<Schema>);
 
 #[derive(Debug, Default, PartialEq)]
 struct Schema {
-    /// Arguments with their names; `None` for one that this program does not understand.
+    /// Names and arguments. An argument is `None` if this program does not understand it.
     arguments: Vec<(String, Option<Argument>)>,
     call: bool,
     /// Whether some values are addresses that may have names.
@@ -33,11 +33,11 @@ struct Schema {
 pub(crate) enum HitValues<'a> {
     /// Values with their names.
     Values(Vec<(&'a str, Value<'a>)>),
-    /// All arguments of a function, and at its return the result, if the function has one.
+    /// All arguments of a function and, at its return, its result.
     Call {
         /// The arguments.
         arguments: Vec<(&'a str, Value<'a>)>,
-        /// The result, with its name.
+        /// The result, with its name, if this is a return and the function has a result.
         result: Option<(&'a str, Value<'a>)>,
     },
 }
@@ -62,7 +62,7 @@ impl Arguments {
         }))
     }
 
-    /// Calls `visit` with each address in `event`, an event of this probe, that may have a name.
+    /// Calls `visit` with each address that may have a name in `event`, which is an event of this probe.
     pub(crate) fn symbols(
         &self,
         event: &v1::Event,
@@ -78,8 +78,8 @@ impl Arguments {
         }
     }
 
-    /// Returns the values of `event`, an event of this probe with the captured `items`. Returns `None` if there
-    /// are none, as in events other than hits and returns.
+    /// Returns the values of `event`, an event of this probe with the captured `items`. Returns `None` if it has no
+    /// values, like all events other than hits and returns.
     pub(crate) fn values_of<'a>(
         &'a self,
         event: &v1::Event,
@@ -103,7 +103,8 @@ impl Arguments {
         let last = arguments.last().and_then(|(_, last)| last.as_ref());
         let has_result = match last.map(|last| &last.source) {
             Some(Source::Common(common)) => *common == Common::Retval,
-            // The result is larger than one register. The arguments are those of the entry.
+            // A result that is larger than one register is in the registers at the return; arguments are in those
+            // at the entry.
             Some(Source::Registers { entry, .. }) => returns && !entry,
             _ => false,
         };

@@ -24,8 +24,8 @@ struct Capture {
     is_argument: bool,
 }
 
-/// Length of an item in the captured bytes. Also known of an item that is otherwise not understood, so that the
-/// items after it are found.
+/// Length of an item in the captured bytes. Often known even if the item is otherwise not understood, so that the
+/// items after it can be found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Length {
     /// Fixed number of bytes.
@@ -41,9 +41,10 @@ enum Length {
 /// Captured data of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Captured<'a> {
-    /// Items in the order of the probe's. Some kinds of events capture nothing.
+    /// Items, in the order in which the probe captures them. Some kinds of events capture nothing.
     pub(crate) items: Vec<ItemData<'a>>,
-    /// Bytes without an item, because the probe is unknown.
+    /// Bytes that could not be split into items: those of an unknown probe, and those from an item of an unknown or
+    /// too large length on.
     rest: &'a [u8],
 }
 
@@ -144,7 +145,7 @@ impl Captures {
 }
 
 impl<'a> Captured<'a> {
-    /// Returns the kernel's stack, if recorded; of several stacks the first.
+    /// Returns the kernel's stack, if the event has one; the first if it has several.
     pub(crate) fn stack_trace(&self) -> Option<StackTrace> {
         self.items.iter().find_map(|item| match item.data {
             Some(Data::StackTrace { halves, goes_on }) => Some(StackTrace::of(halves, goes_on)),
@@ -154,7 +155,8 @@ impl<'a> Captured<'a> {
 
     /// Returns the items that are neither values of the hit nor its stack.
     pub(crate) fn others(&self) -> impl Iterator<Item = ItemData<'a>> {
-        // A probe that was removed before its events were sent is unknown.
+        // There is such a rest if, for example, the probe was removed before its events were sent, and so is
+        // unknown.
         let rest = (!self.rest.is_empty()).then_some(ItemData {
             what: "",
             data: Some(Data::Bytes(self.rest)),
@@ -169,7 +171,8 @@ impl<'a> Captured<'a> {
 }
 
 impl Length {
-    /// Splits the data of an item of this length off `bytes`, which begin with it.
+    /// Splits `bytes` into the data of an item of this length and the bytes after it. Returns `None` if the length
+    /// is unknown or too large.
     fn split(self, bytes: &[u8]) -> Option<(Data<'_>, &[u8])> {
         match self {
             Self::Bytes(len) => {
@@ -286,7 +289,7 @@ pub(crate) mod tests {
                 ("$stack2".to_owned(), Some(BYTES[3..].to_vec())),
             ]
         );
-        // The length of a new kind of item is unknown, so what follows it is one item.
+        // The length of an item of an unknown kind is unknown, so all bytes from there on are shown as one item.
         let actions = probe.actions.as_mut().unwrap();
         actions.capture[0].what = None;
         let all = (String::new(), Some(BYTES.to_vec()));

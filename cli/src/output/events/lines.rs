@@ -73,8 +73,8 @@ fn chosen(probe: &v1::Probe) -> Option<RegisterSet> {
     Some(chosen.filter_map(|it| wire::register(*it).ok()).collect())
 }
 
-/// Returns a hit as one line, with `time` as its timestamp and names for its addresses. A recorded stack
-/// follows, with one address per line.
+/// Returns an event as one line, with `time` as its timestamp and `names` for its addresses. If the event has a
+/// stack, its addresses follow, one per line.
 pub(crate) fn line(event: &v1::Event, time: &str, label: &Label, names: &Names) -> String {
     let (comm, pid) = match &event.task {
         Some(task) => (harmless(&task.comm), task.pid.to_string()),
@@ -91,7 +91,7 @@ pub(crate) fn line(event: &v1::Event, time: &str, label: &Label, names: &Names) 
     line
 }
 
-/// Writes what happened, with the values.
+/// Writes the part of the line after the event's name: what happened, and the values.
 fn what(line: &mut String, event: &v1::Event, label: &Label, names: &Names) -> fmt::Result {
     let captured = label.captures.split(event);
     let regs = match &event.call {
@@ -201,8 +201,8 @@ fn values(
     Ok(())
 }
 
-/// Writes the registers that the user chose, for a probe whose hits have values. The event may contain more
-/// registers, which the values need.
+/// Writes the registers that the user chose. For probes whose hits have values; their events may contain further
+/// registers, which only the values need.
 fn asked_for(line: &mut String, regs: &v1::Registers, label: &Label) -> fmt::Result {
     for (register, name, value) in registers::shown(regs) {
         if label.chosen.is_none_or(|chosen| chosen.contains(register)) {
@@ -276,7 +276,7 @@ pub(crate) fn exception(vector: u32) -> String {
     name.to_owned()
 }
 
-/// Returns the line that reports `count` missing events.
+/// Returns the line that reports `count` dropped events.
 pub(crate) fn dropped(count: u64) -> String {
     format!("# {count} events dropped")
 }

@@ -1,5 +1,5 @@
-//! Hits and other events as lines of text, and the parts of an event that lines and JSON have in common. It does
-//! not know where events come from.
+//! Hits and other events as lines of text, and the parts of an event that are the same in lines and in JSON. It
+//! does not know where events come from.
 
 pub(crate) mod arguments;
 pub(crate) mod asked;

@@ -33,7 +33,7 @@ pub(crate) struct Times {
     format: TimeFormat,
     /// Relation of monotonic and wall-clock time.
     pub(crate) anchor: Option<Anchor>,
-    /// Time of the first event, or of the previous one.
+    /// Time of the first event, or of the previous one, depending on the format.
     since: Option<u64>,
 }
 
@@ -77,7 +77,8 @@ impl Times {
     }
 }
 
-/// Formats the seconds from `since` to `ns`. Negative if an event arrives after one with a later time.
+/// Formats the seconds from `since` to `ns`: a negative number if `ns` is earlier, as when events arrive out of
+/// order.
 fn apart(since: u64, ns: u64) -> String {
     let sign = if ns < since { "-" } else { "" };
     seconds(sign, ns.abs_diff(since))
@@ -88,7 +89,7 @@ fn seconds(sign: &str, ns: u64) -> String {
     format!("{whole:>5}.{:06}", ns % 1_000_000_000 / 1000)
 }
 
-/// Converts a time to wall-clock time since 1970, if the relation of the clocks is known.
+/// Converts `ns` to wall-clock time, in nanoseconds since 1970, if the relation of the clocks is known.
 pub(crate) fn realtime(ns: u64, anchor: Option<&Anchor>) -> Option<u64> {
     let anchor = anchor?;
     ns.checked_add(anchor.realtime_ns)?

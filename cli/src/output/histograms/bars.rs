@@ -1,7 +1,7 @@
 //! Histograms as bars.
 //!
-//! Entries that differ only in their last key form a group, sorted by that key if it is a range. The entry with
-//! the most hits has the longest bar of its group.
+//! Entries that differ only in their last key form a group, sorted by that key if it is a range. In each group the
+//! entry with the most hits has the longest bar.
 
 use std::fmt::Write as _;
 
@@ -34,7 +34,7 @@ pub(super) fn text(schema: &Schema, entries: &[HistogramEntry], names: &Names) -
             writeln!(text, "{heading}").expect("writing to a string cannot fail");
         }
         if is_range(last) {
-            // The class of negative numbers has the greatest number, and comes first.
+            // The bucket of negative numbers has the greatest number as its key, but comes first.
             let place = |number: u64| match last.form {
                 HistogramForm::Bits => number.wrapping_add(1),
                 _ => number,

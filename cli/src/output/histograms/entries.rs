@@ -1,7 +1,7 @@
 //! Histograms as text and as JSON.
 //!
-//! Entries have the format of the kernel's `hist` files (Documentation/trace/histogram.rst), except for numbers
-//! whose type says more; these are shown by their type.
+//! Entries have the format of the kernel's `hist` files (Documentation/trace/histogram.rst), except that a number
+//! of a known type, such as an enumeration, is shown as a value of that type.
 //!
 //! Invariant: no text from a guest's keys reaches a terminal with control characters in it.
 
@@ -70,7 +70,7 @@ pub(crate) fn text(
         entries,
         dropped,
         lost,
-        // Reported already when the counts were read.
+        // The reader of the counts has already reported it.
         incomplete: _,
     } = totals;
     writeln!(
@@ -121,7 +121,7 @@ fn line(schema: &Schema, entry: &HistogramEntry, names: &Names) -> String {
     line
 }
 
-/// Returns the suffix of a field whose shown number is not the sum.
+/// Returns the suffix for a field's name that says which number is shown; empty for the sum.
 fn suffix(field: &HistogramField) -> &'static str {
     match field.form() {
         HistogramForm::Average => ".avg",
@@ -147,7 +147,7 @@ fn signed(field: &HistogramField, number: u64) -> String {
     }
 }
 
-/// Formats a part of a key with the column width of the kernel.
+/// Formats a part of a key, padded to the width that the kernel uses.
 fn padded(key: &Key, value: &HistogramKeyValue, comm: &[u8], names: &Names) -> String {
     let shown = shown(key, value, comm, names);
     match (&value.what, key.form) {

@@ -1,4 +1,4 @@
-//! Histograms with stacks as keys, in the format of bpftrace's maps.
+//! Formatting of histograms with stacks as keys, as bpftrace formats maps.
 
 use std::fmt::Write as _;
 
@@ -15,7 +15,7 @@ pub(super) fn has_stacks(entries: &[HistogramEntry]) -> bool {
     keys.any(|key| matches!(key.what, Some(What::StackTrace(_))))
 }
 
-/// Returns `entries`, each with all its keys; a stack has one address per line.
+/// Formats `entries`, each with all its keys. The addresses of a stack are on lines of their own.
 pub(super) fn text(schema: &Schema, entries: &[HistogramEntry], names: &Names) -> String {
     let mut text = String::new();
     for entry in entries {

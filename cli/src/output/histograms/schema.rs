@@ -1,6 +1,6 @@
 //! Description of a histogram's keys and values.
 //!
-//! Invariant: a type is converted once, when the server describes it, and not for each number; no name contains
+//! Invariants: a type is converted once, when the server describes it, and not for each number. No name contains
 //! control characters for a terminal.
 
 use hvprobe_proto::v1::{self, HistogramField, HistogramForm};
@@ -47,7 +47,7 @@ impl From<v1::HistogramSchema> for Schema {
     }
 }
 
-/// Shape of a type that means nothing: its values are shown as unknown.
+/// Shape for an invalid type. Values of this shape are shown as unknown.
 const UNKNOWN: Shape = Shape {
     name: String::new(),
     size: 0,

@@ -1,4 +1,4 @@
-//! Numbers that consist of some bits of a byte string.
+//! Numbers that are in some of the bits of a byte string.
 //!
 //! Invariant: bits beyond the bytes are never read, whatever the offset and width.
 
@@ -16,7 +16,7 @@ pub(crate) fn unsigned(bytes: &[u8], offset: u32, width: u32) -> Option<u128> {
     let bytes = bytes.get(first..)?;
     let wanted = usize::try_from((shift + width).div_ceil(8)).ok()?;
     let bytes = bytes.get(..wanted)?;
-    // Up to 17 bytes are read: the last one fills the bits that the shift frees.
+    // Up to 17 bytes are read. If the shift leaves room at the top of the 128 bits, the last byte fills it.
     let number = bytes.iter().enumerate().fold(0_u128, |number, (at, byte)| {
         let byte = u128::from(*byte);
         match u32::try_from(at * 8) {

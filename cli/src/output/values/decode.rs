@@ -36,7 +36,7 @@ pub(crate) enum Value<'a> {
     Pointer(u64),
     /// Kernel address, which may be in a symbol.
     Symbol(u64),
-    /// Number with a name, or with names for its bits.
+    /// Number that has a name, or whose bits have names.
     Named {
         /// Names.
         names: Vec<&'a str>,
@@ -195,7 +195,8 @@ fn number<'a>(kind: &'a ShapeKind, bytes: &[u8], offset: u32, width: u32) -> Val
     }
 }
 
-/// Returns a number with its own name, or with the names of its bits if the enumeration consists of flags.
+/// Returns `number` with the name of its value or, if the enumeration consists of flags, with the names of its
+/// bits.
 fn enumerated(signed: bool, all: &[Enumerator], number: u128, width: u32) -> Value<'_> {
     let plain = match signed {
         true => Value::Signed(bits::signed(number, width)),
@@ -246,8 +247,8 @@ fn enumerated(signed: bool, all: &[Enumerator], number: u128, width: u32) -> Val
     }
 }
 
-/// Returns whether an enumeration consists of flags: whether more of its values are single bits than other
-/// non-zero numbers. In an enumeration that counts, few values are single bits.
+/// Returns whether an enumeration consists of flags, as judged by its non-zero values: more than half of them are
+/// single bits. In an enumeration that counts up, few values are single bits.
 fn are_flags(all: &[Enumerator]) -> bool {
     let all = all.iter().map(|each| each.value.cast_unsigned());
     let (bits, others): (Vec<u64>, Vec<u64>) = all

@@ -15,11 +15,11 @@ use crate::output::harmless;
 /// Maximum number of addresses whose names are kept.
 const MOST: usize = 4096;
 
-/// Names of addresses, including the addresses that are known to have none.
+/// Names of addresses. It also records which addresses have no name.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
     asked: HashMap<u64, Option<Named>>,
-    /// All functions, sorted by address, or none.
+    /// All functions of the kernel, sorted by address; empty until they are known.
     functions: Vec<Function>,
     /// Source lines of addresses, if there is debug information.
     lines: Option<Arc<Lines>>,
@@ -53,7 +53,8 @@ impl Names {
         self.lines.is_some()
     }
 
-    /// Returns the source line of the code at `address`; with `is_after`, of the call before `address`.
+    /// Returns the source line of the code at `address`. With `is_after`, `address` is a return address, and the
+    /// line is that of the call before it.
     pub(super) fn line(&self, address: u64, is_after: bool) -> Option<SourceLine> {
         let lines = self.lines.as_ref()?;
         let at = address.checked_sub(is_after.into())?;
@@ -107,8 +108,8 @@ impl Names {
         self.functions.dedup_by_key(|function| function.start);
     }
 
-    /// Returns those of `addresses` that have to be looked up, each once, and at most as many as can be kept.
-    /// If they do not fit beside the kept addresses, all kept addresses are dropped.
+    /// Returns the `addresses` that have to be looked up, each once, and at most [`MOST`]. If they do not fit
+    /// beside the kept addresses, drops all kept addresses.
     pub(crate) fn missing(&mut self, addresses: impl IntoIterator<Item = u64>) -> Vec<u64> {
         let mut wanted: Vec<u64> = addresses.into_iter().collect();
         wanted.sort_unstable();
@@ -123,8 +124,8 @@ impl Names {
         wanted
     }
 
-    /// Records that `address` is in `symbol`, a name and its address, or in no symbol. `build_id` is the build
-    /// of the symbol's module, if known.
+    /// Records that `address` is in `symbol`, which has a name and a start address, or that it is in no symbol.
+    /// `build_id` is that of the symbol's module, if known.
     pub(crate) fn insert_of_build(
         &mut self,
         address: u64,
@@ -143,7 +144,7 @@ impl Names {
         }
     }
 
-    /// Records an address outside modules.
+    /// Like [`insert_of_build`](Self::insert_of_build), for an address outside modules.
     #[cfg(test)]
     pub(crate) fn insert(&mut self, address: u64, symbol: Option<(&str, u64)>) {
         self.insert_of_build(address, symbol, None);

@@ -31,8 +31,8 @@ impl Lines {
         }
     }
 
-    /// Returns the source line for `address`, which is `offset` bytes into `symbol`. In a module, `symbol` is
-    /// `MODULE:SYMBOL`, and `build_id` is the module's build.
+    /// Returns the source line for `address`, which is `offset` bytes into `symbol`. For an address in a module,
+    /// `symbol` has the form `MODULE:SYMBOL`, and `build_id` is that of the module.
     pub(super) fn at(
         &self,
         address: u64,

@@ -26,9 +26,9 @@ impl From<&v1::StackTrace> for StackTrace {
 }
 
 impl StackTrace {
-    /// Makes a stack from the lower halves of its addresses.
+    /// Makes a stack from the lower 32 bits of each address.
     pub(in crate::output) fn of(halves: &[u8], goes_on: bool) -> Self {
-        /// Upper half of each address.
+        /// Upper 32 bits of each address.
         const HIGH: u64 = 0xffff_ffff_0000_0000;
         let (halves, _) = halves.as_chunks::<FRAME>();
         let address = |half: &[u8; FRAME]| u64::from(u32::from_le_bytes(*half)) | HIGH;
@@ -38,8 +38,8 @@ impl StackTrace {
         }
     }
 
-    /// Formats the stack as ftrace does with `sym-offset`: one address per line, each after a line break,
-    /// followed by its source line if known.
+    /// Formats the stack as ftrace does with `sym-offset`: each address on a line of its own, after a line break,
+    /// with its source line if that is known.
     pub(in crate::output) fn text(&self, names: &Names) -> String {
         let mut text = self.indented("\n => ", names);
         if self.goes_on {
@@ -99,7 +99,8 @@ impl StackTrace {
             Some((symbol, _)) => in_module(symbol, ""),
             None => format!("{address:#x}"),
         };
-        // Semicolons separate functions, and the count follows the last blank.
+        // In this format semicolons separate functions, and the count follows the last blank, so names must contain
+        // neither.
         let functions = self.addresses.iter().rev();
         let functions: Vec<_> = functions
             .map(|address| function(address).replace([';', ' '], "_"))
@@ -108,13 +109,14 @@ impl StackTrace {
     }
 }
 
-/// Returns the source line of the frame at `depth`. All frames but the innermost have return addresses, and the
-/// call is before the address.
+/// Returns the source line of the frame at `depth`. In all frames but the innermost, `address` is a return address,
+/// and the line is that of the call before it.
 fn line(depth: usize, address: u64, names: &Names) -> Option<SourceLine> {
     names.line(address, depth > 0)
 }
 
-/// Returns `SYMBOL+OFFSET [MODULE]`.
+/// Returns `SYMBOL+OFFSET`, with ` [MODULE]` if the symbol is in a module, or the address if it has no known
+/// symbol.
 fn place(address: u64, names: &Names) -> String {
     match names.symbol(address) {
         Some((symbol, offset)) => in_module(symbol, &format!("+{offset:#x}")),
@@ -122,7 +124,8 @@ fn place(address: u64, names: &Names) -> String {
     }
 }
 
-/// Returns `symbol`, which may be `MODULE:SYMBOL`, with the suffix `behind`, in the kernel's format.
+/// Returns `symbol` and the suffix `behind` in the kernel's format: ` [MODULE]` follows if `symbol` is
+/// `MODULE:SYMBOL`.
 fn in_module(symbol: &str, behind: &str) -> String {
     match symbol.split_once(':') {
         Some((module, symbol)) => format!("{symbol}{behind} [{module}]"),
@@ -191,7 +194,7 @@ mod tests {
         std::fs::write(&of_module, module_file::file(b"build", true)).unwrap();
         let module = Sources::open_module(&of_module).unwrap();
         let mut names = Names::default();
-        // Load addresses of this kernel.
+        // Addresses at which the running kernel has its functions.
         names.know([
             (READ, 0x80, "vfs_test".to_owned()),
             (EXT4, 0x80, "elsewhere".to_owned()),

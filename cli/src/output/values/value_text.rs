@@ -15,7 +15,7 @@ pub(crate) fn text(value: &Value<'_>, names: &Names) -> String {
     text
 }
 
-/// Formats the result of a function: an error by name, if the type can hold one.
+/// Formats the result of a function. If its type can hold an error, an error is shown by its name.
 pub(crate) fn result(value: &Value<'_>, names: &Names) -> String {
     let returned = match value {
         Value::Signed(number) => i64::try_from(*number).ok().map(i64::cast_unsigned),

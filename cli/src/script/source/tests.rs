@@ -57,7 +57,7 @@ fn probes_are_found_by_what_the_server_answers_to_their_registration() {
         scripts: Vec::new(),
     };
     let script = Script::read(&args).unwrap().unwrap();
-    // The return comes last; the pattern stands for two functions, and one probe was skipped.
+    // The return probe is registered last. The pattern gave two probes, and one definition was skipped.
     let expected = HashMap::from([(7, 1), (8, 1), (9, 0)]);
     let found = script.positions(&[7, 8, 9], &[0, 0, 2]);
     assert_eq!(found.unwrap(), expected);

@@ -132,7 +132,7 @@ fn a_result_in_two_registers_is_that_of_the_call() {
     };
     let text = "{tv_sec=7, tv_nsec=9}".to_owned();
     assert_eq!(result(&event), (1, Some(text)));
-    // At an entry, current registers are arguments, not the result.
+    // At the entry, the registers contain the arguments, not the result.
     event.kind = EventKind::Hit.into();
     assert_eq!(result(&event), (2, None));
 }

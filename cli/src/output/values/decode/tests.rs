@@ -4,7 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Reads a value by its type as a server sends it. A type that means nothing makes its values unknown.
+/// Reads a value of the type `ty`, which has the form that a server sends. If the type is invalid, the value is
+/// unknown.
 fn read(ty: &v1::Type, part: Option<v1::Bits>, bytes: &[u8]) -> Value<'static> {
     let (shape, part) = (
         Shape::from_wire(ty.clone()),
@@ -114,7 +115,7 @@ fn part_of_a_number_has_a_sign_of_its_own() {
     let of = |part| read(&int, part, &bytes);
     assert_eq!(of(part(4, 4)), Value::Signed(-1));
     assert_eq!(of(part(8, 4)), Value::Signed(5));
-    // Beyond the type, although the register has these bits.
+    // These bits are beyond the type, although the register has them.
     assert_eq!(of(part(30, 4)), Value::Unknown);
     assert_eq!(of(part(0, 0)), Value::Unknown);
     assert_eq!(of(part(u32::MAX, u32::MAX)), Value::Unknown);
