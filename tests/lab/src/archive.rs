@@ -1,7 +1,7 @@
 //! Initramfs images: uncompressed newc cpio archives, built in memory.
 //!
-//! Every entry's parent folders come before it, each name is entered once, and the bytes depend
-//! on nothing but what was added (no times, no owners), so equal inputs give equal images.
+//! Every entry's parent folders come before it, and each name is entered once. The bytes depend on nothing but what
+//! was added (there are no times and no owners), so equal inputs give equal images.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -20,8 +20,8 @@ pub(crate) struct Archive {
 }
 
 impl Archive {
-    /// Starts an archive with the two device nodes the kernel needs to start `/init` with its
-    /// standard streams open.
+    /// Starts an archive with two device nodes: `/dev/console`, which the kernel opens as the standard streams of
+    /// `/init`, and `/dev/null`.
     pub(crate) fn with_console() -> Result<Self> {
         let mut archive = Self::default();
         for (name, major, minor) in [("dev/console", 5, 1), ("dev/null", 1, 3)] {
@@ -70,7 +70,7 @@ impl Archive {
         self.add(name, link, ModeFileType::Symlink, 0o777, target.as_bytes())
     }
 
-    /// Whether an entry of that name was added.
+    /// Returns whether an entry of that name was added.
     pub(crate) fn contains(&self, name: &str) -> bool {
         self.names.contains(name)
     }

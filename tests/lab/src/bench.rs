@@ -1,4 +1,4 @@
-//! `cargo lab bench`: what hvprobe costs, beside its references in the same rig.
+//! `cargo lab bench`: measures what hvprobe costs, and what its references cost in the same rig.
 
 use std::ffi::OsString;
 use std::fs;
@@ -106,9 +106,10 @@ impl What {
     }
 }
 
-/// Debian's QEMU: the program, and the files that it needs: the TCG module, which is part of the program in QEMU
-/// 10, and firmware.
+/// Debian's QEMU: its program.
 const QEMU: &str = "qemu-system-x86_64";
+/// Further files that Debian's QEMU needs: the TCG module, which is part of the program since QEMU 10, and
+/// firmware.
 const QEMU_FILES: [&str; 7] = [
     "/usr/lib/x86_64-linux-gnu/qemu/accel-tcg-x86_64.so",
     "/usr/share/qemu/bios-microvm.bin",
@@ -119,13 +120,15 @@ const QEMU_FILES: [&str; 7] = [
     "/usr/share/seabios/bios-256k.bin",
 ];
 
-/// Number of probes in a batch, and in that of the short form.
+/// Number of probes in a batch.
 const BATCH: u32 = 10_000;
+/// Number of probes in a batch of the short form (`--smoke`).
 const SMALL_BATCH: u32 = 300;
-/// Time limits in seconds: of the short form as a whole, and for one answer of its guest.
+/// Time limit of the short form as a whole, in seconds.
 const SMOKE_LIMIT: u64 = 900;
+/// Time limit for one answer of a guest in the short form, in seconds.
 const SMOKE_PATIENCE: u64 = 60;
-/// Bytes that are kept of a bench's output: the last ones.
+/// Number of bytes that are kept from the end of a bench's output.
 const MOST_KEPT: usize = 1 << 18;
 
 impl Options {
@@ -141,7 +144,7 @@ impl Options {
         workspace.build(&targets)
     }
 
-    /// Returns the row of the result in the table of docs/hosts.md.
+    /// Returns the name of the row for the result in the table of docs/hosts.md.
     fn row(&self) -> String {
         let name = self.what.to_possible_value();
         let name = name.as_ref().map_or("", |value| value.get_name());
@@ -201,7 +204,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::from(heard.status))
 }
 
-/// Fails if the headings of the printed tables are not those on the page of figures.
+/// Fails if the headings of the printed tables are not those in docs/performance.md.
 fn check_headings(what: What, printed: &str) -> Result<()> {
     let file = documented::PERFORMANCE;
     let page = documented::page(file)?;
@@ -335,9 +338,9 @@ fn name(command: &Command) -> String {
     command.get_program().display().to_string()
 }
 
-/// Runs `program` of this package in a rig with hvprobe and, if `with_qemu`, QEMU. `arguments` returns its
-/// arguments for the chosen rig; `guests` takes note of the guests before. A failure in an emulated rig is tried
-/// again.
+/// Runs `program` of this package in a rig with hvprobe and, if `with_qemu`, QEMU. `arguments` returns the
+/// arguments of the program for the chosen rig. `guests` is called before the run, with the result of the setup. A
+/// failure in an emulated rig is tried again.
 fn bench(
     options: &Options,
     workspace: &Workspace,
@@ -358,7 +361,7 @@ fn bench(
     let mut job = Job::new(&built, options.timeout(rig));
     options.machine.apply(&mut job);
     if options.what == What::Hits {
-        // Nothing in this bench happens at the same time, and an emulated machine survives longer with one CPU.
+        // This bench does one thing at a time, and an emulated machine survives longer with one CPU.
         job.cpus.get_or_insert(1);
     }
     job.captured = true;
@@ -392,8 +395,8 @@ fn bench(
     tried(rig, &ready, &job, program)
 }
 
-/// Runs the job of one bench, in an emulated rig as often as a test. The output of a failed try stays in a
-/// file, and a bench that passes only at a later try is reported as flaky.
+/// Runs the job of one bench. In an emulated rig a failed try is repeated as often as for a test. The output of a
+/// failed try stays in a file, and a bench that passes only at a later try is reported as flaky.
 fn tried(rig: Kind, ready: &Ready, job: &Job, program: &str) -> Result<Heard> {
     let tries = 1 + rig.retries();
     let (mut first, mut number) = (None, 0);

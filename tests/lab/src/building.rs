@@ -1,7 +1,7 @@
 //! Progress of a build: a line every few seconds where there is no terminal.
 //!
-//! cargo draws a bar for terminals only, unless it is asked to. Then each update of the bar is a piece of text
-//! that ends with a carriage return. The lab makes its lines from these pieces. It leaves out cargo's lines
+//! Without a terminal, cargo draws its bar only if it is asked to. Each update of the bar is then a piece of text
+//! that ends with a carriage return, and the lab makes its lines from these pieces. It leaves out cargo's lines
 //! about single crates, and passes on cargo's diagnostics unchanged.
 
 use std::io::{self, BufRead, BufReader, Read, Write, stderr};
@@ -62,9 +62,9 @@ impl<R: Read> Pieces<R> {
 /// Meaning of a piece of cargo's output.
 #[derive(Debug, PartialEq, Eq)]
 enum Said {
-    /// The bar, in words.
+    /// An update of the bar, put into words.
     Progress(String),
-    /// A step that began or ended, which the bar shows, too.
+    /// A line about a step that began or ended. It is left out, because the bar shows the same.
     Step,
     /// Another cargo holds the lock of the build folder.
     Waits,
@@ -73,7 +73,7 @@ enum Said {
 
 impl Said {
     fn read(piece: &str) -> Self {
-        /// Verbs that cargo prints right-aligned at the beginning of a step's line.
+        /// Verbs with which cargo begins a step's line. They are right-aligned.
         const STEPS: [&str; 10] = [
             "Compiling",
             "Checking",
@@ -104,7 +104,7 @@ impl Said {
     }
 }
 
-/// Puts `12/345: a, b...` into words.
+/// Puts the state of the bar, such as `12/345: a, b...`, into words.
 fn bar(done: &str) -> String {
     let (numbers, names) = done.split_once(": ").unwrap_or((done, ""));
     let numbers = numbers.trim_end_matches(':').replace('/', " of ");

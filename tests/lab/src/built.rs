@@ -1,7 +1,7 @@
 //! Kernels that the lab builds for guests from Debian's source, because no package contains such a kernel.
 //!
-//! A folder `NAME-HASH` under the cache's `kernel` is complete. The hash is of suite, source and configuration,
-//! so another configuration is another kernel.
+//! If a folder `NAME-HASH` exists under the cache's `kernel`, it is complete. The hash is of suite, source and
+//! configuration, so another configuration gives another kernel.
 
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -48,7 +48,7 @@ const TOOLS: [&str; 9] = [
 ];
 
 impl Built {
-    /// Returns the path of the `bzImage`; builds the kernel if it is not there.
+    /// Returns the path of the `bzImage`. Builds the kernel if it is not in the cache.
     pub(crate) fn image(&self, cache: &Cache) -> Result<PathBuf> {
         let folder = cache.kernels().join(self.folder_name());
         let image = folder.join("vmlinuz");
@@ -57,7 +57,8 @@ impl Built {
         }
         packages::ensure(&TOOLS)?;
         fs::create_dir_all(cache.kernels())?;
-        // apt's own download user has to be able to read the folder, so it is not a private temporary one.
+        // apt downloads as a user of its own, which must be able to use the folder. So the folder is not a private
+        // temporary one.
         let work = tempfile::Builder::new()
             .prefix(".build-")
             .tempdir_in(cache.kernels())?;
@@ -106,7 +107,7 @@ impl Built {
             let jobs = process::processors();
             let mut make = Command::new("nice");
             make.args(["-n", "19", "make", "-s", &format!("-j{jobs}"), target]);
-            // The same source gives the same kernel on every machine.
+            // With these the same source gives the same kernel on every machine.
             make.env("KBUILD_BUILD_USER", "lab")
                 .env("KBUILD_BUILD_HOST", "lab")
                 .env("KBUILD_BUILD_TIMESTAMP", "1970-01-01");
@@ -133,7 +134,7 @@ fn missing<'a>(wanted: &'a str, config: &str) -> Vec<&'a str> {
     let is_missing = |line: &&str| {
         let off = line.strip_prefix("# ");
         match off.and_then(|line| line.strip_suffix(" is not set")) {
-            // An option that does not exist is not set either.
+            // An option that does not exist counts as not set.
             Some(name) => has(&|other| other.split('=').next() == Some(name)),
             None => !has(&|other| other == *line),
         }
@@ -141,7 +142,7 @@ fn missing<'a>(wanted: &'a str, config: &str) -> Vec<&'a str> {
     wanted.lines().filter(is_set).filter(is_missing).collect()
 }
 
-/// Runs a tool to its end, with its output in `log`; an error carries the last lines of that.
+/// Runs a tool to its end, with its output in `log`. If the tool fails, the error contains the last lines of `log`.
 fn run(command: &mut Command, log: &Path) -> Result<()> {
     const LINES: usize = 10;
     let program = command.get_program().to_string_lossy().into_owned();

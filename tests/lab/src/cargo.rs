@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::building;
 use crate::process;
 
-/// The workspace this lab belongs to.
+/// The workspace that this lab is part of.
 #[derive(Clone, Debug)]
 pub(crate) struct Workspace {
     pub(crate) root: PathBuf,
@@ -26,7 +26,7 @@ pub(crate) struct Executable {
     pub(crate) name: String,
     /// Whether it is a libtest binary.
     pub(crate) test: bool,
-    /// The folder of the package it belongs to.
+    /// The folder of its package.
     pub(crate) package: PathBuf,
     pub(crate) path: PathBuf,
 }
@@ -34,7 +34,7 @@ pub(crate) struct Executable {
 /// Everything that tests and short forms of benches need.
 pub(crate) const EVERYTHING: [&str; 3] = ["--bins", "--tests", "--examples"];
 
-/// A test that builds quickly. A build with a test turns on the features that only tests ask for.
+/// A test that builds quickly. A build that includes a test has the features that only tests ask for.
 const ONE_TEST: &str = "--test=released";
 
 /// Optional features that the lab builds programs with.
@@ -93,9 +93,9 @@ impl Workspace {
             .collect()
     }
 
-    /// Builds these targets, such as `--bin=hvprobe`, and returns the programs built or found fresh. A
-    /// development build has the features that the whole workspace has with its tests: with other features,
-    /// cargo would build again the crates that both share. A release build has no features for tests.
+    /// Builds these targets, such as `--bin=hvprobe`, and returns the programs that cargo built or found up to
+    /// date. A development build has the same features as a build of the whole workspace with its tests: with other
+    /// features, cargo would rebuild the crates that both builds share. A release build has no features for tests.
     pub(crate) fn build(&self, targets: &[&str]) -> Result<Vec<Executable>> {
         let mut arguments = [&["--workspace", FEATURES], targets].concat();
         if !targets.contains(&"--release") && !targets.contains(&"--tests") {
@@ -104,7 +104,7 @@ impl Workspace {
         self.cargo_build(&arguments)
     }
 
-    /// Builds the programs and tests of these packages, and only what they depend on.
+    /// Builds the programs and tests of these packages, and of other packages only what these depend on.
     pub(crate) fn build_packages(&self, packages: &[String]) -> Result<Vec<Executable>> {
         let packages: Vec<_> = packages
             .iter()

@@ -1,8 +1,8 @@
 //! gRPC clients in other languages, for the tests that call a server with them.
 //!
-//! Their packages come from the archives of the languages, each into a folder of the cache. The versions are
-//! fixed, because a test should fail only for our changes. If the packages cannot be fetched, the run fails;
-//! with `--without-clients` it goes on without them and skips their tests.
+//! Their packages come from the archives of the languages, each into a folder of the cache. The versions are fixed,
+//! so that a test fails only because of changes in this repository. If the packages cannot be fetched, the run
+//! fails. With `--without-clients` nothing is fetched, and the tests of the clients are skipped.
 
 use std::ffi::OsString;
 use std::fs;
@@ -23,7 +23,7 @@ struct Language {
     packages: &'static [&'static str],
     /// Installs the packages into a new folder.
     fetch: fn(&Path, &[&str]) -> Result<()>,
-    /// Path below the folder that tests use.
+    /// Path that tests use, relative to the folder.
     found: &'static str,
 }
 
@@ -71,7 +71,8 @@ pub(crate) fn environment(cache: &Cache) -> Result<Vec<(String, OsString)>> {
 }
 
 impl Language {
-    /// Returns the path that tests use; fetches the packages if they are missing.
+    /// Returns the path that tests use. Fetches the packages if they are missing, or if other ones are wanted than
+    /// those there.
     fn ready(&self, cache: &Cache) -> Result<PathBuf> {
         let folder = cache.clients().join(self.name);
         let (found, complete) = (folder.join(self.found), folder.join("complete"));
@@ -88,7 +89,7 @@ impl Language {
                 Ok(()) | Err(_) => {}
             }
             (self.fetch)(&folder, self.packages)?;
-            // Written last, so that an interrupted fetch is done again.
+            // Written last, so that a fetch that was interrupted is repeated.
             replace_if_different(&complete, wanted.as_bytes())?;
             Ok(found)
         })
@@ -96,7 +97,7 @@ impl Language {
 }
 
 fn fetch_python(folder: &Path, names: &[&str]) -> Result<()> {
-    // Brings Python, and its virtual environments, which keep packages apart.
+    // This package brings Python and its virtual environments, which keep the clients' packages apart from others.
     packages::ensure(&["python3-venv"])?;
     tool::run(
         Command::new("/usr/bin/python3")

@@ -1,5 +1,5 @@
-//! `cargo lab coverage`: how much of a kernel's text takes probes, by which mechanism, and what
-//! does not.
+//! `cargo lab coverage`: counts how much of a kernel's text can be probed, by which mechanism, and what cannot be
+//! probed.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -21,7 +21,7 @@ pub(crate) struct Options {
     kernel: Option<PathBuf>,
 }
 
-/// Time limit, far more than decoding the largest kernel takes.
+/// Time limit. It is much longer than the largest kernel takes.
 const LIMIT: Duration = Duration::from_secs(600);
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {

@@ -1,4 +1,4 @@
-//! `cargo lab demo`: a stock Debian kernel boots under hvprobe with three probes in it.
+//! `cargo lab demo`: boots a stock Debian kernel under hvprobe, with three probes in it.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -32,7 +32,7 @@ const WORK: Work = Work {
     rest: Duration::from_secs(20),
 };
 
-/// A command that a new user would type.
+/// Arguments of a command of hvprobe that a user might begin with.
 const ARGUMENTS: [&str; 13] = [
     "run",
     "-p",
@@ -67,7 +67,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     run::run_job(rig, &ready, &job)
 }
 
-/// Returns the command as a user types it, words with blanks in quotes.
+/// Returns the command as a user types it. Words with blanks are in quotes.
 fn typed() -> String {
     let mut line = "hvprobe".to_owned();
     for word in ARGUMENTS {

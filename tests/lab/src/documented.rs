@@ -1,5 +1,5 @@
-//! Commands, options, headings of tables, paths and links in the documents. Tests compare them with the
-//! programs and the repository.
+//! Parser for the commands, options, headings of tables, paths and links in the documents. Tests compare these with
+//! the programs and the repository.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -42,8 +42,8 @@ pub struct Shown {
     pub line: usize,
     /// Words, the program's name first.
     pub words: Vec<String>,
-    /// Whether the command stands alone, to be typed as it is. A command in a sentence may leave words out or
-    /// have words in capitals in their place.
+    /// Whether the command is in a block of code, complete and ready to type. A command in a sentence may leave
+    /// words out, or have placeholders in capitals.
     pub example: bool,
 }
 
@@ -116,7 +116,7 @@ fn words(command: &str) -> Vec<String> {
     words
 }
 
-/// Returns the level of a heading; zero if `line` is none.
+/// Returns the level of a heading, or zero if `line` is no heading.
 fn level(line: &str) -> usize {
     let marks = line.bytes().take_while(|&byte| byte == b'#').count();
     match line[marks..].starts_with(' ') {
@@ -125,7 +125,7 @@ fn level(line: &str) -> usize {
     }
 }
 
-/// Returns the long options that sentences name in the section under `heading`, its subsections included.
+/// Returns the long options that sentences name in the section under `heading`, including its subsections.
 #[must_use]
 pub fn options(document: &str, heading: &str) -> Vec<String> {
     let is_beyond = |line: &str| (1..=level(heading)).contains(&level(line));
@@ -139,14 +139,14 @@ pub fn options(document: &str, heading: &str) -> Vec<String> {
     options.map(str::to_owned).collect()
 }
 
-/// Endings by which a name in a sentence is taken for a file's.
+/// Endings that mark a name in a sentence as the name of a file.
 const ENDINGS: [&str; 7] = [".rs", ".md", ".toml", ".proto", ".py", ".txt", ".config"];
 
 /// Line number, from one, and a name on that line.
 pub type Named<'a> = (usize, &'a str);
 
-/// Returns the names in sentences that look like files or folders of the repository: they end like a file or
-/// with a slash, or begin with one of `top`, the folders at the repository's root.
+/// Returns the names in sentences that look like files or folders of the repository. Such a name has the ending of
+/// a file, ends with a slash, or begins with one of `top`, the folders at the repository's root.
 #[must_use]
 pub fn paths<'a>(document: &'a str, top: &[String]) -> Vec<Named<'a>> {
     let is_path = |span: &str| {
@@ -218,8 +218,8 @@ pub fn tree() -> io::Result<BTreeSet<String>> {
     Ok(found)
 }
 
-/// Returns the heading that a line is, if it is one of a table as the benches print them: it begins with a gap
-/// above the names of the rows, and none of its words is a number.
+/// Returns the words of `line` if it is the heading of a table of a bench. Such a line begins with blanks, above
+/// the names of the rows, has several columns, and none of its words is a number.
 #[must_use]
 pub fn heading(line: &str) -> Option<String> {
     let words: Vec<_> = line.split_whitespace().collect();
@@ -231,8 +231,8 @@ pub fn heading(line: &str) -> Option<String> {
     (line.starts_with("  ") && !numbers && several).then(|| words.join(" "))
 }
 
-/// Returns the headings of the tables in blocks of code, by bench: the one (`cargo lab bench NAME`) named last
-/// before the table. `default` is the bench without a name.
+/// Returns the headings of the tables in blocks of code, by bench. A table is of the bench that the text before it
+/// names last (`cargo lab bench NAME`). `default` is the name of the bench that a command without a name runs.
 #[must_use]
 pub fn headings(document: &str, default: &str) -> BTreeMap<String, Vec<String>> {
     let mut all: BTreeMap<String, Vec<String>> = BTreeMap::new();

@@ -1,7 +1,7 @@
 //! Estimates how long a command will take on this machine, before it begins.
 //!
-//! Machines differ in speed by several times. So the lab times a short piece of work, and scales the time that
-//! the command takes on a machine of known speed accordingly.
+//! Some machines are several times as fast as others. So the lab times a short piece of work on this machine, and
+//! scales the time that the command takes on a machine of known speed.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -10,19 +10,21 @@ use crate::cargo::Workspace;
 use crate::process;
 use crate::progress;
 
-/// Time of a command on a machine with [`PROCESSORS`] processors that does the [piece](piece) in [`PIECE`].
+/// Time of a command on the machine of known speed, which has [`PROCESSORS`] processors and does the [piece]
+/// of work in [`PIECE`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Work {
-    /// Time to build what the command needs where nothing is built, downloads included.
+    /// Time to build everything that the command needs, including downloads, if nothing is built yet.
     pub(crate) build: Duration,
-    /// Everything else.
+    /// Time for everything else.
     pub(crate) rest: Duration,
 }
 
 const PROCESSORS: u32 = 2;
 const PIECE: Duration = Duration::from_millis(100);
 
-/// Prints how long `work` will take. How much of an earlier build has to be built anew is not known.
+/// Prints how long `work` will take. If there is an earlier build, it is not known how much of it has to be built
+/// again.
 pub(crate) fn say(work: Work, workspace: &Workspace) {
     let processors = u32::try_from(process::processors()).unwrap_or(u32::MAX);
     let speed = piece().as_secs_f64() / PIECE.as_secs_f64();
@@ -37,15 +39,16 @@ pub(crate) fn say(work: Work, workspace: &Workspace) {
     });
 }
 
-/// Scales the times to build and for the rest to a machine on which the piece takes `speed` times as long. A
-/// build keeps any number of processors busy, the rest two.
+/// Scales the times for the build and for the rest to a machine with `processors`, on which the piece takes `speed`
+/// times as long. A build keeps any number of processors busy, the rest only two.
 fn stretched(work: Work, speed: f64, processors: u32) -> (Duration, Duration) {
     let share = f64::from(PROCESSORS) / f64::from(processors.max(1));
     let build = work.build.mul_f64(speed * share);
     (build, work.rest.mul_f64(speed * share.max(1.0)))
 }
 
-/// Times a short piece of work: the fastest of three runs, as this machine may have other things to do.
+/// Times a short piece of work. Returns the time of the fastest of three runs, because other work on this machine
+/// may slow a run.
 fn piece() -> Duration {
     let once = || {
         let since = Instant::now();
@@ -76,7 +79,7 @@ fn in_words(time: Duration) -> String {
 }
 
 impl Workspace {
-    /// Returns whether the programs were built before.
+    /// Returns whether an earlier build left programs in the target folder.
     fn is_built(&self) -> bool {
         !self.built(false).is_empty()
     }

@@ -1,7 +1,7 @@
 //! Files of this machine for a program in a rig: `--file HOST[:RIG]`.
 //!
-//! Either every file is where the program looks for it, or nothing is run. A file is refused, with the reason,
-//! if it cannot be read, is not a regular file, or would be put where the rig has files of its own.
+//! The program runs only if every file is in its place. A file is refused, with the reason, if it cannot be read,
+//! is not a regular file, or would be put where the rig has its own files.
 
 use std::fs::File;
 use std::path::{Component, Path, PathBuf};
@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 /// Folder in which programs in a rig start.
 const WORKING_FOLDER: &str = "root";
 
-/// Folders at the root of a rig that are its own: its contents and its mount points.
+/// Folders at the root of a rig that no given file may be in: the rig's own files and mount points.
 const OWN: [&str; 13] = [
     "bin", "dev", "guest", "init", "lab", "lib", "lib64", "proc", "run", "sbin", "sys", "tmp",
     "usr",
@@ -26,7 +26,8 @@ pub(crate) struct Given {
 }
 
 impl Given {
-    /// Parses `HOST[:RIG]`. A file of this machine may have a colon in its name.
+    /// Parses `HOST[:RIG]`. If the whole text is the path of an existing file, a colon in it is part of the file's
+    /// name.
     pub(crate) fn parse(text: &str) -> Result<Self> {
         let (source, place) = match text.rsplit_once(':') {
             Some((source, place)) if !Path::new(text).exists() => (source, Some(place)),
@@ -58,7 +59,7 @@ impl Given {
     }
 }
 
-/// Returns the path from the rig's root of a `place` that the user gave.
+/// Returns the path, from the rig's root, of the `place` that the user gave.
 fn name(place: &str) -> Result<String> {
     if place.is_empty() || place.ends_with('/') {
         bail!("`{place}` is no place for a file in the rig: give its name, too");
@@ -84,7 +85,8 @@ fn name(place: &str) -> Result<String> {
     }
 }
 
-/// Checks that all files can be read, and returns them by their names in the rig, as a job has them.
+/// Checks that all files can be read, and that their places do not conflict. Returns them in the form of
+/// [`Job::files`](crate::job::Job::files).
 pub(crate) fn by_name(given: &[Given]) -> Result<Vec<(String, PathBuf)>> {
     for (n, one) in given.iter().enumerate() {
         one.check()?;

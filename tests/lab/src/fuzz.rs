@@ -1,9 +1,9 @@
 //! `cargo lab fuzz`: every fuzz target under libFuzzer, guided by coverage.
 //!
-//! cargo-fuzz builds the targets with the pinned compiler; `RUSTC_BOOTSTRAP` makes that accept unstable
-//! options. Each target then runs for the given time, as many at a time as there are processors. Nothing in the
-//! repository is written: inputs that reach new code are collected in `target/fuzz/corpus` and read again the
-//! next time, those that break a promise in `target/fuzz/artifacts`.
+//! cargo-fuzz builds the targets with the pinned compiler; `RUSTC_BOOTSTRAP` makes the compiler accept unstable
+//! options. Each target then runs for the given time. As many targets run at a time as there are processors. No
+//! file of the repository is written. Inputs that reach new code are collected in `target/fuzz/corpus`, and are
+//! read again in the next run; inputs that fail are collected in `target/fuzz/artifacts`.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -36,15 +36,15 @@ pub(crate) struct Options {
 
 /// Time limit for one input; libFuzzer ends a target that takes longer.
 const SECONDS_OF_INPUT: u64 = 30;
-/// Time that a target may take beyond the given time until it is killed.
+/// Time that a target may run beyond the given time before it is killed.
 const GRACE: Duration = Duration::from_secs(120);
 /// Folder in which cargo-fuzz puts programs, below its target folder.
 const BUILT: &str = "x86_64-unknown-linux-gnu/release";
 
-/// Paths of what the targets read and write.
+/// Folders that the targets read and write.
 struct Place {
     root: PathBuf,
-    /// Folder for files that belong to no commit.
+    /// Folder for files that are not part of the repository.
     scratch: PathBuf,
 }
 
@@ -74,7 +74,7 @@ impl Place {
 struct Running {
     target: String,
     child: Child,
-    /// Number of inputs in the target's corpus when it was started.
+    /// Number of inputs in the target's corpus when the target was started.
     before: usize,
     limit: Instant,
 }
@@ -236,7 +236,8 @@ fn start(place: &Place, target: String, minutes: u64) -> Result<Running> {
     })
 }
 
-/// Returns `None` while a target runs, then what was wrong with it. Kills a target that is past its limit.
+/// Returns `None` while a target runs. When it has ended, returns how it failed, or `Some(None)` if it did not.
+/// Kills a target that is past its limit.
 fn ended(running: &mut Running) -> Result<Option<Option<String>>> {
     if let Some(status) = running.child.try_wait()? {
         return Ok(Some(

@@ -5,7 +5,8 @@
 
 use crate::job::Group;
 
-/// Beginnings of the names of tests that compare the time of a guest with that of its host, or of a server.
+/// Beginnings of the names of tests that depend on timing (of a guest compared with its host, or of a server), and
+/// so need the machine for themselves.
 const ALONE: [&str; 4] = [
     "a_server_ends_all_the_machines",
     "boot::a_probe",
@@ -13,9 +14,9 @@ const ALONE: [&str; 4] = [
     "pause::",
 ];
 
-/// Long tests that `cargo lab test --ci` leaves to `cargo lab nightly`. For every change similar tests run: on
-/// fewer virtual CPUs, at other instructions, by the engine or a server without a guest, or of the parts of
-/// what these tests show together. Some are about what only newer kernels have.
+/// Long tests that `cargo lab test --ci` leaves to `cargo lab nightly`. For every change, similar but shorter tests
+/// run: with fewer virtual CPUs, at other instructions, on the engine or a server without a guest, or on parts of
+/// what these tests check together. Some of the long tests are about features that only newer kernels have.
 const NIGHTLY: [&str; 43] = [
     "api::clock_steps::a_wall_clock_that_is_set_changes_what_times_stand_for_and_nothing_else",
     "api::killed::clients_that_are_killed_at_random_moments_leave_nothing_behind",
@@ -62,7 +63,8 @@ const NIGHTLY: [&str; 43] = [
     "syscalls::calls_take_what_the_guests_own_events_say",
 ];
 
-/// Test programs about servers and threads, and one that tries the same instructions on any processor.
+/// Test programs that need not run in a rig for every change if they ran on this machine: those about servers and
+/// threads, and one that tries the same instructions on any processor.
 const OF_SERVERS: [&str; 5] = [
     "micro_decide",
     "micro_differential",
@@ -71,16 +73,16 @@ const OF_SERVERS: [&str; 5] = [
     "micro_panics",
 ];
 
-/// Returns the programs that are left to the night in a rig, because they ran on this machine: those of which
-/// no test is in `skipped`, the tests that were skipped here.
+/// Returns the programs that are left to the night in a rig, because all their tests ran on this machine. `skipped`
+/// has the tests that were skipped here.
 pub(crate) fn left_in_rig(skipped: &[String]) -> Vec<&'static str> {
     let ran = |name: &&str| !skipped.iter().any(|line| line.starts_with(*name));
     OF_SERVERS.into_iter().filter(ran).collect()
 }
 
-/// Beginnings of the names of test programs, and of modules of the program for guests, that need nothing of a
-/// guest's kernel beyond what other tests need: their kernel is synthetic, or they are about the clients that
-/// ask for probes.
+/// Beginnings of the names of test programs, and of modules of the test program `rig`, whose results do not depend
+/// on the guest's kernel beyond what other tests check: their kernel is synthetic, or they are about the clients
+/// that ask for probes.
 const OF_NO_KERNEL: [&str; 4] = ["api::", "cli::", "cli_vm::", "micro_"];
 
 /// Returns whether a program or test of this name may have another result with another kernel in the guests.
@@ -88,7 +90,7 @@ pub(crate) fn asks_the_kernel(name: &str) -> bool {
     !OF_NO_KERNEL.iter().any(|begins| name.starts_with(begins))
 }
 
-/// Approximate time of a module's tests in an emulated machine, in seconds, without the tests left to the
+/// Approximate time of a module's tests in an emulated machine, in seconds, without the tests that are left to the
 /// night.
 const SECONDS: [(&str, usize); 31] = [
     ("actions::", 22),
@@ -124,8 +126,8 @@ const SECONDS: [(&str, usize); 31] = [
     ("syscalls::", 10),
 ];
 
-/// Returns the approximate time of a group in an emulated machine, in seconds. With it the groups are divided
-/// so that machines that run side by side end together.
+/// Returns the approximate time of a group in an emulated machine, in seconds. The groups are divided by it, so
+/// that machines that run side by side end at about the same time.
 pub(crate) fn seconds(group: &Group) -> usize {
     let known = SECONDS.iter().find(|(name, _)| group.name == *name);
     // The other groups are of micro-kernels, whose tests are short.
@@ -139,7 +141,7 @@ pub(crate) fn leave_to_the_night(tests: &mut Vec<String>) -> Vec<String> {
         .collect()
 }
 
-/// Returns the groups of these tests of one program, in the order of their first tests.
+/// Divides the tests of one program into groups. The groups are in the order of their first tests.
 pub(crate) fn of(tests: Vec<String>) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     for test in tests {
@@ -165,7 +167,7 @@ mod tests {
 
     use super::*;
 
-    /// A renamed test would run for every change again, or not at all.
+    /// If a test were renamed but not its entry in the list, the test would run for every change.
     #[test]
     fn tests_that_are_left_to_the_night_exist() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/rig");

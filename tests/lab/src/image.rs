@@ -1,4 +1,4 @@
-//! Contents of the initramfs of guests, and what the rig's has in common with it.
+//! Contents of the initramfs of guests, and the parts that the rig's initramfs shares with it.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -44,7 +44,7 @@ pub(crate) fn guest(workload: &Path, kernel: Option<&Kernel>) -> Result<Vec<u8>>
     archive.finish()
 }
 
-/// Lists the applets of this machine's busybox, which is also the rig's and the guest's.
+/// Lists the applets of this machine's busybox, which is also packed for the rig and the guest.
 pub(crate) fn applets() -> Result<Vec<String>> {
     let output = Command::new(BUSYBOX)
         .arg("--list")
@@ -98,8 +98,8 @@ pub(crate) fn programs<'a>(
     Ok(())
 }
 
-/// A program without its debug information, which is most of its size and which an emulated
-/// machine would have to load.
+/// A program without its debug information. That would be most of its size, and an emulated machine would have to
+/// load it.
 enum Lean {
     Stripped(tempfile::NamedTempFile),
     AsIs(PathBuf),
@@ -119,7 +119,7 @@ impl Lean {
         Ok(if stripped {
             Self::Stripped(file)
         } else {
-            // Without binutils, or for a script: larger, but it runs.
+            // There are no binutils, or this is a script. The program is then packed as it is: larger, but it runs.
             Self::AsIs(program.to_path_buf())
         })
     }

@@ -1,8 +1,8 @@
-//! Counts the instructions that hvprobe's engine takes for a hit, on this machine, under callgrind.
+//! Counts the instructions that hvprobe's engine executes for a hit, on this machine, under callgrind.
 //!
-//! The counted program is the example `hit_cost` of the engine's package: the handler of a hit on a synthetic
-//! guest, without the entries into the guest and the ioctls around it. The numbers are the same in every run,
-//! on every machine.
+//! The counted program is the example `hit_cost` of the engine's package. It runs the handler of a hit on a
+//! synthetic guest, without the entries into the guest and the ioctls around a hit. The numbers are the same in
+//! every run on every machine.
 
 use std::path::Path;
 use std::process::Command;
@@ -27,9 +27,8 @@ const KINDS: [&str; 9] = [
 /// Number of hits that are counted together.
 const HITS: u64 = 1000;
 
-/// Counts the instructions of each kind of hit, with the example among `built`, and returns them as
-/// `hits-bench` takes them. Prints a note and counts nothing if there is no valgrind and it cannot be
-/// installed.
+/// Counts the instructions of each kind of hit, with the example among `built`. Returns them as arguments of
+/// `hits-bench`. If there is no valgrind and it cannot be installed, prints a note and counts nothing.
 pub(crate) fn count(built: &[Executable]) -> Result<Vec<String>> {
     if let Err(error) = packages::ensure(&["valgrind"]) {
         progress::note(&format!("instructions are not counted: {error:#}"));
@@ -44,7 +43,7 @@ pub(crate) fn count(built: &[Executable]) -> Result<Vec<String>> {
     })
 }
 
-/// Returns the instructions of one hit, rounded.
+/// Returns the number of instructions of one hit, rounded.
 fn of(program: &Path, kind: &str) -> Result<u64> {
     let mut command = Command::new("valgrind");
     process::end_with_us(&mut command);
@@ -63,7 +62,7 @@ fn of(program: &Path, kind: &str) -> Result<u64> {
         .with_context(|| format!("valgrind did not count hit_cost {kind}"))
 }
 
-/// Parses the number in `==7== Collected : 12345`; none if nothing was counted.
+/// Parses the number in `==7== Collected : 12345`. Returns `None` if nothing was counted.
 fn collected(words: &str) -> Option<u64> {
     words
         .lines()

@@ -17,14 +17,14 @@ pub(crate) const CARGO: &str = "cargo";
 /// The name of the lab itself among a job's programs.
 pub(crate) const LAB: &str = "lab";
 
-/// Standard streams of a step, as it sees them.
+/// Kind of the standard streams that a step has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stdio {
     /// No input; output into a pipe.
     Plain,
     /// No input; output to a terminal.
     Terminal,
-    /// A terminal with someone, or something, typing.
+    /// A terminal, on which a user or a program types.
     Interactive,
 }
 
@@ -45,14 +45,14 @@ pub(crate) struct Step {
     /// The program's name in the rig's `/bin`.
     pub(crate) program: String,
     pub(crate) arguments: Vec<OsString>,
-    /// The tests of the program that the arguments name, if not all.
+    /// The tests that the arguments select, if these are not all tests of the program.
     pub(crate) group: Option<Group>,
-    /// Folder of the package that the program tests: its working folder on this machine.
+    /// Folder of the package that the program tests. On this machine it is the program's working folder.
     pub(crate) package: Option<PathBuf>,
 }
 
 impl Step {
-    /// Creates a step of a program that is no test.
+    /// Creates a step that is not a group of tests.
     pub(crate) fn new(program: &str, arguments: impl IntoIterator<Item: Into<OsString>>) -> Self {
         Self {
             program: program.to_owned(),
@@ -78,7 +78,7 @@ impl Step {
         }
     }
 
-    /// Returns whether its program prints what libtest prints.
+    /// Returns whether the program of the step prints what libtest prints.
     pub(crate) fn is_tests(&self) -> bool {
         self.program != LAB
     }
@@ -99,12 +99,12 @@ pub(crate) struct Group {
 pub(crate) struct Input {
     /// Environment variable with the file's path.
     pub(crate) variable: &'static str,
-    /// Path in an emulated rig, without the leading slash.
+    /// The file's path in an emulated rig, without the leading slash.
     pub(crate) in_rig: &'static str,
     pub(crate) source: PathBuf,
 }
 
-/// Everything one start of a rig does.
+/// Everything that one start of a rig does.
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
     /// Programs besides busybox, by their names in `/bin`.
@@ -115,18 +115,18 @@ pub(crate) struct Job {
     pub(crate) steps: Vec<Step>,
     pub(crate) environment: Vec<(String, OsString)>,
     pub(crate) stdio: Stdio,
-    /// Whether the lab reads the output; otherwise a program on this machine gets the lab's own
-    /// stdout and stderr.
+    /// Whether the lab reads the output. If not, a program on this machine writes to the lab's own stdout and
+    /// stderr.
     pub(crate) captured: bool,
-    /// Number of CPUs of the rig; its own default if none.
+    /// Number of CPUs of the rig; `None` for the rig's default.
     pub(crate) cpus: Option<u32>,
-    /// Memory of the rig in MiB; its own default if none.
+    /// Memory of the rig in MiB; `None` for the rig's default.
     pub(crate) memory: Option<u32>,
     /// TCP port of this machine's loopback address that leads to the same port of the rig.
     pub(crate) forward: Option<u16>,
-    /// Time limit for the whole run, the boot of the rig included.
+    /// Time limit for the whole run, including the boot of the rig.
     pub(crate) timeout: Duration,
-    /// Maximum time without output; after it the rig counts as hung.
+    /// Maximum time without output, after which the rig counts as hung.
     pub(crate) silence: Option<Duration>,
     /// Time limit of a test on this machine. A test that exceeds the limit has failed, and its stacks are
     /// shown.

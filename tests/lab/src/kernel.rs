@@ -1,9 +1,9 @@
-//! Debian's kernels: fetched once and unpacked into the cache. Rigs and guests use the same one; guests may be
-//! given another ([`Choice`]).
+//! Debian's kernels, which are fetched once and unpacked into the cache. Rigs and guests use the same kernel by
+//! default; guests may be given another one ([`Choice`]).
 //!
-//! A folder under the cache's `kernel` is complete if its name has no leading dot. The file `current`
-//! beside the folders names the one that this machine's Debian has, and `current-NAME` one of
-//! another suite.
+//! A folder under the cache's `kernel` is complete if its name has no leading dot. The file `current` beside the
+//! folders has the name of the folder with the kernel of this machine's Debian; `current-NAME` has that of the
+//! kernel called NAME, from another suite.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -20,7 +20,7 @@ use crate::progress;
 /// Debian's metapackage for the kernel that clouds boot.
 const METAPACKAGE: &str = "linux-image-cloud-amd64";
 
-/// A kernel of Debian's that guests can be given by its name.
+/// A kernel of Debian's that the user can choose for guests by its name.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Named {
     pub(crate) name: &'static str,
@@ -28,7 +28,7 @@ pub(crate) struct Named {
     metapackage: &'static str,
 }
 
-/// All kernels with a name. The first is the one that rigs and guests have by default on Debian 12.
+/// All kernels of Debian's with a name. The first is the default for rigs and guests on Debian 12.
 pub(crate) const NAMED: [Named; 8] = [
     Named::new("6.1-cloud", "bookworm", METAPACKAGE),
     Named::new("5.10-cloud", "bullseye", METAPACKAGE),
@@ -86,7 +86,7 @@ impl Choice {
         bail!("neither a file nor one of {}", names.join(", "))
     }
 
-    /// Returns the name of the folder for guests with this kernel, a different one for each choice.
+    /// Returns the name of the folder for guests with this kernel. Each choice has its own.
     pub(crate) fn folder_name(&self) -> String {
         match self {
             Self::Named(named) => named.name.to_owned(),
@@ -105,7 +105,7 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
-    /// Returns the kernel in use. Fetches it if there is none yet, or if `update` asks for the current one.
+    /// Returns the stock kernel from the cache. Fetches Debian's current one if there is none yet, or if `update`.
     pub(crate) fn obtain(cache: &Cache, update: bool) -> Result<Self> {
         let current = cache.kernels().join("current");
         if !update && let Some(kernel) = Self::present(cache, &current) {
@@ -114,7 +114,7 @@ impl Kernel {
         Self::fetch(cache, &current, &Archives::of_machine(), METAPACKAGE)
     }
 
-    /// Returns the kernel `named`; fetches it from its suite if it is not there.
+    /// Returns the kernel `named` from the cache. Fetches it from its suite if it is not there.
     pub(crate) fn named(cache: &Cache, named: &Named) -> Result<Self> {
         let current = cache.kernels().join(format!("current-{}", named.name));
         if let Some(kernel) = Self::present(cache, &current) {
@@ -128,7 +128,7 @@ impl Kernel {
         Ok(kernel)
     }
 
-    /// Checks that this kernel has the version in the name of `named`. Unstable gets newer ones.
+    /// Checks that this kernel has the version in the name of `named`. In Debian unstable the version changes.
     pub(crate) fn require(&self, named: &Named) -> Result<()> {
         ensure!(
             self.release.starts_with(&format!("{}.", named.version())),
@@ -146,7 +146,8 @@ impl Kernel {
         Self::in_folder(&cache.kernels().join(name)).ok()
     }
 
-    /// Fetches the current kernel of `archives`, which the file `current` names from now on.
+    /// Fetches the kernel that `archives` have at present, and writes the name of its folder into the file
+    /// `current`.
     fn fetch(
         cache: &Cache,
         current: &Path,
@@ -162,8 +163,8 @@ impl Kernel {
         Ok(kernel)
     }
 
-    /// Finds the kernel in an unpacked package. The image is in `boot`; since 7.1, which has separate packages
-    /// for image and modules, it is beside the modules.
+    /// Finds the kernel in the folder of its unpacked packages. The image is in `boot`, or beside the modules:
+    /// since 7.1, image and modules are in separate packages.
     fn in_folder(folder: &Path) -> Result<Self> {
         let describe = || format!("no kernel in {}", folder.display());
         let modules = ["usr/lib/modules", "lib/modules"]
@@ -188,17 +189,18 @@ impl Kernel {
         })
     }
 
-    /// Returns whether this kernel, which is the one of rigs, is also the one that `named` stands for.
+    /// Returns whether this kernel, which is that of rigs, is the same as the kernel `named`.
     pub(crate) fn is(&self, named: &Named) -> bool {
         let version = format!("{}.", named.version());
         named.metapackage == METAPACKAGE && self.release.starts_with(&version)
     }
 
-    /// Returns the name of the guests' kernel: that of `choice`, or else of this one, which is that of rigs.
+    /// Returns the name of the guests' kernel: the name of `choice`, or else that of this kernel, which is that of
+    /// rigs.
     ///
     /// # Errors
     ///
-    /// If it has none by which others could ask for the same kernel.
+    /// If the kernel has no name by which others could choose the same kernel.
     pub(crate) fn name_of_guests(&self, choice: Option<&Choice>) -> Result<String> {
         match choice {
             Some(Choice::File(file)) => bail!(
@@ -217,18 +219,18 @@ impl Kernel {
         }
     }
 
-    /// The kernel's release, as `uname -r` prints it.
+    /// Returns the kernel's release, as `uname -r` prints it.
     pub(crate) fn release(&self) -> &str {
         &self.release
     }
 
-    /// The `bzImage`.
+    /// Returns the path of the `bzImage`.
     pub(crate) fn image(&self) -> &Path {
         &self.image
     }
 
-    /// Returns the module in the file `name`, unpacked. In the name `-` and `_` are the same. All folders are
-    /// searched, because versions differ in the folder of a module.
+    /// Returns the contents of the module file `name`, uncompressed. `-` and `_` in names count as equal. All
+    /// folders are searched, because the folder of a module depends on the kernel's version.
     pub(crate) fn module(&self, name: &str) -> Result<Vec<u8>> {
         let wanted = name.replace('-', "_");
         for path in files_below(&self.modules)? {
@@ -259,7 +261,7 @@ mod tests {
 
     use crate::place::replace_if_different as write;
 
-    /// `printf module | xz`.
+    /// Output of `printf module | xz`.
     const PACKED: &[u8] = include_bytes!("../testdata/module.xz");
 
     #[test]

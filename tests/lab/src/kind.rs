@@ -1,4 +1,4 @@
-//! The kinds of machines that hvprobe runs on: two emulated ones, and this one.
+//! The kinds of machines on which hvprobe runs: two emulated ones, and this machine.
 
 use std::time::Duration;
 
@@ -44,22 +44,23 @@ impl Kind {
         }
     }
 
-    /// Returns how long a rig that runs tests may print nothing before it counts as hung. On this machine
-    /// itself only a program of ours can hang, which the time limit ends.
+    /// Returns how long a rig that runs tests may print nothing before it counts as hung. On this machine only the
+    /// program can hang, and the time limit ends that.
     pub(crate) fn silence(self) -> Option<Duration> {
         match self {
-            // A test that waits for its guest gives up after 80 s, and its error says more than this limit's.
+            // Longer than the 80 s after which a test stops waiting for its guest, because the test's error says
+            // more than that of this limit.
             Self::Tcg => Some(Duration::from_secs(120)),
-            // The same work takes ten times as long.
+            // Here the same work takes ten times as long.
             Self::Bochs => Some(Duration::from_secs(1800)),
             Self::Direct => None,
         }
     }
 
-    /// The time limit for all tests or a benchmark, in seconds.
+    /// Returns the time limit for all tests or a benchmark, in seconds.
     pub(crate) fn time_limit(self) -> u64 {
         match self {
-            // Half of it is for fresh machines and what runs again there.
+            // Half of this is for what runs again, in fresh machines.
             Self::Tcg => 2700,
             Self::Direct => 1800,
             Self::Bochs => 7200,
@@ -77,9 +78,9 @@ impl Kind {
         self == Self::Bochs
     }
 
-    /// Returns how often a failure is run again by default. About one guest in a hundred dies or hangs because
-    /// of its emulated processor, one in fifty where many virtual CPUs share the machine's processors; the
-    /// whole machine does now and then, up to six times in one run of all tests.
+    /// Returns how often a failure is run again by default. About one guest in a hundred dies or hangs because of
+    /// its emulated processor, and one in fifty where many virtual CPUs share the machine's processors. Sometimes
+    /// the whole machine dies or hangs, up to six times in one run of all tests.
     pub(crate) fn retries(self) -> u32 {
         match self {
             Self::Tcg | Self::Bochs => 4,

@@ -1,6 +1,6 @@
-//! What the programs and tests of this package share: measuring for the benchmarks that run inside a rig
-//! ([`measure`]), reading documents for the tests that compare them with programs ([`documented`]), and the table
-//! of what was verified where ([`verified`]).
+//! Code that the programs and tests of this package share: for the benchmarks that run inside a rig ([`measure`]),
+//! for the tests that compare documents with programs ([`documented`]), and for the table of what was verified
+//! where ([`verified`]).
 
 pub mod documented;
 pub mod measure;

@@ -1,9 +1,9 @@
-//! Reads the output of libtest binaries and adds up their results.
+//! Parser for the output of libtest binaries, which adds up their results.
 //!
-//! A test that cannot run where it is prints a line that starts with `skipped:` and passes; libtest shows the
-//! line under `successes:` when run with `--show-output`. Such a test is counted as skipped, not as passed, and
-//! once however many such lines it prints. A test that leaves out only a part of its work prints a line that
-//! starts with `skipped in part:`; it counts as passed, and its line is shown.
+//! A test that cannot run on its machine prints a line that starts with `skipped:` and passes; libtest shows the
+//! line under `successes:` when run with `--show-output`. Such a test is counted once as skipped, not as passed,
+//! even if it prints several such lines. A test that leaves out only a part of its work prints a line that starts
+//! with `skipped in part:`. It counts as passed, and the line is shown.
 //!
 //! The other output of passed tests is dropped. The rest is kept, because it says why a test failed.
 
@@ -18,7 +18,7 @@ use hvprobe_lab::verified::Counts;
 
 /// Maximum length of a line. Lines of libtest are shorter; the rest of a longer one is dropped.
 const LONGEST_LINE: usize = 4096;
-/// Maximum number of bytes kept of a program's output: the newest lines.
+/// Maximum number of bytes that are kept of a program's output. The newest lines are kept.
 const MOST_KEPT: usize = 1 << 20;
 
 /// Returns whether `line` says that a test skipped its work, or a part of it.
@@ -26,7 +26,7 @@ pub(crate) fn is_skip_notice(line: &str) -> bool {
     line.starts_with("skipped:") || line.starts_with("skipped in part:")
 }
 
-/// Lists the tests that the program at `path` would run with these arguments.
+/// Returns the names of the tests that the program at `path` would run with these arguments.
 pub(crate) fn list(path: &Path, arguments: &[OsString]) -> Result<Vec<String>> {
     let output = Command::new(path)
         .args(arguments)
@@ -49,13 +49,13 @@ pub(crate) struct Parser {
     line: Vec<u8>,
     counts: Counts,
     place: Place,
-    /// The test whose output is read.
+    /// The passed test whose output is being read.
     shown: String,
-    /// Number of tests of the running binary that said that they cannot run.
+    /// Number of tests of the running binary that said that they were skipped.
     skips: u64,
     skipped: Vec<String>,
     failures: Vec<String>,
-    /// Tests that have ended, and the time at which that was read.
+    /// Tests that have a result, and the time at which the result was read.
     ended: Vec<(String, Instant)>,
     running: Option<String>,
     kept: VecDeque<String>,
@@ -68,13 +68,13 @@ pub(crate) struct Taken {
     pub(crate) counts: Counts,
     /// The tests that failed.
     pub(crate) failures: Vec<Failure>,
-    /// The tests that passed, but said that they cannot run where they are.
+    /// The tests that passed, but said that they were skipped.
     pub(crate) skipped: Vec<String>,
     /// The tests that have a result, in their order, and the time at which it was read.
     pub(crate) ended: Vec<(String, Instant)>,
     /// The test that began last, if it has no result yet.
     pub(crate) running: Option<String>,
-    /// The lines that are not about passed tests, and those in which tests say what they skipped.
+    /// The lines to show: those that are not about passed tests, and those in which tests say what they skipped.
     pub(crate) lines: Vec<String>,
 }
 
@@ -91,7 +91,8 @@ pub(crate) struct Failure {
 enum Place {
     #[default]
     Elsewhere,
-    /// Under `successes:`, before a test's own output or after its `skipped:` line was counted.
+    /// Under `successes:`, before the output of a test, or in the output of a test whose `skipped:` line has been
+    /// counted.
     Successes,
     /// In the output of a passed test.
     Passed,

@@ -1,8 +1,8 @@
 //! `cargo lab`: the machines that hvprobe is developed and tested on, with or without KVM.
 //!
-//! Every command starts from [`setup`], describes what is to run as a [`job`], and hands it to a
-//! [`rig`], which runs its steps on an emulated machine or on this one. No process and no
-//! temporary file outlives a command, however it ends.
+//! Every command begins with [`mod@setup`]. It describes what is to run as a [`job`], and gives that to a [`rig`],
+//! which runs the steps of the job on an emulated machine or on this one. No process and no temporary file outlives
+//! a command, however the command ends.
 
 use std::process::ExitCode;
 
@@ -209,7 +209,8 @@ mod tests {
             let page = documented::page(name).unwrap();
             for shown in documented::commands(&page, "cargo lab") {
                 seen += 1;
-                // cargo takes its own name; the alias's name stands for the program's.
+                // cargo consumes the first word, `cargo`. The second, the alias `lab`, is in the place of the
+                // program's name.
                 let words = shown.words.iter().skip(1);
                 match Cli::try_parse_from(words) {
                     Ok(_) => {}
@@ -259,7 +260,7 @@ mod tests {
         let exists = |path: &str| {
             let path = path.trim_end_matches('/');
             let first = path.split('/').next().unwrap_or(path);
-            // A path from the root, or else the end of a path whose beginning the sentence names before it.
+            // `path` is a path from the root, or only the end of one whose beginning the sentence has named before.
             let is_whole = path.contains('/') && top.iter().any(|name| name == first);
             let ending = format!("/{path}");
             tree.contains(path) || !is_whole && tree.iter().any(|known| known.ends_with(&ending))

@@ -1,8 +1,8 @@
 //! `cargo lab matrix`: tests the promises that hold on every kernel, on one kernel after another.
 //!
-//! The promises are the tests of `tests/tests/rig/kernels.rs`, each a column of the table; each kernel is a
-//! row. A kernel that is not available, for example without a network, fails; the others are tried all the
-//! same.
+//! The promises are the tests of `tests/tests/rig/kernels.rs`. In the table each promise is a column, and each
+//! kernel a row. A kernel that is not available, for example without a network, counts as failed; the others are
+//! tried nevertheless.
 
 use std::process::ExitCode;
 
@@ -45,7 +45,7 @@ pub(crate) struct Options {
     machine: MachineOptions,
 }
 
-/// Row of the results in the table of docs/hosts.md.
+/// Name of the row for the results in the table of docs/hosts.md.
 const ROW: &str = "matrix";
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
@@ -83,7 +83,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
 /// Verdict on each promise on each kernel.
 #[derive(Debug, Default)]
 struct Table {
-    /// The promises, from the first kernel that was tried.
+    /// The promises: the tests that ran with the first available kernel.
     promises: Vec<String>,
     rows: Vec<(String, Vec<&'static str>)>,
 }
@@ -95,7 +95,8 @@ const SKIPPED: &str = "skipped";
 const BROKEN: &str = "NO";
 
 impl Table {
-    /// Adds a row. No promise was kept on a kernel that is not available.
+    /// Adds a row. `came` has the tests and their results, or is `None` for a kernel that is not available, on
+    /// which no promise counts as kept.
     fn add(&mut self, kernel: String, came: Option<(Vec<(String, String)>, Total)>) {
         let Some((tests, total)) = came else {
             self.rows.push((kernel, Vec::new()));

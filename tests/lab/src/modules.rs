@@ -1,8 +1,8 @@
 //! Kernel modules that a rig loads.
 //!
-//! Invariant: each module comes after all modules that it depends on. A module's file lists these (`.modinfo`,
-//! as written for `MODULE_INFO(depends, ...)` by the kernel's scripts/mod/modpost.c). The file is read, because
-//! dependencies change within the updates of one kernel.
+//! Invariant: each module comes after all modules that it depends on. The dependencies are read from the module's
+//! file (its section `.modinfo`, as scripts/mod/modpost.c of the kernel writes it for `MODULE_INFO(depends, ...)`),
+//! because they change between the updates of one kernel.
 
 use anyhow::{Context, Result};
 use object::{File, Object as _, ObjectSection as _};
@@ -16,8 +16,8 @@ pub(crate) struct Module {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// Returns the modules in `named`, each the name of a file and parameters, and those that they depend on, in
-/// the order in which they are loaded. `read` reads a file.
+/// Returns the modules in `named` and the modules that they depend on, in the order in which they are to be loaded.
+/// Each of `named` is the name of a file, with parameters after it. `read` reads a file.
 pub(crate) fn in_order(
     named: &[&str],
     mut read: impl FnMut(&str) -> Result<Vec<u8>>,
@@ -33,8 +33,8 @@ pub(crate) fn in_order(
     Ok(modules)
 }
 
-/// Adds the module in `file` after its dependencies, unless it is there, or among `waiting`, which depend on
-/// it.
+/// Adds the module in `file`, after its dependencies, unless it has been added. Does nothing if `file` is among
+/// `waiting`, the modules that wait for this one: that would be a circle.
 fn add(
     modules: &mut Vec<Module>,
     waiting: &mut Vec<String>,
@@ -86,7 +86,8 @@ mod tests {
         let end = 64 + info.len() as u64;
         let mut elf = b"\x7fELF\x02\x01\x01".to_vec();
         elf.resize(16, 0);
-        // Relocatable, x86-64, version 1; section headers after the contents of sections.
+        // The header says: relocatable, x86-64, version 1, and that the section headers follow the contents of the
+        // sections.
         elf.extend([1, 0, 62, 0, 1, 0, 0, 0]);
         elf.extend([0; 16]);
         elf.extend((end + names.len() as u64).to_le_bytes());

@@ -1,7 +1,7 @@
-//! The shared libraries a dynamically linked program needs, found by reading ELF headers.
+//! The shared libraries that a dynamically linked program needs, found by reading ELF headers.
 //!
-//! Nothing is executed, unlike with `ldd`: `PT_INTERP` names the loader, `DT_NEEDED` the libraries, which are
-//! looked for in the folders that the loader searches by default.
+//! Unlike with `ldd`, nothing is executed. `PT_INTERP` names the loader, and `DT_NEEDED` the libraries, which are
+//! searched in the folders that the loader searches by default.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -28,8 +28,8 @@ struct Needs {
     libraries: Vec<String>,
 }
 
-/// Returns every library and loader that `programs` need, directly or through others: the path at which the
-/// program expects it, and the file on this machine. Static programs and scripts need none.
+/// Returns every library and loader that `programs` need, directly or through other libraries. For each, returns
+/// the path at which the programs expect it, and the file on this machine. Static programs and scripts need none.
 pub(crate) fn closure<'a>(
     programs: impl IntoIterator<Item = &'a Path>,
 ) -> Result<BTreeMap<String, PathBuf>> {

@@ -1,8 +1,8 @@
 //! `cargo lab nightly`: runs the tests that take too long for every change, one part after another, and prints a
 //! table at the end.
 //!
-//! A part is a command of the lab in a process of its own, so a part that fails, or does not end, does not affect
-//! the others. Its output goes into a file of its own; the table shows its last line.
+//! A part is a command of the lab in a separate process, so a part that fails, or does not end, does not affect the
+//! others. Each part has a file for its output; the table shows the last line of that output.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -50,11 +50,11 @@ const LIMIT: Duration = Duration::from_secs(3 * 3600);
 /// Kernels on which all end-to-end tests run, in addition to the kernel that every change is tested on.
 const KERNELS: [&str; 3] = ["5.10-cloud", "6.12-cloud", "7.2-cloud"];
 
-/// Benchmarks in guests; their parts run all of their code once.
+/// Benchmarks in guests, of which the night runs the short forms: all of their code once.
 const BENCHES: [&str; 2] = ["boot", "hits"];
 
-/// Number of runs of the tests on this machine, each with another seed, because each property checks a whole
-/// machine or server in miniature.
+/// Number of runs of the tests on this machine, each with another seed. Other seeds find more, because each
+/// property checks a whole machine or server in miniature.
 const ROUNDS: &str = "2";
 
 /// Seconds for which a large guest is paused.
@@ -94,12 +94,12 @@ impl Part {
         self.0.join(" ")
     }
 
-    /// Returns whether its results can be recorded: those of one run of tests, or of a bench.
+    /// Returns whether the results of this part can be recorded: it is one run of tests, or a bench.
     fn is_recordable(&self) -> bool {
         self.0[0] != "coverage" && !self.0.iter().any(|word| word == "--repeat")
     }
 
-    /// Name of the part's log file, in the folder of all logs.
+    /// Returns the name of the part's log file, in the folder of all logs.
     fn log(&self) -> String {
         let name = self
             .command()
@@ -108,7 +108,8 @@ impl Part {
     }
 }
 
-/// Returns all parts, those that find most first; with `long` also those that take hours.
+/// Returns all parts. Those that find most problems come first. With `long`, also returns the parts that take
+/// hours.
 fn parts(long: bool) -> Vec<Part> {
     let mut parts: Vec<Part> = NAMED
         .iter()
@@ -153,7 +154,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     }
     let workspace = Workspace::locate()?;
     if options.record {
-        // The parts check this too, each of them hours later.
+        // Each part checks this too, but possibly hours later.
         Recorder::start(&workspace, None)?;
     }
     let built = workspace.build(&cargo::EVERYTHING)?;
@@ -258,7 +259,7 @@ fn one(part: &Part, command: &mut Command, log: &Path) -> Result<Row> {
     })
 }
 
-/// Writes a part's output into its log, and keeps the last line that is neither blank nor the lab's own.
+/// Writes a part's output into its log, and keeps the last line that is neither blank nor a note of the lab.
 struct Kept {
     log: File,
     line: Vec<u8>,

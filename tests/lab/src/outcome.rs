@@ -6,20 +6,20 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-/// Receives events of the steps as they run.
+/// Receives the events of the steps while these run.
 pub(crate) trait Listener {
     /// Step number `step` starts.
     fn begin(&mut self, _step: usize) {}
     /// The running step printed these bytes.
     fn output(&mut self, bytes: &[u8]) -> Result<()>;
-    /// The step ended. A program ended by signal N has status 128 + N.
+    /// The step ended. A program that signal N ended has the status 128 + N.
     fn end(&mut self, _step: usize, _status: u8) {}
 }
 
 /// How a job ended.
 #[derive(Debug)]
 pub(crate) struct Outcome {
-    /// Exit status of each step; none if it did not end.
+    /// Exit status of each step; `None` for a step that did not end.
     pub(crate) statuses: Vec<Option<u8>>,
     pub(crate) finish: Finish,
     /// The serial log, if it was kept.
@@ -31,21 +31,21 @@ pub(crate) struct Outcome {
 pub(crate) enum Finish {
     /// All steps ran.
     Complete,
-    /// The job's time was over.
+    /// The job's time limit has passed.
     TimedOut,
     /// The lab received this signal, or the user left.
     Interrupted(i32),
-    /// The rig ended before its steps, for this reason.
+    /// The rig ended before its steps had ended, for this reason.
     Broken(String),
 }
 
-/// Returns the reason for ending a rig, or a program on this machine, that printed nothing for too long.
+/// Returns the reason for which a rig, or a program on this machine, was ended: it printed nothing for too long.
 pub(crate) fn stood_still(who: &str, silence: Option<Duration>) -> String {
     let seconds = silence.unwrap_or_default().as_secs();
     format!("{who} stood still: nothing printed for {seconds} s")
 }
 
-/// Returns the status to exit with.
+/// Returns the exit status of the lab.
 pub(crate) fn status(is_good: bool) -> ExitCode {
     match is_good {
         true => ExitCode::SUCCESS,

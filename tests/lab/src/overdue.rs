@@ -1,10 +1,10 @@
-//! Finds the tests of a libtest program that are late, and writes the results of a program that was ended.
+//! Watch for late tests of a libtest program. Also writes the results of a program that was ended because of them.
 //!
-//! libtest prints that a test has begun only where one test runs at a time, in a line that the result
-//! completes; otherwise it prints after a minute that a test has been running for long. A test is late when it
+//! If one test runs at a time, libtest prints the name of a test when it begins, in a line to which it later adds
+//! the result. Otherwise it prints only after a minute that a test has been running for long. A test is late if it
 //! has not ended [`Watch::limit`] after it began. A program that prints nothing is late as a whole. Invariant:
-//! every test that a [`Watch`] counts as passed or ignored has ended, so a program that was ended for one test
-//! can be run again with the tests that have no result.
+//! every test that a [`Watch`] counts as passed or ignored has ended. So if a program was ended because of one
+//! test, it can be run again with the tests that have no result.
 
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
@@ -26,11 +26,11 @@ enum Result {
 #[derive(Debug)]
 pub(crate) struct Watch {
     limit: Duration,
-    /// Whether the program as a whole is late after a long silence.
+    /// Whether the program as a whole counts as late after a long silence.
     whole: bool,
     line: Vec<u8>,
     heard: Instant,
-    /// The test whose line is not complete, and when it began.
+    /// The test whose line is not complete yet, and the time at which it began.
     begun: Option<(String, Instant)>,
     slow: Vec<(String, Instant)>,
     ended: Vec<(String, Result)>,
@@ -96,7 +96,7 @@ impl Watch {
         self.slow.iter().chain(&self.begun)
     }
 
-    /// Returns when the first running test, or the program as a whole, will be late.
+    /// Returns the earliest time at which a running test, or the program as a whole, will be late.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let tests = self.running().map(|(_, began)| *began + self.limit);
         // libtest reports a slow test only after this time.
@@ -111,7 +111,7 @@ impl Watch {
         late.map(|(test, _)| test.clone()).collect()
     }
 
-    /// Returns those of `all` that have no result, except the `late` ones.
+    /// Returns the tests among `all` that have no result and are not among the `late` ones.
     pub(crate) fn unheard(&self, all: Vec<String>, late: &[String]) -> Vec<String> {
         let heard = |test: &String| self.ended.iter().any(|(ended, _)| ended == test);
         all.into_iter()
@@ -119,8 +119,8 @@ impl Watch {
             .collect()
     }
 
-    /// Returns what libtest would have printed in the end, had the `late` tests failed with `words` as their
-    /// output.
+    /// Returns the text that libtest would have printed at the end if the `late` tests had failed with `words` as
+    /// their output.
     pub(crate) fn closing(&self, late: &[String], words: &str) -> String {
         let of = |result| {
             let those = self.ended.iter().filter(move |(_, ended)| *ended == result);

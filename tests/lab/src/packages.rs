@@ -1,8 +1,8 @@
-//! Debian packages: finds the missing ones, installs them, and downloads some without installing them.
+//! Debian packages: functions that install the missing ones, and that download packages without installing them.
 //!
-//! Package lists are refreshed only after an action failed without a refresh. Every failure becomes one line with
-//! apt's own reason. apt verifies its downloads. Packages from a suite other than this machine's are found through
-//! lists in a folder of our own, so nothing that the machine's own apt knows, prefers or installs changes.
+//! Package lists are refreshed only after an action has failed without a refresh. Every failure becomes one line
+//! with apt's own reason. apt verifies its downloads. For a suite other than this machine's, the lists are in a
+//! folder of the lab, so the lists, preferences and installed packages of the machine's own apt do not change.
 
 use std::ffi::OsString;
 use std::fmt::{self, Display, Formatter};
@@ -15,7 +15,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use crate::place::replace_if_different;
 use crate::{progress, tool};
 
-/// Options that limit apt's patience, so that a machine without network fails soon.
+/// Options that limit how long apt tries, so that it fails soon on a machine without network.
 const PATIENCE: [&str; 6] = [
     "-o",
     "Acquire::Retries=1",
@@ -53,7 +53,7 @@ pub(crate) fn ensure(names: &[&str]) -> Result<()> {
 #[derive(Debug)]
 pub(crate) struct Archives {
     name: String,
-    /// Options for apt about its files.
+    /// Options that say where apt has its files.
     options: Vec<OsString>,
 }
 
@@ -63,12 +63,13 @@ impl Display for Archives {
     }
 }
 
-/// Debian's archive, and the keys it is signed with, which every Debian has.
+/// Debian's archive.
 const DEBIAN: &str = "http://deb.debian.org/debian";
+/// Keys with which that archive is signed. Every Debian has this file.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 impl Archives {
-    /// The archives of this machine's own apt.
+    /// Returns the archives of this machine's own apt.
     pub(crate) fn of_machine() -> Self {
         Self {
             name: "this machine's archives".to_owned(),
@@ -76,7 +77,7 @@ impl Archives {
         }
     }
 
-    /// Only Debian's `suite`, with its lists in `folder`.
+    /// Returns Debian's archive of `suite` only. apt's lists of it are in `folder`.
     pub(crate) fn of_suite(suite: &str, folder: &Path) -> Result<Self> {
         let sources = format!("deb [arch=amd64 signed-by={KEYRING}] {DEBIAN} {suite} main\n");
         replace_if_different(&folder.join("sources.list"), sources.as_bytes())?;
@@ -98,9 +99,10 @@ impl Archives {
             "Dir::Etc::preferences=/dev/null",
             "Dir::Etc::preferencesparts=/dev/null",
             "Dir::State::status=/dev/null",
-            // The machine's own choice, which need not be in these lists.
+            // Ignores the release that this machine prefers, which need not be in these lists.
             "APT::Default-Release=",
-            // Descriptions are not read, and apt's caches of the lists are larger than the lists.
+            // Downloads no descriptions, which nobody reads, and makes no caches of the lists, which would be
+            // larger than the lists.
             "Acquire::Languages=none",
             "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false",
             "Dir::Cache::pkgcache=",
@@ -114,7 +116,7 @@ impl Archives {
         })
     }
 
-    /// Returns the packages with the image and the modules of the kernel that `metapackage` depends on now.
+    /// Returns the packages with the image and the modules of the kernel on which `metapackage` depends at present.
     pub(crate) fn kernel(&self, metapackage: &str) -> Result<Vec<String>> {
         self.with_fresh_lists(|| {
             let listing = |package: &str| self.depends(package);
@@ -131,11 +133,12 @@ impl Archives {
         Ok(tool::run(command.args(["depends", "--important", package]))?.stdout)
     }
 
-    /// Downloads `packages` and unpacks them together into a folder in `parent`, unless it is there, running none
-    /// of their scripts. Returns the folder, which is named after the first package and its version.
+    /// Downloads `packages` and unpacks them together into a folder in `parent`, unless the folder exists. Runs
+    /// none of their scripts. Returns the folder, whose name is that of the first package file, with its version.
     pub(crate) fn unpacked(&self, packages: &[String], parent: &Path) -> Result<PathBuf> {
         fs::create_dir_all(parent)?;
-        // apt's own download user has to be able to read the folder, so it is not a private temporary one.
+        // apt downloads as a user of its own, which must be able to use the folder. So the folder is not a private
+        // temporary one.
         let work = tempfile::Builder::new()
             .prefix(".fetch-")
             .tempdir_in(parent)?;
@@ -155,7 +158,7 @@ impl Archives {
         Ok(folder)
     }
 
-    /// Downloads `packages` into the empty folder `folder` and returns the files in their order.
+    /// Downloads `packages` into the empty folder `folder`. Returns the files in the order of `packages`.
     pub(crate) fn download(&self, packages: &[String], folder: &Path) -> Result<Vec<PathBuf>> {
         let mut arguments = vec!["download"];
         arguments.extend(packages.iter().map(String::as_str));
@@ -174,11 +177,11 @@ impl Archives {
         packages.iter().map(file).collect()
     }
 
-    /// Runs `action`; if it fails, refreshes the package lists and runs it once more.
+    /// Runs `action`. If it fails, refreshes the package lists and runs it once more.
     fn with_fresh_lists<T>(&self, action: impl Fn() -> Result<T>) -> Result<T> {
         action().or_else(|_| {
-            // The second try shows whether this worked: a list that cannot be fetched, or that only root may
-            // fetch, need not be the list that matters.
+            // An error of the refresh is reported only if the second try fails: a list that cannot be fetched, or
+            // that only root may fetch, need not be one that `action` needs.
             let refreshed = self.apt_get(&["update"], None);
             action().map_err(|error| match refreshed {
                 Ok(()) => error,
@@ -201,7 +204,7 @@ impl Archives {
     }
 }
 
-/// Unpacks a package file into `folder`, running none of its scripts.
+/// Unpacks a package file into `folder`. Runs none of its scripts.
 pub(crate) fn unpack(file: &Path, folder: &Path) -> Result<()> {
     tool::run(Command::new("dpkg").arg("-x").arg(file).arg(folder))
         .map(drop)
@@ -228,8 +231,8 @@ fn missing<'a>(names: &[&'a str]) -> Result<Vec<&'a str>> {
         .collect())
 }
 
-/// Returns the packages of the kernel that `metapackage` depends on, its `linux-image-` package first; `None` if
-/// there is no such kernel. `listing` returns a package's dependencies.
+/// Returns the packages of the kernel on which `metapackage` depends, with its `linux-image-` package first.
+/// Returns `None` if there is no such kernel. `listing` returns what `apt-cache depends` prints for a package.
 fn kernel_packages(
     metapackage: &str,
     listing: impl Fn(&str) -> Result<Vec<u8>>,

@@ -1,7 +1,7 @@
 //! Folders of the lab: the cache, which all checkouts of a user share, and the guests in it.
 //!
-//! A process that changes the cache holds its lock. A reader of one of its files sees a whole one, because
-//! files are renamed into place.
+//! A process that changes the cache holds its lock. A reader never sees an incomplete file, because files are
+//! renamed into place.
 
 use std::env;
 use std::fs::{self, File};
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-/// Overrides the cache folder, for the lab and for `hvprobe run`.
+/// Environment variable that overrides the cache folder, for the lab and for `hvprobe run`.
 pub(crate) const CACHE_VARIABLE: &str = "HVPROBE_CACHE";
 
 /// The cache folder.
@@ -21,7 +21,7 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
-    /// `$HVPROBE_CACHE`, else `$XDG_CACHE_HOME/hvprobe`, else `~/.cache/hvprobe`.
+    /// Returns the cache folder: `$HVPROBE_CACHE`, else `$XDG_CACHE_HOME/hvprobe`, else `~/.cache/hvprobe`.
     pub(crate) fn locate() -> Result<Self> {
         let set = |name| env::var_os(name).filter(|value| !value.is_empty());
         let root = if let Some(path) = set(CACHE_VARIABLE) {
@@ -42,47 +42,47 @@ impl Cache {
         &self.root
     }
 
-    /// Unpacked kernel packages, one folder each.
+    /// Returns the folder for unpacked kernel packages, which has a folder for each kernel.
     pub(crate) fn kernels(&self) -> PathBuf {
         self.root.join("kernel")
     }
 
-    /// Unpacked packages of QEMU, a folder for each version.
+    /// Returns the folder for unpacked packages of QEMU, which has a folder for each version.
     pub(crate) fn qemu(&self) -> PathBuf {
         self.root.join("qemu")
     }
 
-    /// What is kept of the sources of kernels, a folder each.
+    /// Returns the folder for files from the sources of kernels, which has a folder for each kernel.
     pub(crate) fn sources(&self) -> PathBuf {
         self.root.join("source")
     }
 
-    /// gRPC clients of other languages.
+    /// Returns the folder for gRPC clients of other languages.
     pub(crate) fn clients(&self) -> PathBuf {
         self.root.join("clients")
     }
 
-    /// Folder of apt's lists and settings for a suite of Debian's.
+    /// Returns the folder for apt's lists and settings of a suite of Debian's.
     pub(crate) fn suite(&self, name: &str) -> PathBuf {
         self.root.join("apt").join(name)
     }
 
-    /// The guest with the stock kernel, which rigs boot, too.
+    /// Returns the guest with the stock kernel, which rigs boot, too.
     pub(crate) fn guest(&self) -> Guest {
         Guest {
             root: self.root.clone(),
         }
     }
 
-    /// The guest with another kernel.
+    /// Returns the guest with another kernel.
     pub(crate) fn other_guest(&self, name: &str) -> Guest {
         Guest {
             root: self.root.join("other").join(name),
         }
     }
 
-    /// Creates the cache and takes its lock, waiting for another lab that holds it. Dropping the returned file
-    /// releases the lock.
+    /// Creates the cache and takes its lock. Waits if another lab holds the lock. Dropping the returned file
+    /// releases it.
     pub(crate) fn lock(&self) -> Result<File> {
         let describe = || format!("cannot use the cache folder {}", self.root.display());
         fs::create_dir_all(&self.root).with_context(describe)?;
@@ -99,12 +99,12 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
-    /// Folder that programs get as their cache, so that they boot this guest.
+    /// Returns the folder that programs get as their cache, so that they boot this guest.
     pub(crate) fn root(&self) -> &Path {
         &self.root
     }
 
-    /// The folder with the two files.
+    /// Returns the folder with the kernel and the initramfs.
     pub(crate) fn folder(&self) -> PathBuf {
         self.root.join("guest")
     }
@@ -134,7 +134,7 @@ pub(crate) fn files_below(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Writes `contents` to `path` unless they are there already; returns whether it wrote.
+/// Writes `contents` to `path`, unless the file has these contents already. Returns whether it wrote them.
 pub(crate) fn replace_if_different(path: &Path, contents: &[u8]) -> Result<bool> {
     match fs::read(path) {
         Ok(present) if present == contents => return Ok(false),

@@ -1,7 +1,8 @@
-//! Fetches and installs what a command will need while cargo builds: one waits for the network, the other for
-//! the processors.
+//! Fetches and installs what a command will need, while cargo builds. The two do not compete, because fetching
+//! mostly waits for the network, and building for the processors.
 //!
-//! Nothing depends on it: what is missing when it is needed is fetched then, and errors are reported there.
+//! Nothing depends on this: whatever is still missing when it is needed is fetched then, and errors are reported
+//! then.
 
 use std::path::Path;
 use std::thread::{self, JoinHandle};
@@ -24,7 +25,7 @@ pub(crate) struct Wanted {
     pub(crate) clients: bool,
 }
 
-/// A fetch in a thread of its own. Dropping it waits for its end.
+/// A fetch in a thread. Dropping this waits until the fetch has ended.
 #[derive(Debug)]
 pub(crate) struct Fetch(Option<JoinHandle<()>>);
 
@@ -61,7 +62,7 @@ fn fetch(wanted: &Wanted) -> Result<()> {
     Ok(())
 }
 
-/// Returns the rig that will probably be chosen. The choice itself needs the program that is being built.
+/// Returns the rig that will probably be chosen. The actual choice needs `hvprobe`, which is still being built.
 fn likely() -> Kind {
     let modules = ["/sys/module/kvm_intel", "/sys/module/kvm_amd"];
     match modules.iter().any(|module| Path::new(module).exists()) {

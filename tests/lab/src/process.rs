@@ -1,9 +1,9 @@
 //! Child processes that never outlive the lab.
 //!
-//! A [`Group`] is a child in a process group of its own. However the lab ends, the group ends, too: dropping it
-//! kills the group; while a group is watched, SIGINT, SIGTERM and SIGHUP are events; and if the lab itself is
-//! killed, the kernel kills the child. The kernel ties that last promise to the thread that started the child,
-//! so a group has to be dropped before that thread ends.
+//! A [`Group`] is a child in a process group of its own. However the lab ends, the group ends, too. Dropping a
+//! [`Group`] kills its processes. While a group is watched, SIGINT, SIGTERM and SIGHUP do not end the lab but are
+//! events. If the lab itself is killed, the kernel kills the child. The kernel also kills the child when the thread
+//! that started it ends, so a group has to be dropped before that.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
@@ -18,7 +18,7 @@ use anyhow::{Context, Result};
 use crate::signals::{self, Signals};
 use crate::terminal::Keyboard;
 
-/// Time for a program to end after it was asked to.
+/// Maximum time for a program to end after it has been asked to.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// Returns the number of processors that the lab may use.
@@ -29,14 +29,14 @@ pub(crate) fn processors() -> usize {
 /// Makes the kernel end `command`'s process if this one dies.
 pub(crate) fn end_with_us(command: &mut Command) {
     let parent = std::process::id();
-    // SAFETY: between fork and exec only async-signal-safe calls are made: prctl and getppid, and
-    // an error made from a constant.
+    // SAFETY: between fork and exec the closure makes only async-signal-safe calls, prctl and getppid, and an error
+    // from a number or a constant.
     unsafe {
         command.pre_exec(move || {
             if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
                 return Err(io::Error::last_os_error());
             }
-            // The parent may have died before the call above.
+            // The parent may have died before the call of prctl.
             if u32::try_from(libc::getppid()) != Ok(parent) {
                 return Err(ErrorKind::BrokenPipe.into());
             }
@@ -50,12 +50,12 @@ pub(crate) fn end_with_us(command: &mut Command) {
 pub(crate) enum Apart {
     /// A process group of its own.
     Group,
-    /// The lab's own group, so that the child may use the lab's terminal. Only the child itself
-    /// is then ended with the lab.
+    /// The lab's own group, so that the child may use the lab's terminal. Then only the child itself ends with the
+    /// lab, and not the processes that it started.
     No,
 }
 
-/// A child and the processes it started.
+/// A child and the processes that it started.
 #[derive(Debug)]
 pub(crate) struct Group {
     child: Child,
@@ -128,7 +128,7 @@ impl Drop for Group {
     }
 }
 
-/// How watching a group ended. The group may still run unless it exited.
+/// How watching a group ended. Unless it exited, the group may still run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     /// The child exited.
@@ -137,7 +137,7 @@ pub(crate) enum End {
     Stopped,
     /// The deadline passed.
     TimedOut,
-    /// The group printed nothing for as long as it may be silent.
+    /// The group printed nothing for the maximum time that it may be silent.
     Silent,
     /// The audience's own deadline passed.
     Overdue,
@@ -149,21 +149,21 @@ pub(crate) enum End {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub(crate) deadline: Instant,
-    /// Maximum time without a byte of output; none if the group may be silent.
+    /// Maximum time without output; `None` for no limit.
     pub(crate) silence: Option<Duration>,
 }
 
 /// Receiver of what a group prints.
 pub(crate) trait Audience {
-    /// Takes bytes of the output; `Break` ends the watch.
+    /// Takes bytes of the output. `Break` ends the watch.
     fn output(&mut self, bytes: &[u8]) -> Result<ControlFlow<()>>;
 
-    /// Returns the audience's own deadline, if it has one; asked again after all output.
+    /// Returns the audience's own deadline, if it has one. The deadline may change with each output.
     fn deadline(&self) -> Option<Instant> {
         None
     }
 
-    /// Returns whether input would reach its reader now.
+    /// Returns whether the reader of the input is ready. Otherwise no input is read.
     fn wants_input(&self) -> bool {
         true
     }
@@ -180,8 +180,8 @@ pub(crate) struct Streams {
     pub(crate) keyboard: Option<Keyboard>,
 }
 
-/// Passes output and input on until the child exits, the audience stops it, it reaches one of the
-/// `limits` or a signal arrives.
+/// Passes output and input on. Returns when the child exits, the audience ends the watch, one of the `limits` or
+/// the audience's deadline is reached, a signal arrives, or the user leaves.
 pub(crate) fn watch(
     group: &mut Group,
     streams: &mut Streams,
@@ -253,11 +253,11 @@ pub(crate) fn watch(
                 None => return Ok(End::Interrupted(libc::SIGINT)),
             }
         }
-        // Output that was written before the exit comes first.
+        // Pass on the output that was written before the exit first.
         if exit_ready && !output_ready {
             return Ok(End::Exited(group.end()?));
         }
-        // Checked after the streams, because the lab itself may have been stopped meanwhile.
+        // Check these limits after the streams: if the lab itself was stopped for a while, output may be waiting.
         let late = |deadline| Instant::now() >= deadline;
         if !output_ready && audience.deadline().is_some_and(late) {
             return Ok(End::Overdue);
@@ -271,8 +271,8 @@ pub(crate) fn watch(
     }
 }
 
-/// Runs `command` without input until it exits, or one of the `limits` or a signal ends it. The audience gets
-/// its stdout, and its stderr if `both`.
+/// Runs `command` without input until it exits, or until one of the `limits` or a signal ends it. The audience gets
+/// the stdout of the command and, if `both`, its stderr.
 pub(crate) fn run(
     command: &mut Command,
     both: bool,
@@ -287,7 +287,7 @@ pub(crate) fn run(
     }
     command.stdout(writer);
     let mut group = Group::start(command, Apart::Group)?;
-    // The command's copies of the pipe's write end are closed now, so that the pipe can end.
+    // Close the copies of the pipe's write end that `command` holds, so that the pipe ends with its writers.
     command.stdout(Stdio::null());
     if both {
         command.stderr(Stdio::null());
@@ -307,8 +307,8 @@ pub(crate) fn run(
     Ok(end)
 }
 
-/// Sends `signal` to the group and waits up to [`GRACE`] for its end, passing its last output on. Another
-/// signal ends the wait at once.
+/// Sends `signal` to the group, and waits up to [`GRACE`] until the group ends. Passes its last output on. Another
+/// signal to the lab ends the wait at once.
 pub(crate) fn wind_down(
     group: &mut Group,
     signal: i32,
@@ -324,7 +324,7 @@ pub(crate) fn wind_down(
     watch(group, streams, limits, signals, audience)
 }
 
-/// Reads what is available; a stream whose writers are gone reads as ended.
+/// Reads what is available. Returns 0 if the stream has ended, which is so when all its writers are gone.
 fn take(stream: &mut Option<File>, buffer: &mut [u8]) -> io::Result<usize> {
     let Some(stream) = stream else {
         return Ok(0);
@@ -352,7 +352,8 @@ fn exit_event(child: &Child) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
-/// Waits until one of the descriptors has something to read or its other side is gone.
+/// Waits up to `limit` until one of the descriptors has something to read, or its other side is gone. Returns which
+/// of them.
 fn poll<const N: usize>(descriptors: [Option<i32>; N], limit: Duration) -> Result<[bool; N]> {
     // poll ignores negative descriptors.
     let mut entries = descriptors.map(|descriptor| libc::pollfd {
@@ -457,7 +458,7 @@ mod tests {
     fn silence_ends_the_watch_and_output_puts_it_off() {
         let limits = Limits {
             deadline: Instant::now() + LONG,
-            // Longer than one pause however busy the machine is, shorter than all of them.
+            // Longer than one pause, even on a busy machine, and shorter than all pauses together.
             silence: Some(Duration::from_secs(4)),
         };
         let script = "for i in 1 2 3 4 5; do echo $i; sleep 1; done; exec sleep 1000";

@@ -1,5 +1,5 @@
-//! Progress of the lab's work: a spinner on a terminal, else a line at the start and one every few seconds. All
-//! of it goes to stderr; stdout belongs to the program that runs in the rig, whose output is passed on there.
+//! Progress of the lab's work: a spinner on a terminal, else a line at the start and one every few seconds. All of
+//! it goes to stderr. The output of the program that runs in the rig goes to stdout.
 
 use std::io::{IsTerminal, Write, stderr, stdout};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -13,7 +13,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 /// Maximum time without a line while the lab waits for something.
 pub(crate) const EVERY: Duration = Duration::from_secs(5);
 
-/// Does one step of work and shows its name meanwhile; on a terminal, prints how long a successful step took.
+/// Does one step of work, and shows its name meanwhile. On a terminal, prints how long the step took if it
+/// succeeded.
 pub(crate) fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let started = Instant::now();
     let waiting = Waiting::start(name);
@@ -65,7 +66,7 @@ impl Waiting {
         Self(Arc::new(Shown::Lines(Mutex::new(Some(finish)))))
     }
 
-    /// Ends the wait; nothing more is shown.
+    /// Ends the wait. From then on nothing is shown.
     pub(crate) fn finish(&self) {
         match &*self.0 {
             Shown::Spinner(spinner) => spinner.finish_and_clear(),
@@ -76,7 +77,7 @@ impl Waiting {
     }
 }
 
-/// Writes what a program printed to stdout, at once.
+/// Writes `bytes`, which a program printed, to stdout without delay.
 pub(crate) fn pass_on(bytes: &[u8]) -> Result<()> {
     let mut stdout = stdout().lock();
     stdout

@@ -1,5 +1,5 @@
-//! QEMU for emulated machines: this machine's own if it emulates nested paging well, else a newer one, which is
-//! unpacked into the cache.
+//! Choice of the QEMU for emulated machines: this machine's own if it emulates nested paging well, else a newer
+//! one, which is unpacked into the cache.
 //!
 //! ```text
 //!   own QEMU is 10.0 or newer ──────────────────────────► own, KVM with nested paging
@@ -20,18 +20,20 @@ use crate::packages::Archives;
 use crate::place::{Cache, replace_if_different};
 use crate::{progress, tool};
 
-/// The first major version whose nested paging does not lose guests. Of those before it, 7.2 does
-/// (docs/hosts.md); the others were not tried.
+/// The first major version whose nested paging is known not to lose guests. Of the versions before it, 7.2 does
+/// lose guests (docs/hosts.md); the others were not tried.
 const SOUND: u32 = 10;
-/// The suite with such a version for Debian 12, and the packages there that an emulated machine needs, besides
-/// the libraries that Debian 12's own packages depend on.
+/// The suite with such a version for Debian 12.
 const SUITE: &str = "bookworm-backports";
+/// The packages of that suite that an emulated machine needs, besides the libraries that Debian 12's own packages
+/// depend on.
 const PACKAGES: [&str; 3] = ["qemu-system-x86", "qemu-system-data", "seabios"];
-/// The program, and the folders of firmware in those packages.
+/// The program in those packages.
 const PROGRAM: &str = "usr/bin/qemu-system-x86_64";
+/// The folders with firmware in those packages.
 const FIRMWARE: [&str; 2] = ["usr/share/qemu", "usr/share/seabios"];
 
-/// Time after a failed fetch until the next one.
+/// Time after a failed fetch until the fetch is tried again.
 const RETRY: Duration = Duration::from_secs(24 * 3600);
 
 /// A QEMU that emulates x86-64.
@@ -43,8 +45,9 @@ pub(crate) struct Qemu {
 }
 
 impl Qemu {
-    /// Returns the best QEMU for this machine, whose own must be installed. Fetches another one if it is needed and
-    /// not there, or if `update` asks for the current one; falls back to the machine's own if that fails.
+    /// Returns the best QEMU for this machine. The machine's own must be installed. If another one is needed,
+    /// fetches it if it is not in the cache, or if `update`. Returns the machine's own if the fetch fails, or has
+    /// failed recently.
     pub(crate) fn obtain(cache: &Cache, update: bool) -> Result<Self> {
         let own = Self::of(None)?;
         if own.has_nested_paging() || !is_debian_12(&release()) {
@@ -79,7 +82,7 @@ impl Qemu {
         Ok(qemu)
     }
 
-    /// Returns the command that starts it, to which the caller adds the machine.
+    /// Returns the command that starts this QEMU. The caller adds the options of the machine.
     pub(crate) fn command(&self) -> Command {
         let Some(unpacked) = &self.unpacked else {
             return Command::new("qemu-system-x86_64");
@@ -91,7 +94,7 @@ impl Qemu {
         command
     }
 
-    /// Returns whether KVM in a machine that it emulates is to use nested paging.
+    /// Returns whether KVM in a machine that this QEMU emulates is to use nested paging.
     pub(crate) fn has_nested_paging(&self) -> bool {
         self.major >= SOUND
     }
@@ -113,7 +116,7 @@ fn is_recent(file: &Path) -> bool {
 fn fetch(cache: &Cache, current: &Path) -> Result<Qemu> {
     let archives = Archives::of_suite(SUITE, &cache.suite(SUITE))?;
     let folder = archives.unpacked(&PACKAGES.map(str::to_owned), &cache.qemu())?;
-    // The libraries of Debian 12 may be too old for a later version.
+    // Check that the program starts: Debian 12's libraries may be too old for a later version of QEMU.
     let qemu = match Qemu::of(Some(folder.clone())) {
         Ok(qemu) => qemu,
         Err(error) => {
@@ -126,7 +129,7 @@ fn fetch(cache: &Cache, current: &Path) -> Result<Qemu> {
     Ok(qemu)
 }
 
-/// Returns what this machine's system says of itself (os-release(5)).
+/// Returns the contents of this machine's os-release(5).
 fn release() -> String {
     fs::read_to_string("/etc/os-release").unwrap_or_default()
 }

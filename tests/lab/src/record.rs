@@ -1,9 +1,9 @@
-//! Records what a run saw in the table of `docs/hosts.md`, where it is asked to (`--record`).
+//! Recorder of results in the table of `docs/hosts.md`, for runs with `--record`.
 //!
-//! Invariant: a cell claims what ran, at the commit that it names, and nothing else. So a tree with changes is
-//! refused, before anything is built and again at the end; a run that was cut short records nothing; and a group
-//! of tests of which some did not run keeps the cell that it had. The page itself may have changes, because runs
-//! that follow each other record in it.
+//! Invariant: a cell describes exactly what ran, at the commit that it names. So a tree with changes is refused,
+//! before anything is built and again at the end. A run that was cut short records nothing. If some tests of a
+//! group did not run, the cell of the group is not changed. Only the page itself may have changes, because
+//! successive runs record in it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
@@ -26,24 +26,25 @@ use crate::qemu::Qemu;
 use crate::setup::Ready;
 use crate::tool;
 
-/// Package of the end-to-end tests, and its program for those in Linux guests.
+/// Package of the end-to-end tests.
 const END_TO_END: &str = "tests";
+/// Program of that package with the tests that need Linux guests.
 const RIG: &str = "rig";
 
 /// Number of changed files that an error names.
 const NAMED: usize = 3;
 
-/// Files in which a run itself leaves changes: inputs that failed.
+/// Files that a run itself writes, as git excludes them: inputs for which a property failed.
 const BY_TESTS: &str = ":(exclude,glob)**/proptest-regressions/**";
 
-/// What a run will have recorded in the end.
+/// Results of a run, to be written into the page at its end.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     root: PathBuf,
     /// File that is locked while the page is changed.
     lock: PathBuf,
     commit: String,
-    /// Name of the row if there is one for the whole run, else there is one for each group of tests.
+    /// Name of the row, if the whole run has one row. Otherwise each group of tests has its row.
     row: Option<String>,
     /// Name of the guests' kernel.
     kernel: String,
@@ -51,11 +52,11 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Begins to record what follows as tests of the present commit.
+    /// Begins to record results, which will count as those of the present commit.
     ///
     /// # Errors
     ///
-    /// If the tree is not that commit.
+    /// If the tree differs from that commit.
     pub(crate) fn start(workspace: &Workspace, row: Option<&str>) -> Result<Self> {
         Self::of(&workspace.root, &workspace.target, row)
     }
@@ -86,7 +87,8 @@ impl Recorder {
         })
     }
 
-    /// Makes what follows a run with the kernel of `choice` in guests, or else the stock one.
+    /// Sets the kernel of the guests for the following results: that of `choice`, or the stock kernel without a
+    /// choice.
     pub(crate) fn with_guests(&mut self, ready: &Ready, choice: Option<&Choice>) -> Result<()> {
         ensure!(
             ready.qemu.as_ref().is_none_or(Qemu::has_nested_paging),
@@ -100,11 +102,11 @@ impl Recorder {
         Ok(())
     }
 
-    /// Returns the cell for each step of a job that is about to run on `host`. There is none for steps that test
-    /// nothing, or of whose group of tests the job leaves some out, which is printed.
+    /// Returns the cell for each step of a job that is about to run on `host`. A step has no cell if it runs no
+    /// tests, or if the job leaves out some tests of its group; the latter is printed.
     pub(crate) fn cells(&self, job: &Job, host: Kind) -> Result<Vec<Option<Key>>> {
         let mut cells = Vec::new();
-        // Numbers of tests: those that the job runs, and all of the group.
+        // For each cell, the number of tests that the job runs, and the number of all tests of the group.
         let mut numbers: BTreeMap<Key, (usize, usize)> = BTreeMap::new();
         let mut programs = BTreeSet::new();
         let row = self.row.as_deref();
@@ -164,8 +166,8 @@ impl Recorder {
         }
     }
 
-    /// Returns the name of the group that a test of the program of `step` is in, and whether its tests boot Linux
-    /// guests.
+    /// Returns the name of the group to which a test of the program of `step` belongs, and whether the tests of the
+    /// group boot Linux guests.
     fn group(&self, step: &Step, test: &str) -> (String, bool) {
         let program = step.program.rsplit_once('-');
         let program = program.map_or(step.program.as_str(), |(name, _)| name);
@@ -180,7 +182,8 @@ impl Recorder {
         (group, is_rig)
     }
 
-    /// Notes what came of the steps with these [`cells`](Self::cells).
+    /// Adds the results of the steps with these [`cells`](Self::cells). Drops a cell if one of its steps did not
+    /// begin.
     pub(crate) fn see(&mut self, cells: Vec<Option<Key>>, results: &[Option<Counts>]) {
         let mut seen: BTreeMap<Key, Option<Counts>> = BTreeMap::new();
         for (key, result) in cells.into_iter().zip(results) {
@@ -201,7 +204,7 @@ impl Recorder {
         }
     }
 
-    /// Notes whether something passed that is no test, such as a bench.
+    /// Adds the result of a run that is not one of tests, such as a bench: whether it passed.
     pub(crate) fn see_one(&mut self, host: Kind, has_passed: bool) {
         let has_guest = !self.kernel.is_empty();
         let key = Key {
@@ -217,7 +220,7 @@ impl Recorder {
         *self.seen.entry(key).or_default() += counts;
     }
 
-    /// Writes what was seen into the page, at once and completely.
+    /// Writes all results into the page, in one step. Refuses if the tree has changed.
     pub(crate) fn write(&self) -> Result<()> {
         let now = commit(&self.root)?;
         let changes = changes(&self.root, &[BY_TESTS])?;
@@ -257,8 +260,8 @@ fn program<'j>(job: &'j Job, step: &Step) -> Option<&'j Path> {
     programs.find_map(|(name, path)| (*name == step.program).then_some(path.as_path()))
 }
 
-/// Returns the files that differ from the present commit, or are not in it, other than the page and those that
-/// `except` leaves out.
+/// Returns the files that differ from the present commit, or are not in it, except the page and the files that the
+/// pathspecs in `except` exclude.
 fn changes(root: &Path, except: &[&str]) -> Result<Vec<String>> {
     let page = format!(":(exclude){HOSTS}");
     let mut arguments = vec!["status", "--porcelain", "--untracked-files=all", "--", ":/"];
@@ -277,7 +280,7 @@ fn commit(root: &Path) -> Result<String> {
 
 fn git(root: &Path, arguments: &[&str]) -> Result<String> {
     let mut command = Command::new("git");
-    // Set in a hook of git's, where they name the repository of the hook.
+    // git sets these variables in hooks, where they name the repository of the hook.
     for (name, _) in env::vars_os() {
         if name.as_encoded_bytes().starts_with(b"GIT_") {
             command.env_remove(name);

@@ -1,9 +1,8 @@
-//! `cargo lab test --repeat N`: runs the tests of this machine over and over, beside a load on the CPU, until
-//! one fails.
+//! `cargo lab test --repeat N`: runs the tests of this machine up to N times under CPU load, until one fails.
 //!
-//! A test that passes a thousand times on an idle machine may fail at once on a busy one: threads that wait for
-//! one another are preempted at places where they never were. So there are as many threads that spin as there
-//! are processors. Every round has seeds of its own, which are printed with its result.
+//! A test that passes a thousand times on an idle machine may fail at once on a busy one, where threads are
+//! preempted at other places. So as many threads spin as there are processors. Every round has its own seed, which
+//! is printed with its result.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,7 +23,7 @@ use crate::rig;
 use crate::seeds::Seeds;
 use crate::setup::Ready;
 
-/// Threads that spin until this is dropped.
+/// CPU load: threads that spin until this is dropped.
 struct Load {
     over: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
@@ -129,7 +128,7 @@ mod tests {
         let load = Load::start();
         let over = Arc::clone(&load.over);
         drop(load);
-        // Its threads are gone, and their handles with them.
+        // The threads are gone, and with them their references.
         assert_eq!(Arc::strong_count(&over), 1);
     }
 }

@@ -1,4 +1,4 @@
-//! Output while test programs run, and the result of each.
+//! Output while test programs run, and collection of their results.
 
 use std::time::Instant;
 
@@ -31,7 +31,7 @@ impl Title {
     }
 }
 
-/// Listens to one start of a rig: shows what failed tests print, and keeps the result of each step.
+/// Listener for one start of a rig. It shows what failed tests print, and keeps the result of each step.
 #[derive(Debug)]
 pub(crate) struct Report {
     verbose: bool,
@@ -76,7 +76,8 @@ impl Report {
         }
     }
 
-    /// Creates a report for a job beside which others run: it prints all about a program at once.
+    /// Creates a report for a job that runs beside others. It prints everything about a program when the program
+    /// has ended.
     pub(crate) fn beside_others(steps: &[Step]) -> Self {
         Self {
             beside_others: true,
@@ -84,8 +85,8 @@ impl Report {
         }
     }
 
-    /// Creates a report that prints nothing: in a test its output would be taken for that of the test's own
-    /// program.
+    /// Creates a report that prints nothing. For tests, where the output of a report would be mistaken for that of
+    /// the test program.
     #[cfg(test)]
     pub(crate) fn silent(steps: &[Step]) -> Self {
         Self {
@@ -94,8 +95,8 @@ impl Report {
         }
     }
 
-    /// Returns the result of each program, after the end of the rig. Shows the output of a program that had not
-    /// ended.
+    /// Returns the result of each program, after the rig has ended. Shows the output of a program that was still
+    /// running.
     pub(crate) fn finish(mut self) -> Vec<Ran> {
         let taken = self.parser.take();
         let mut said = match self.running {
@@ -124,7 +125,7 @@ impl Report {
         }
     }
 
-    /// Names the tests of a group that took longest, three at most. The tests ran one after another.
+    /// Returns the names of the tests of a group that took longest, at most three. The tests ran one after another.
     fn slowest(&self, step: usize, ended: &[(String, Instant)]) -> String {
         let is_group = self.titles.get(step).is_some_and(|title| title.is_group);
         let Some(begun) = self.begun.filter(|_| is_group && ended.len() > 1) else {
@@ -144,7 +145,8 @@ impl Report {
         format!(", most of it: {}", named.collect::<Vec<_>>().join(", "))
     }
 
-    /// Returns the kept lines of a program's output, unless they were shown as they arrived.
+    /// Formats the kept lines of a program's output. Returns an empty text if they were shown when they arrived, or
+    /// are not to be shown.
     fn shown(&self, lines: &[String]) -> String {
         match self.verbose || self.silent {
             true => String::new(),
@@ -174,7 +176,7 @@ impl Listener for Report {
         let mut taken = self.parser.take();
         let is_tests = self.titles.get(step).is_none_or(|title| title.is_tests);
         if !is_tests {
-            // The step counts as one, whatever results it prints. Its status shows a failure.
+            // The step counts as one test, whatever results it prints. Its status says whether it failed.
             taken.counts = Counts {
                 passed: u64::from(status == 0),
                 ..Counts::default()

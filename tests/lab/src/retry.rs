@@ -1,10 +1,10 @@
-//! Decides which tests are run again, and writes the closing lines about them.
+//! Decision which tests are run again, and the closing lines about them.
 //!
-//! A program is *due* until it is settled: as a whole at first; later only those of its tests that failed, if
-//! it ended and named them. A [`Book`] records the results of the due programs in one start of the rig. What
+//! A program is *due* until it is settled. At first it is due as a whole; if it has ended and named failed tests,
+//! only these are due after that. A [`Book`] records the results of the due programs in one start of the rig. What
 //! passed is settled. What failed, or did not end, stays due while it has tries left, and is settled as failed
-//! after that. A program that did not begin keeps its tries, except in a rig that began none. So every start of
-//! a rig uses up a try, and nothing that ran and failed passes without a line that says so.
+//! after that. A program that did not begin uses up no try, unless no program began in that rig. So every start of
+//! a rig uses up at least one try, and nothing that failed once is counted as passed without a line that says so.
 
 use std::ffi::OsString;
 
@@ -21,13 +21,13 @@ pub(crate) const SHOW: &str = "--show-output";
 pub(crate) enum Ran {
     /// The rig ended before the program began.
     NotBegun,
-    /// The program ran when the rig ended, in this test if it named one.
+    /// The program was still running when the rig ended; with the test that was running, if the output named one.
     Unfinished(Option<String>),
     Ended {
         status: u8,
         counts: Counts,
         failures: Vec<Failure>,
-        /// The tests that said that they cannot run where they are.
+        /// The tests that said that they were skipped.
         skipped: Vec<String>,
     },
 }
@@ -37,34 +37,34 @@ pub(crate) enum Ran {
 pub(crate) struct Due {
     /// The index of its step in the job.
     pub(crate) step: usize,
-    /// Only these tests of it, with the reasons of their first failures; the whole program if there are none.
+    /// The tests that are due, with the reasons of their first failures. If empty, the whole program is due.
     pub(crate) again: Vec<Failure>,
-    /// Test, if known, in which the first try crashed or did not end, and the reason. None without such a try.
-    /// to its end.
+    /// The first try that crashed or did not end: its test, if known, and the reason. `None` if there was no such
+    /// try.
     fell: Option<(Option<String>, String)>,
     tries: u32,
 }
 
 impl Due {
-    /// Returns whether the program was tried: it ran, or was to run in a rig that ran nothing.
+    /// Returns whether the program was tried: it began, or was to run in a rig in which no program began.
     pub(crate) fn was_tried(&self) -> bool {
         self.tries > 0
     }
 }
 
-/// Programs that are due, and closing lines about what is settled.
+/// Record of the programs that are due, and of the results and closing lines of what is settled.
 #[derive(Debug)]
 pub(crate) struct Book {
     names: Vec<String>,
     retries: u32,
     pub(crate) due: Vec<Due>,
     pub(crate) counts: Counts,
-    /// What came of each program; `None` for one that has not begun.
+    /// Results of each program; `None` for one that has not begun.
     pub(crate) results: Vec<Option<Counts>>,
-    /// Lines about what passed, but not at the first try.
+    /// Lines about what passed, but only after a failed try.
     pub(crate) flaky: Vec<String>,
     pub(crate) failed: Vec<String>,
-    /// Tests that said that they cannot run where they are.
+    /// Tests that said that they were skipped.
     pub(crate) skipped: Vec<String>,
 }
 
@@ -91,7 +91,7 @@ impl Book {
         }
     }
 
-    /// Returns a book about some of the same programs: these are due in it.
+    /// Returns a book for one of several rigs at a time: it has the same programs, of which only `due` are due.
     pub(crate) fn lane(&self, due: Vec<Due>) -> Self {
         Self {
             due,
@@ -113,7 +113,7 @@ impl Book {
         self.skipped.extend(lane.skipped);
     }
 
-    /// Adds to what came of a program.
+    /// Adds `counts` to the results of a program.
     fn count(&mut self, step: usize, counts: Counts) {
         self.counts += counts;
         if let Some(known) = &mut self.results[step] {
@@ -129,7 +129,7 @@ impl Book {
         self.count(step, counts);
     }
 
-    /// Records the results of the due programs, in their order, in a rig that ended with `finish`.
+    /// Records the results of the due programs in a rig that ended with `finish`. `ran` has the order of `due`.
     pub(crate) fn record(&mut self, ran: Vec<Ran>, finish: &Finish) {
         let reason = match finish {
             Finish::Complete => "the rig ended",
@@ -177,7 +177,7 @@ impl Book {
         }
     }
 
-    /// Settles what is still due as failed, when no more is run.
+    /// Records that everything that is still due has failed, when nothing more is run.
     pub(crate) fn give_up(&mut self) {
         for due in std::mem::take(&mut self.due) {
             let what = match &due.fell {
@@ -190,7 +190,7 @@ impl Book {
         }
     }
 
-    /// Records that a program crashed or did not end. Returns whether that settles it.
+    /// Records a try in which a program crashed or did not end. Returns whether the program is settled by it.
     fn fall(&mut self, due: &mut Due, test: Option<String>, reason: &str) -> bool {
         due.tries += 1;
         if due.tries > self.retries {
@@ -207,7 +207,7 @@ impl Book {
         false
     }
 
-    /// Records that a program ended. Returns whether that settles it.
+    /// Records a try in which a program ended. Returns whether the program is settled by it.
     fn ended(&mut self, due: &mut Due, status: u8, counts: Counts, failures: Vec<Failure>) -> bool {
         let named = u64::try_from(failures.len()) == Ok(counts.failed);
         let asked = u64::try_from(due.again.len()).unwrap_or(u64::MAX);
@@ -258,7 +258,8 @@ impl Book {
         true
     }
 
-    /// Adds lines about what failed before and passes now: what was due, except `failures`.
+    /// Adds a line about everything that failed in an earlier try and passed in this one: what was due, except
+    /// `failures`.
     fn pass(&mut self, due: &Due, failures: &[Failure]) {
         let name = &self.names[due.step];
         let at = nth(due.tries);
@@ -295,7 +296,8 @@ impl Book {
     }
 }
 
-/// Returns the line about a test of the program, or of its group of tests, called `name`.
+/// Returns the line about `test`. `name` is the name of its step: that of a program, or of a program and a group of
+/// its tests.
 pub(crate) fn line(name: &str, test: &str) -> String {
     match name.rsplit_once(": ") {
         Some((program, group)) if test.starts_with(group) => format!("{program}: {test}"),
@@ -303,7 +305,7 @@ pub(crate) fn line(name: &str, test: &str) -> String {
     }
 }
 
-/// Returns the end of the line about something that was tried more than once.
+/// Returns the end of a line, which gives the number of tries if there was more than one.
 fn tries(tries: u32) -> String {
     if tries > 1 {
         format!(" ({tries} tries)")
@@ -321,7 +323,7 @@ fn nth(number: u32) -> String {
     }
 }
 
-/// Returns a step's arguments, changed so that just `tests` run: the user's filters are removed, options stay.
+/// Returns a step's arguments, changed so that only `tests` run: without the user's filters, but with the options.
 pub(crate) fn only<'a>(
     arguments: &[OsString],
     tests: impl IntoIterator<Item = &'a str>,

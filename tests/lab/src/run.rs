@@ -1,4 +1,5 @@
-//! `cargo lab run`: runs one program in a rig, with its output on stdout and its exit status as ours.
+//! `cargo lab run`: runs one program in a rig. The program's output goes to stdout, and its exit status becomes
+//! that of the lab.
 
 use std::ffi::OsString;
 use std::process::{ExitCode, ExitStatus};
@@ -17,11 +18,11 @@ use crate::rig;
 use crate::setup::Ready;
 use crate::size;
 
-/// Programs of a rig, as targets of cargo's.
+/// Targets of cargo that build the programs of a rig.
 pub(crate) const PROGRAMS: [&str; 2] = ["--bin=hvprobe", "--bin=workload"];
-/// Exit status when the time was over, as of timeout(1).
+/// Exit status if the time limit has passed, as of timeout(1).
 const TIMED_OUT: u8 = 124;
-/// Exit status when the lab itself failed, so that PROGRAM has none.
+/// Exit status if the lab itself failed, so that PROGRAM has no status.
 pub(crate) const LAB_FAILED: u8 = 125;
 
 /// What is to run, and where.
@@ -78,7 +79,7 @@ pub(crate) struct MachineOptions {
 }
 
 impl MachineOptions {
-    /// Returns the time limit, `default` seconds if none was given.
+    /// Returns the time limit, or `default` seconds if none was given.
     pub(crate) fn timeout(&self, default: u64) -> Duration {
         Duration::from_secs(self.timeout.unwrap_or(default))
     }
@@ -141,7 +142,8 @@ fn job(ready: &Ready, options: &Options) -> Result<Job> {
     Ok(job)
 }
 
-/// Variables of this process that change what programs print or what tests try.
+/// Environment variables of the lab that programs in a rig get, too: they change what programs print or what tests
+/// try.
 const PASSED_ON: [&str; 17] = [
     "TERM",
     "NO_COLOR",
@@ -162,13 +164,13 @@ const PASSED_ON: [&str; 17] = [
     SHORT,
 ];
 
-/// Variable for the minutes during which probes of all kinds come and go on one guest.
+/// Environment variable with the number of minutes for which the soak adds and removes probes on one guest.
 pub(crate) const SOAK_MINUTES: &str = "HVPROBE_SOAK_MINUTES";
 
-/// Variable that makes tests of a rig do only a quarter of their rounds.
+/// Environment variable that makes tests do only a quarter of their rounds.
 pub(crate) const SHORT: &str = "HVPROBE_SHORT";
 
-/// Returns the environment of programs in a rig: the name of the rig, and the variables that are passed on.
+/// Returns the environment of programs in a rig: the name of the rig, and the variables of [`PASSED_ON`].
 pub(crate) fn environment(rig: Kind) -> Vec<(String, OsString)> {
     PASSED_ON
         .into_iter()
@@ -177,13 +179,14 @@ pub(crate) fn environment(rig: Kind) -> Vec<(String, OsString)> {
         .collect()
 }
 
-/// Returns the status to exit with after a program of this machine that ended with `status`.
+/// Returns the exit status of the lab after a program on this machine that ended with `status`.
 pub(crate) fn code(status: ExitStatus) -> u8 {
     let code = status.code().and_then(|code| u8::try_from(code).ok());
     code.unwrap_or(LAB_FAILED)
 }
 
-/// Prints a note about an end that PROGRAM did not choose. Returns the status to exit with.
+/// Returns the exit status of the lab. If the run was ended from outside, by a limit, a signal or a failure of the
+/// rig, prints a note about that.
 pub(crate) fn report(outcome: &Outcome) -> u8 {
     let status = match &outcome.finish {
         Finish::Complete => outcome

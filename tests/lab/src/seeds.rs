@@ -7,13 +7,13 @@ use std::ffi::OsString;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 
-/// Variables for the seed: proptest's, and the one for mutations of the fuzz targets' corpus.
+/// Variables for the seed: that of proptest, and that for mutations of the fuzz targets' corpus.
 const VARIABLES: [&str; 2] = ["PROPTEST_RNG_SEED", "HVPROBE_FUZZ_SEED"];
-/// Variable for the seed of the differential test, which prints its own seed. Set only if a seed was asked for,
-/// because the test runs in emulated machines too, and a failure there is tried again with another seed.
+/// Variable for the seed of the differential test. It is set only if the user asked for a seed. Otherwise the test
+/// chooses a seed and prints it, so that a try after a failure in an emulated machine has another seed.
 const DIFFERENTIAL: &str = "HVPROBE_DIFFERENTIAL_SEED";
-/// Variables that make a run long: cases of each property, cases that a property may reject, mutations of each
-/// input, and clients that are killed.
+/// Variables that make a run long: the numbers of cases of each property, of cases that a property may reject, of
+/// mutations of each input, and of clients that are killed.
 const LONG: [(&str, &str); 4] = [
     ("PROPTEST_CASES", "50000"),
     ("PROPTEST_MAX_GLOBAL_REJECTS", "5000000"),
@@ -30,7 +30,7 @@ pub(crate) struct Seeds {
 }
 
 impl Seeds {
-    /// Takes the seed that was asked for, or a random one.
+    /// Makes the seeds from the seed `asked`, or from a random one.
     pub(crate) fn new(asked: Option<u64>, long: bool) -> Self {
         // Shortened, so that it is easy to type.
         let any = || RandomState::new().hash_one("a seed") >> 32;
@@ -41,7 +41,7 @@ impl Seeds {
         }
     }
 
-    /// Returns the seeds of one of many rounds. The first round has the run's own seed.
+    /// Returns the seeds of round `round`, counted from 1. The first round has the run's own seed.
     pub(crate) fn of_round(self, round: u32) -> Self {
         Self {
             seed: self.seed.wrapping_add(u64::from(round.saturating_sub(1))),

@@ -1,12 +1,12 @@
-//! The rig's console as a stream: boot messages, marks, and the output of the steps.
+//! Parser for the rig's console: boot messages, marks, and the output of the steps.
 //!
-//! A mark is `RS "hvprobe-lab:" NONCE ":" WHAT RS` (RS is the record separator, 0x1e). The reader
-//! is in one of two states, outside a step and inside one; only bytes inside a step are output,
-//! and they pass unchanged and as soon as they cannot be the start of a mark.
+//! A mark is `RS "hvprobe-lab:" NONCE ":" WHAT RS` (RS is the record separator, 0x1e). The reader is either inside
+//! a step or outside. Only bytes inside a step are output. They are passed on unchanged, as soon as it is clear
+//! that they are not the start of a mark.
 
-/// Ends and begins a mark.
+/// Byte that begins and ends a mark.
 const SEPARATOR: u8 = 0x1e;
-/// Maximum length of a mark's text. More bytes without an end are no mark.
+/// Maximum length of a mark's text. If the end does not come by then, the bytes are no mark.
 const LONGEST_MARK: usize = 200;
 
 /// Event on the console.
@@ -33,7 +33,7 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
-    /// A reader for the console of the run with this nonce.
+    /// Creates a reader for the console of the run with this nonce.
     pub(crate) fn new(nonce: &str) -> Self {
         let mut opening = vec![SEPARATOR];
         opening.extend_from_slice(format!("hvprobe-lab:{nonce}:").as_bytes());
@@ -44,12 +44,12 @@ impl Reader {
         }
     }
 
-    /// Whether a step is running.
+    /// Returns whether a step is running.
     pub(crate) fn in_step(&self) -> bool {
         self.in_step
     }
 
-    /// Takes the next bytes and returns what they complete.
+    /// Takes the next bytes, and returns the events that are complete with them.
     pub(crate) fn read(&mut self, bytes: &[u8]) -> Vec<Heard> {
         self.unread.extend_from_slice(bytes);
         let mut heard = Vec::new();
@@ -127,7 +127,7 @@ fn parse(text: &[u8]) -> Option<Heard> {
 mod tests {
     use super::*;
 
-    /// Reads `console` in pieces of `size` bytes; neighbouring outputs are joined.
+    /// Reads `console` in pieces of `size` bytes. Joins successive outputs.
     fn read_in_pieces(console: &[u8], size: usize) -> Vec<Heard> {
         let mut reader = Reader::new("n1");
         let mut all: Vec<Heard> = Vec::new();

@@ -1,7 +1,7 @@
 //! `cargo lab setup`: the packages, the kernel and the guest image that everything else needs.
 //!
-//! Each part is done only if it is missing, so that a second run costs little, and the other
-//! commands start with it.
+//! Each part is done only if it is missing, so a second run takes little time. The other commands begin with the
+//! setup.
 
 use anyhow::{Context, Result, bail};
 
@@ -17,10 +17,10 @@ use crate::{image, packages};
 pub(crate) struct Ready {
     pub(crate) workspace: Workspace,
     pub(crate) cache: Cache,
-    /// The kernel of rigs.
+    /// The stock kernel, which rigs boot.
     pub(crate) kernel: Kernel,
     pub(crate) guest: Guest,
-    /// For rigs of the kind that needs it.
+    /// QEMU, if the kind of rig needs it.
     pub(crate) qemu: Option<Qemu>,
 }
 
@@ -31,8 +31,8 @@ impl Ready {
         Self::make_with(kind, false, true, choice)
     }
 
-    /// Does the same. `update` asks for Debian's current kernel even if there is one; without `build` an existing
-    /// guest image is taken as it is.
+    /// Like [`make`](Self::make). If `update`, fetches Debian's current kernel even if there is one. Without
+    /// `build`, an existing guest image is used as it is.
     pub(crate) fn make_with(
         kind: Kind,
         update: bool,
@@ -68,8 +68,8 @@ impl Ready {
     }
 }
 
-/// Puts a guest's kernel and initramfs into the cache. The kernel is `stock` unless another was chosen; the
-/// initramfs has a fresh workload program.
+/// Puts a guest's kernel and initramfs into the cache. The kernel is that of `choice`, or `stock` without a choice.
+/// Builds the workload program for the initramfs.
 fn make_guest(
     workspace: &Workspace,
     cache: &Cache,
@@ -81,7 +81,7 @@ fn make_guest(
     let workload = cargo::program_named(&built, "workload")?;
     let (image, kernel) = match choice {
         Some(Choice::File(file)) => (file.clone(), None),
-        // hvprobe cannot find the modules of such a kernel, and it is built without any.
+        // Such a kernel is built without modules, and hvprobe could not find them.
         Some(Choice::Built(built)) => (built.image(cache)?, None),
         Some(Choice::Named(named)) if !stock.is(named) => {
             let kernel = Kernel::named(cache, named)?;

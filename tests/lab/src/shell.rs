@@ -1,11 +1,12 @@
 //! Quoting for the POSIX shell scripts that carry commands into a rig.
 
-/// Appends `word` to `script` as one shell word that expands to exactly its bytes.
+/// Appends `word` to `script`, quoted so that a shell reads exactly its bytes as one word.
 pub(crate) fn quote_into(script: &mut Vec<u8>, word: &[u8]) {
     script.push(b'\'');
     for &byte in word {
         match byte {
-            // Nothing can be escaped inside single quotes: close, add the quote, open again.
+            // Inside single quotes nothing can be escaped. So close the quotes, add an escaped quote, and open them
+            // again.
             b'\'' => script.extend_from_slice(br"'\''"),
             _ => script.push(byte),
         }
@@ -42,7 +43,7 @@ mod tests {
     use std::os::unix::ffi::OsStrExt;
     use std::process::Command;
 
-    /// Returns what a shell makes of the quoted words, each ended by a NUL.
+    /// Returns the words as a shell reads them after quoting. Each is followed by a NUL.
     fn through_a_shell(words: &[&[u8]]) -> Vec<u8> {
         let mut script = Vec::new();
         line_into(&mut script, r"printf '%s\000'", words.iter().copied());

@@ -1,8 +1,8 @@
-//! SIGINT, SIGTERM and SIGHUP as events instead of a sudden end.
+//! SIGINT, SIGTERM and SIGHUP as events that the lab reads, instead of a sudden end.
 //!
-//! While a [`Signals`] lives, the three are blocked in this thread and read from a descriptor;
-//! dropping it restores the mask. Threads and children inherit the mask, so take the signals before
-//! starting threads and reset them in children.
+//! While a [`Signals`] exists, the three signals are blocked in this thread and read from a descriptor. Dropping it
+//! restores the signal mask. Threads and children inherit the mask. So take the signals before starting threads,
+//! and [reset] them in children.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -40,7 +40,7 @@ impl Signals {
         if result != 0 {
             return Err(io::Error::from_raw_os_error(result)).context("cannot block signals");
         }
-        // SAFETY: the call above succeeded and wrote it.
+        // SAFETY: the call above succeeded, so it has written the old mask.
         let previous = unsafe { previous.assume_init() };
         // SAFETY: the set is initialised; the call makes a new descriptor.
         let descriptor =
@@ -55,9 +55,9 @@ impl Signals {
         })
     }
 
-    /// Returns the number of the signal that arrived.
+    /// Returns the number of the next signal that has arrived, or an error if none has.
     pub(crate) fn next(&self) -> Result<i32> {
-        // A signalfd gives whole records that begin with the signal's number.
+        // A signalfd returns whole records, each of which begins with the signal's number.
         let mut record = [0; size_of::<libc::signalfd_siginfo>()];
         (&self.descriptor)
             .read_exact(&mut record)
@@ -73,15 +73,16 @@ impl Signals {
     }
 }
 
-/// Sends this process a signal that one of several [`Signals`] has received, for another of them to receive.
+/// Sends this process a signal that one of several [`Signals`] has received, so that another of them receives it,
+/// too.
 pub(crate) fn pass_on(signal: i32) {
-    // SAFETY: neither call has preconditions; the signal is blocked in all threads of ours, because it is
-    // received from a descriptor.
+    // SAFETY: neither call has preconditions. The signal does not end the process: it is blocked in all threads,
+    // because it is read from a descriptor.
     unsafe { libc::kill(libc::getpid(), signal) };
 }
 
-/// Resets the signals of a child that is about to execute a program: none is blocked, and those that ask a
-/// program to end are not ignored, as they are in a shell's background job. Async-signal-safe.
+/// Resets the signals of a child that is about to execute a program. Unblocks all signals, and stops ignoring those
+/// that ask a program to end, which a background job of a shell ignores. Async-signal-safe.
 pub(crate) fn reset() -> io::Result<()> {
     for signal in ENDING {
         // SAFETY: the default action needs no handler.

@@ -1,7 +1,7 @@
 //! `cargo lab soak`: adds and removes probes of all kinds on one guest for a long time.
 //!
-//! The soak is one end-to-end test (`tests/tests/rig/soak.rs`). Every change runs it briefly; this command runs it
-//! for the requested time.
+//! The soak is one end-to-end test (`tests/tests/rig/soak.rs`). For every change it runs briefly; this command runs
+//! it for the requested time.
 
 use std::env;
 use std::process::{Command, ExitCode};
@@ -30,13 +30,13 @@ pub(crate) struct Options {
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let lab = env::current_exe().context("this program has no file")?;
-    // Includes time for the machine and its guest to boot.
+    // The limit includes time for the machine and its guest to boot.
     let limit = u64::from(options.minutes) * 60 + 900;
     let mut command = Command::new(lab);
     command
         .args(["test", "--rig-only", "--retries", "0", "--verbose"])
         .args(["--filter", "soak::", "--timeout", &limit.to_string()])
-        // The guest has 8 GiB, of which it touches little.
+        // The guest has 8 GiB of memory, most of which it does not touch.
         .args(["--memory", "9G"])
         .env(SOAK_MINUTES, options.minutes.to_string());
     if let Some(kernel) = &options.kernel {

@@ -8,14 +8,16 @@ use anyhow::{Context, Result, bail};
 
 use crate::{packages, process};
 
-/// Time limit for one process, in seconds; its threads are stopped meanwhile.
+/// Time limit for reading one process, in seconds. The threads of the process are stopped meanwhile.
 const PATIENCE: &str = "60";
-/// Limits of what is shown: frames of a thread, processes, and lines of a process.
+/// gdb's command, which limits the number of frames that are shown of a thread.
 const FRAMES: &str = "thread apply all backtrace 50";
+/// Maximum number of processes that are shown.
 const PROCESSES: usize = 8;
+/// Maximum number of lines that are shown of a process.
 const LINES: usize = 1000;
 
-/// Makes sure that there is a gdb. One that does not come from Debian's package `gdb` is good enough.
+/// Makes sure that there is a gdb. Installs `gdb-minimal` if no gdb starts.
 pub(crate) fn ensure() -> Result<()> {
     let there = Command::new("gdb")
         .arg("--version")

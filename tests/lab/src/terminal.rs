@@ -1,4 +1,4 @@
-//! The lab's own terminal as raw input for a rig, and a terminal that is a program's screen.
+//! Terminals: the lab's own, as raw input for a rig, and one that a program uses as its screen.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal, Read, stdin};
@@ -37,13 +37,13 @@ impl Keyboard {
         })
     }
 
-    /// Reads the next bytes for the rig; none if the user wants to leave. The end of a file or pipe becomes
-    /// Ctrl-D.
+    /// Reads the next bytes for the rig. Returns `None` if the user wants to leave. The end of a file or pipe
+    /// becomes Ctrl-D.
     pub(crate) fn read<'a>(&mut self, buffer: &'a mut [u8]) -> Result<Option<&'a [u8]>> {
         let length = self.input.read(buffer)?;
         if length == 0 {
             self.ended = true;
-            // The first only ends an unfinished line, if there is one.
+            // Two of them, because the first only completes an unfinished line if there is one.
             buffer[..2].fill(END_OF_INPUT);
             return Ok(Some(&buffer[..2]));
         }
@@ -51,7 +51,7 @@ impl Keyboard {
         Ok((self.cooked.is_none() || !bytes.contains(&LEAVE)).then_some(bytes))
     }
 
-    /// Whether there is nothing more to read.
+    /// Returns whether there is nothing more to read.
     pub(crate) fn ended(&self) -> bool {
         self.ended
     }
@@ -79,7 +79,7 @@ fn make_raw(terminal: &File) -> io::Result<libc::termios> {
     if unsafe { libc::tcgetattr(terminal.as_raw_fd(), cooked.as_mut_ptr()) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the call above succeeded and wrote it.
+    // SAFETY: the call above succeeded, so it has written the settings.
     let cooked = unsafe { cooked.assume_init() };
     let mut raw = cooked;
     // SAFETY: cfmakeraw changes the termios it is given.
@@ -91,8 +91,8 @@ fn make_raw(terminal: &File) -> io::Result<libc::termios> {
     Ok(cooked)
 }
 
-/// Opens the terminal at `path`, to read what its other side shows there. It is made raw, so that nothing of
-/// that is echoed to the other side as if it were typed.
+/// Opens the terminal at `path`, to read what the program on its other side shows. Makes it raw, so that the output
+/// is not echoed to the program as if it were typed.
 pub(crate) fn screen(path: &Path) -> io::Result<File> {
     let screen = OpenOptions::new()
         .read(true)
@@ -103,14 +103,14 @@ pub(crate) fn screen(path: &Path) -> io::Result<File> {
     Ok(screen)
 }
 
-/// Returns rows and columns of the terminal on stdout, or none if stdout is no terminal.
+/// Returns the rows and columns of the terminal on stdout, or `None` if stdout is no terminal.
 pub(crate) fn size() -> Option<(u16, u16)> {
     let mut size = MaybeUninit::<libc::winsize>::uninit();
     // SAFETY: TIOCGWINSZ writes a winsize to the pointer.
     if unsafe { libc::ioctl(1, libc::TIOCGWINSZ, size.as_mut_ptr()) } != 0 {
         return None;
     }
-    // SAFETY: the call above succeeded and wrote it.
+    // SAFETY: the call above succeeded, so it has written the size.
     let size = unsafe { size.assume_init() };
     (size.ws_row > 0 && size.ws_col > 0).then_some((size.ws_row, size.ws_col))
 }

@@ -1,10 +1,10 @@
-//! `cargo lab test`: every test of the workspace, on this machine and in a rig.
+//! `cargo lab test`: runs every test of the workspace, on this machine and in a rig.
 //!
-//! Tests are built once. Those of `tests/tests/rig/` need KVM that can run Linux guests, and run in the rig
-//! only; `tests/tests/micro_*.rs` run on any KVM, on this machine and in the rig; all others, and the examples
-//! in the documentation, run on this machine. An emulated rig now and then fails for reasons of its own, so a
-//! failure there is run again in a fresh one. The tests of a module are one process there, because they share
-//! guests.
+//! Tests are built once. Those of `tests/tests/rig/` need KVM that can run Linux guests, and run in the rig only;
+//! `tests/tests/micro_*.rs` run on any KVM, on this machine and in the rig; all others, and the examples in the
+//! documentation, run on this machine. An emulated rig sometimes fails without any fault of the tests, so a failure
+//! there is run again in a fresh rig. In an emulated rig the tests of a module run in one process, because they
+//! share guests.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -33,7 +33,7 @@ mod options;
 
 pub(crate) use options::Options;
 
-/// Factor for the time limit of a long run.
+/// Factor by which the time limit of a long run is longer.
 const LONG_FACTOR: u64 = 8;
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {
@@ -72,7 +72,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     }
     if let Some(times) = options.repeat {
         let mut job = jobs::here(&ready, &built, options, seeds)?;
-        // The examples in the documentation are built anew each time, and have no threads.
+        // Leave out the examples in the documentation: they are built again each time, and have no threads.
         job.steps.retain(|step| step.program != CARGO);
         time = options.machine.timeout(rig.time_limit() * u64::from(times));
         job.timeout = time;
@@ -115,7 +115,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     Ok(status)
 }
 
-/// Runs a job, and has its results recorded unless it was cut short.
+/// Runs a job. Records its results if there is a `recorder`, unless the job was cut short.
 fn run_job(
     total: &mut Total,
     job: Job,
@@ -135,7 +135,7 @@ fn run_job(
     Ok(())
 }
 
-/// Builds the tests, and the programs they need.
+/// Builds the tests, and the programs that they need.
 fn build(workspace: &Workspace, options: &Options) -> Result<Vec<Executable>> {
     if options.package.is_empty() {
         return workspace.build(&cargo::EVERYTHING);
@@ -143,8 +143,8 @@ fn build(workspace: &Workspace, options: &Options) -> Result<Vec<Executable>> {
     workspace.build_packages(&options.package)
 }
 
-/// Runs the end-to-end tests among `built` with the guest of `ready`, as part of a larger run. Returns the name
-/// of each test with that of its step, and the results, which are recorded if there is a `recorder`.
+/// Runs the end-to-end tests among `built` with the guest of `ready`, as part of a larger run. Records the results
+/// if there is a `recorder`. Returns the name of each test with that of its step, and the results.
 pub(crate) fn of_rig(
     ready: &Ready,
     built: &[Executable],

@@ -1,4 +1,4 @@
-//! The times that parts of a run took.
+//! Record of the times that parts of a run took.
 
 use std::time::Instant;
 
@@ -21,14 +21,14 @@ impl Default for Took {
 }
 
 impl Took {
-    /// Notes that `what` took the time since the last call.
+    /// Records the time since the last call, or since the start, as that of `what`.
     pub(crate) fn note(&mut self, what: &str) {
         let seconds = self.since.elapsed().as_secs();
         self.parts.push(format!("{what} took {seconds} s"));
         self.since = Instant::now();
     }
 
-    /// Prints the times noted so far.
+    /// Prints the times recorded so far.
     pub(crate) fn print(&self) {
         progress::note(&self.parts.join(", "));
     }

@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 
 use anyhow::{Result, anyhow, bail};
 
-/// Runs a tool without input.
+/// Runs a tool without input. If it fails, the error contains the tool's reason.
 pub(crate) fn run(command: &mut Command) -> Result<Output> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output = command
@@ -35,8 +35,8 @@ pub(crate) fn not_started(program: &str, error: &std::io::Error) -> anyhow::Erro
     }
 }
 
-/// Returns the line that gives the reason of a failure: the first in which apt names an error, or else the last,
-/// as of most tools. npm prints lines about its log after it.
+/// Returns the line with the reason of a failure: the first line in which apt names an error, or else the last
+/// line, which is the reason in most tools. npm prints further lines after its reason, which are passed over.
 fn reason(words: &str) -> &str {
     let mut lines = words.lines().filter(|line| !line.trim().is_empty());
     let apt = lines.clone().find_map(|line| line.strip_prefix("E: "));

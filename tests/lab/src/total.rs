@@ -5,9 +5,9 @@
 //!    │        └── failed, or not ended ──► due
 //!    └──────► one rig that has this machine for itself ──► passed, or failed with no tries left
 //! ```
-//! An emulated machine keeps little more than one processor busy. So all steps, except those that compare
-//! times, are divided among several machines at first. A step that does not pass there is tried again in one
-//! that runs alone.
+//! An emulated machine keeps little more than one processor busy. So all steps, except those that compare times,
+//! are first divided among several machines that run at the same time. A step that does not pass there is tried
+//! again in a machine that runs alone.
 
 use std::cmp::Reverse;
 use std::collections::VecDeque;
@@ -35,7 +35,7 @@ use crate::signals::{self, Signals};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct How {
     pub(crate) rig: Kind,
-    /// Number of rigs at a time.
+    /// Number of rigs that run at a time.
     pub(crate) rigs: usize,
     pub(crate) deadline: Instant,
     /// How often a failure is run again.
@@ -52,20 +52,20 @@ pub(crate) struct Total {
     counts: Counts,
     pub(crate) flaky: Vec<String>,
     pub(crate) failed: Vec<String>,
-    /// Tests that said that they cannot run where they are.
+    /// Tests that said that they were skipped.
     pub(crate) skipped: Vec<String>,
-    /// Why no more jobs are run, if that is so.
+    /// Why no more jobs are run; `None` if more may run.
     end: Option<&'static str>,
 }
 
 impl Total {
-    /// Whether no more jobs are to be run.
+    /// Returns whether no more jobs are to be run.
     pub(crate) fn is_over(&self) -> bool {
         self.end.is_some()
     }
 
-    /// Runs a job until its deadline, and its failures again in fresh rigs. Returns what came of each step; `None`
-    /// for one that did not begin.
+    /// Runs a job, and runs its failures again in fresh rigs, until the deadline. Returns the results of each step;
+    /// `None` for a step that did not begin.
     pub(crate) fn run(
         &mut self,
         mut job: Job,
@@ -103,12 +103,13 @@ impl Total {
         Ok(book.results)
     }
 
-    /// Returns whether there was no test, or none ended.
+    /// Returns whether no test has a result.
     pub(crate) fn ran_nothing(&self) -> bool {
         self.counts == Counts::default()
     }
 
-    /// Prints the closing lines. Returns success if all tests passed, at the first try or later.
+    /// Prints the closing lines. Returns success if the run was not cut short, and each test passed or was skipped,
+    /// possibly after failed tries.
     pub(crate) fn close(&self) -> ExitCode {
         println!();
         if let Some(end) = self.end {
@@ -126,7 +127,7 @@ impl Total {
     }
 }
 
-/// Returns why nothing more is run after a rig that ended with `finish`; none if more may run.
+/// Returns why nothing more is run after a rig that ended with `finish`; `None` if more may run.
 fn end(finish: &Finish) -> Option<&'static str> {
     match finish {
         Finish::Complete | Finish::Broken(_) => None,
@@ -143,7 +144,7 @@ struct Runner<'a> {
 }
 
 impl Runner<'_> {
-    /// Runs the due steps of `book` in one rig, which is one of several if `has_others`.
+    /// Runs the due steps of `book` in one rig. `has_others` says whether other rigs run at the same time.
     fn start(&self, book: &mut Book, has_others: bool) -> Result<Finish> {
         let mut job = part(self.job, &book.due);
         let left = self.how.deadline.saturating_duration_since(Instant::now());
@@ -163,10 +164,10 @@ impl Runner<'_> {
         Ok(outcome.finish)
     }
 
-    /// Runs the due steps, each once, in several rigs at a time. Returns why nothing more is to be run, if that
-    /// is so. Steps that did not pass are still due, and so are those that need a machine for themselves.
+    /// Runs the due steps, each once, in several rigs at a time. Steps that did not pass are still due, and so are
+    /// those that need a machine for themselves. Returns why nothing more is to be run, or `None` if more may run.
     fn side_by_side(&self, book: &mut Book) -> Result<Option<&'static str>> {
-        // Before the threads start, which inherit the signal mask.
+        // Take the signals before the threads start, which inherit the signal mask.
         let signals = Signals::take()?;
         let due = std::mem::take(&mut book.due);
         let (alone, shared): (Vec<_>, Vec<_>) = due.into_iter().partition(|due| self.is_alone(due));
@@ -182,7 +183,7 @@ impl Runner<'_> {
                 .map(thread::ScopedJoinHandle::join)
                 .collect()
         });
-        // Signals that were passed on to lanes that had ended.
+        // Drop signals that were passed on to lanes that had already ended.
         if is_over.load(Ordering::Relaxed) {
             signals.forget();
         }
@@ -192,7 +193,7 @@ impl Runner<'_> {
             book.take_in(lane);
             over = over.or(end(&finish));
         }
-        // Shares that no lane has taken.
+        // Shares that no lane has taken are still due.
         let shares = shares.into_inner().unwrap_or_else(PoisonError::into_inner);
         book.due.extend(shares.into_iter().flatten());
         book.due.extend(alone);
@@ -206,9 +207,9 @@ impl Runner<'_> {
         group.is_some_and(|group| group.is_alone)
     }
 
-    /// Divides the due steps into shares, which lanes take one after another. On this machine a share is one
-    /// step, because nothing has to be booted for it. Of emulated machines there are as many shares as lanes,
-    /// about equally long.
+    /// Divides the due steps into shares, which lanes take one after another. On this machine a share is one step,
+    /// because nothing has to be booted for it. For emulated machines there are as many shares as lanes, and all
+    /// take about the same time.
     fn shares(&self, due: Vec<Due>) -> VecDeque<Vec<Due>> {
         if !self.how.rig.is_emulated() {
             return due.into_iter().map(|due| vec![due]).collect();
@@ -230,8 +231,9 @@ impl Runner<'_> {
         shares.into_iter().map(|(_, share)| share).collect()
     }
 
-    /// Runs shares of the due steps, each step once. Returns the results, and how the last rig ended. Each rig
-    /// ends at the job's deadline and tries at least one step, so there are no more rigs than steps.
+    /// A lane: takes shares of the due steps one after another, and runs each step once. Returns the results, and
+    /// how the last rig ended. Each rig ends at the job's deadline at the latest and tries at least one step, so a
+    /// lane ends after at most as many rigs as it has steps.
     fn lane(
         &self,
         mut book: Book,
@@ -256,7 +258,7 @@ impl Runner<'_> {
             if let Finish::Interrupted(signal) = finish
                 && !is_over.swap(true, Ordering::Relaxed)
             {
-                // The other lanes did not get the signal that this one received.
+                // Only this lane received the signal. Pass it on to the others.
                 signals::pass_on(signal);
             }
             if end(&finish).is_some() || is_over.load(Ordering::Relaxed) {

@@ -1,12 +1,12 @@
-//! The table in `docs/hosts.md` of what was verified where: which tests passed on which host, in guests with which
-//! kernel, at which commit.
+//! The table in `docs/hosts.md` of what was verified where. It says which tests passed on which host, with which
+//! kernel in the guests, at which commit.
 //!
-//! The page is the only place where the table is kept: it is read from there, changed, and written again.
-//! Invariants: what is read from a page is what was written there; and to set a cell changes neither another
-//! cell nor the text around the table.
+//! The table is stored only in the page: it is read from there, changed, and written back. Invariants: reading a
+//! written table gives the same table, and setting a cell changes neither other cells nor the text around the
+//! table.
 //!
-//! Between two marks there is a table for each host. Its first line has the host and the kernels; each other
-//! line a test, and for each kernel what came of it:
+//! Between two marks there is a table for each host. The first line of a table has the host and the kernels. Each
+//! other line has a group of tests, and for each kernel the results:
 //!
 //! ```text
 //! | *tcg* | no Linux | 5.10-cloud | 6.1-cloud |
@@ -25,7 +25,7 @@ const BEGIN: &str = "<!-- verified: begin -->";
 /// Mark after the table.
 const END: &str = "<!-- verified: end -->";
 
-/// Column of tests that boot no Linux guest.
+/// Name of the column for tests that boot no Linux guest.
 pub const NO_LINUX: &str = "no Linux";
 
 /// Numbers of tests.
@@ -35,7 +35,7 @@ pub struct Counts {
     pub passed: u64,
     /// Tests that failed.
     pub failed: u64,
-    /// Tests that cannot run where they were run.
+    /// Tests that were skipped, because they cannot run on the machine.
     pub skipped: u64,
 }
 
@@ -58,7 +58,7 @@ impl AddAssign for Counts {
     }
 }
 
-/// What came of some tests.
+/// Results of a group of tests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cell {
     /// Numbers of tests.
@@ -112,13 +112,13 @@ impl Cell {
             (7..=40).contains(&commit.len()) && commit.bytes().all(is_hash),
             "`{commit}` is no commit's hash"
         );
-        // Numbers in another order, or twice.
+        // This refuses numbers in another order, or that are there twice.
         ensure!(cell.to_string() == text, "`{text}` should be `{cell}`");
         Ok(cell)
     }
 }
 
-/// Which cell of the table.
+/// Position of a cell in the table.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
     /// Machine that the tests ran on.
@@ -129,15 +129,15 @@ pub struct Key {
     pub kernel: String,
 }
 
-/// The tests of one host.
+/// Results on one host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Host {
     kernels: BTreeSet<String>,
-    /// For each test its cells, by kernel.
+    /// Cells of each group of tests, by kernel.
     tests: BTreeMap<String, BTreeMap<String, Cell>>,
 }
 
-/// What was verified where.
+/// The table of what was verified where.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Table {
     hosts: BTreeMap<String, Host>,
@@ -148,7 +148,7 @@ impl Table {
     ///
     /// # Errors
     ///
-    /// If the page has no table, or something between the marks is no part of one.
+    /// If the page does not have the marks, each once, or if the text between the marks is not a valid table.
     pub fn of_page(page: &str) -> Result<Self> {
         let (before, text, _) = split(page)?;
         let first = before.lines().count() + 1;
@@ -166,7 +166,7 @@ impl Table {
         Ok(table)
     }
 
-    /// Reads one line.
+    /// Reads one line in the state `reader`, and returns the next state.
     fn read(&mut self, reader: Reader, line: &str) -> Result<Reader> {
         if line.trim().is_empty() {
             ensure!(
@@ -236,7 +236,7 @@ impl Table {
         }
     }
 
-    /// Sets one cell, in a new row or column if there is none. All other cells stay.
+    /// Sets one cell, and adds its row and column if they are missing. All other cells stay.
     ///
     /// # Errors
     ///
@@ -252,11 +252,11 @@ impl Table {
         Ok(())
     }
 
-    /// Returns `page` with this table in the place of its own.
+    /// Returns `page`, with this table in the place of the table that it has.
     ///
     /// # Errors
     ///
-    /// If the page has no table.
+    /// If the page does not have the marks, each once.
     pub fn written_into(&self, page: &str) -> Result<String> {
         let (before, _, after) = split(page)?;
         Ok(format!("{before}{BEGIN}\n\n{self}{END}{after}"))
@@ -289,15 +289,15 @@ impl fmt::Display for Table {
     }
 }
 
-/// State while the lines of a table are read, with its host and its kernels.
+/// State while the lines of a table are read. Within a table, it has the host and the kernels of the table.
 enum Reader {
     Outside,
-    /// After the heading.
+    /// After the heading, before the rule below it.
     Headed(String, Vec<String>),
     Inside(String, Vec<String>),
 }
 
-/// Splits a page at the marks: the text before, between and after them.
+/// Splits a page at the marks. Returns the text before, between and after them.
 fn split(page: &str) -> Result<(&str, &str, &str)> {
     let is_once = |mark: &str| page.matches(mark).count() == 1;
     let parts = page.split_once(BEGIN).and_then(|(before, rest)| {
@@ -309,7 +309,7 @@ fn split(page: &str) -> Result<(&str, &str, &str)> {
         .with_context(|| format!("the page should have one table, between {BEGIN} and {END}"))
 }
 
-/// Returns the name between two marks.
+/// Returns the name in `text`, which must begin and end with `mark`.
 fn within(text: &str, mark: char) -> Option<&str> {
     let name = text.strip_prefix(mark)?.strip_suffix(mark)?;
     name_is_good(name).is_ok().then_some(name)
@@ -329,7 +329,7 @@ pub fn name_is_good(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Returns the numbers that a kernel's name begins with, and the name, to sort by.
+/// Returns the key by which kernels are sorted: the numbers at the beginning of the name, and the name.
 fn version(name: &str) -> (Vec<u32>, &str) {
     let numbers = name.split('-').next().unwrap_or(name).split('.');
     (numbers.map_while(|it| it.parse().ok()).collect(), name)

@@ -14,19 +14,19 @@ use crate::vmm::{Guest, Vmm};
 
 /// Text that the guest's `/init` prints first.
 const MARKER: &str = "hvprobe-guest: init";
-/// hvprobe's name for the moment at which it first enters the guest.
+/// Name in hvprobe's `--timings` for the moment at which it first enters the guest.
 const FIRST_INSTRUCTION: &str = "first instruction of the guest";
 /// Time limit for one boot, on the slowest rig.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// Time limit for a program that was asked to end.
 const GRACE: Duration = Duration::from_secs(30);
 
-/// Results of one boot; times count from the start of the VMM's process.
+/// Results of one boot. Times are counted from the start of the VMM's process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Boot {
-    /// Until the first entry into the guest, if that could be observed.
+    /// Time until the first entry into the guest, if that could be observed.
     pub(crate) first_instruction: Option<Duration>,
-    /// Until `/init` printed its first line.
+    /// Time until `/init` printed its first line.
     pub(crate) init: Duration,
     /// Resident KiB beyond the guest's RAM, when `/init` printed that line.
     pub(crate) overhead: u64,
@@ -58,7 +58,8 @@ impl Boot {
         let overhead = smaps::resident_beyond(running.0.id(), guest.memory)?;
 
         let first_instruction = match vmm {
-            // hvprobe's self-check enters guests of its own before, so hvprobe has to report the time itself.
+            // hvprobe's self-check enters other guests first, which the trace would show. So hvprobe has to report
+            // the time itself.
             Vmm::Hvprobe | Vmm::HvprobeBzImage => {
                 interrupt(&running)?;
                 words
@@ -95,7 +96,7 @@ impl fmt::Display for Boot {
 
 fn interrupt(running: &Running) -> Result<()> {
     let pid = i32::try_from(running.0.id())?;
-    // SAFETY: the child is not reaped yet, so the number is its own; kill touches no memory.
+    // SAFETY: the child is not reaped yet, so its number is not that of another process. kill touches no memory.
     unsafe { libc::kill(pid, libc::SIGINT) };
     Ok(())
 }
@@ -107,7 +108,7 @@ fn milliseconds(line: &str) -> Option<Duration> {
     Duration::try_from_secs_f64(number / 1e3).ok()
 }
 
-/// Reads `CLOCK_MONOTONIC`, with which traces can be stamped as well.
+/// Reads `CLOCK_MONOTONIC`, the clock of the timestamps in traces.
 fn monotonic() -> Result<Duration> {
     let mut now = libc::timespec {
         tv_sec: 0,

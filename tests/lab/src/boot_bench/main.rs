@@ -1,7 +1,7 @@
 //! `boot-bench`: hvprobe and QEMU boot the same guest, one after the other, and are compared.
 //!
-//! Runs inside a rig, started by `cargo lab bench`. Each round boots every VMM once, so that
-//! whatever slows the machine slows all alike; the table shows medians.
+//! Runs inside a rig, started by `cargo lab bench`. Each round boots every VMM once, so that all VMMs are affected
+//! alike when the machine is slow. The table shows medians.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};

@@ -4,8 +4,8 @@ use std::fs;
 
 use anyhow::{Context, Result};
 
-/// Returns the resident KiB of process `pid` outside the mappings that are large enough to be the guest's RAM
-/// of `ram` MiB.
+/// Returns the resident KiB of process `pid`, without the mappings that are large enough to be the guest's RAM of
+/// `ram` MiB.
 pub(crate) fn resident_beyond(pid: u32, ram: u32) -> Result<u64> {
     let path = format!("/proc/{pid}/smaps");
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;

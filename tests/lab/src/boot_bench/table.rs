@@ -1,4 +1,4 @@
-//! The comparison as a table: a row per quantity, QEMU's values with their ratio to hvprobe's.
+//! The comparison as a table with a row per quantity. Beside each of QEMU's values is its ratio to hvprobe's.
 
 use std::fmt::Write;
 

@@ -10,7 +10,7 @@ use hvprobe_lab::measure::tracefs::{self, set};
 
 const TRIGGER: &str = "events/kvm/kvm_entry/trigger";
 
-/// Watches for the first entry into a guest. The trace event stays on while this lives.
+/// Watches for the first entry into a guest. The trace event is enabled while this exists.
 #[derive(Debug)]
 pub(crate) struct FirstEntry(());
 
@@ -19,7 +19,7 @@ impl FirstEntry {
     pub(crate) fn new() -> Result<Self> {
         tracefs::mount()?;
         set("tracing_on", "0")?;
-        // The clock that the boots are measured with, too.
+        // The same clock as for the times of a boot.
         set("trace_clock", "mono")?;
         set(TRIGGER, "traceoff:1")?;
         let tracer = Self(());
@@ -27,11 +27,11 @@ impl FirstEntry {
         Ok(tracer)
     }
 
-    /// Discards earlier entries and traces the next.
+    /// Discards the trace of earlier entries, and traces the next entry.
     pub(crate) fn arm(&self) -> Result<()> {
         set("tracing_on", "0")?;
         set("trace", "")?;
-        // A trigger with a count works only that many times.
+        // A trigger with a count fires only that many times, so it has to be set again.
         set(TRIGGER, "!traceoff:1")?;
         set(TRIGGER, "traceoff:1")?;
         set("tracing_on", "1")

@@ -1,7 +1,7 @@
-//! Cases to judge: lines for files of tracefs, each with its origin; and the lines that were left out.
+//! Cases to judge, which are lines for files of tracefs, each with its origin. Also the lines that were left out.
 //!
-//! Invariant: every line that a source writes into a file of definitions, filters or triggers is a case, or is
-//! left out with the reason.
+//! Invariant: every line that a source writes into a file of definitions, filters or triggers becomes a case, or is
+//! listed as left out, with the reason.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -98,8 +98,8 @@ impl For {
     }
 }
 
-/// Returns a file's path from the root of tracefs; for a file in an instance, the path of the same file outside
-/// of the instance.
+/// Returns a file's path from the root of tracefs. For a file in an instance, returns the path of the corresponding
+/// file outside of the instance.
 pub(super) fn from_root(name: &str) -> &str {
     let folder = FOLDERS.iter().find_map(|folder| name.strip_prefix(folder));
     let name = folder.unwrap_or(name);
@@ -110,7 +110,8 @@ pub(super) fn from_root(name: &str) -> &str {
 }
 
 impl Found {
-    /// Records that `text` is written into `file`. An `Err` is a text that is not fully known, with the reason.
+    /// Records that `text` is written into `file`. `Err` means that the text is not fully known: it has the reason,
+    /// and the text as far as known.
     pub(super) fn written(
         &mut self,
         file: &str,
@@ -146,7 +147,7 @@ impl Found {
                 self.leave("is an event of another kind", origin, text);
             }
             For::Triggers if !text.starts_with("hist:") => match text.split_once(" if ") {
-                // The filters of all triggers have the same language.
+                // The filters of all triggers have the same language, so this one is judged as a filter.
                 Some((_, filter)) => {
                     let file = file.replace("/trigger", "/filter");
                     let expected = match expected {
@@ -161,7 +162,7 @@ impl Found {
         }
     }
 
-    /// Adds a case unless it is there already.
+    /// Adds a case, unless there is the same one already. Leaves out a text of several lines.
     fn add(&mut self, file: &str, expected: Expected, origin: &str, text: &str) {
         if text.contains('\n') {
             return self.leave("has several lines", origin, &text.replace('\n', "\\n"));
@@ -201,7 +202,7 @@ impl Found {
     }
 }
 
-/// Whether `text` begins like the definition of a kind of probe that hvprobe has.
+/// Returns whether `text` begins like the definition of a kind of probe that hvprobe has.
 fn is_ours(text: &str) -> bool {
     let rest = text.strip_prefix(['p', 'r', 'f']);
     let rest = rest.map(|rest| rest.trim_start_matches(|c: char| c.is_ascii_digit()));

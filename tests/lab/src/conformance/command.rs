@@ -1,4 +1,4 @@
-//! Finds the cases, and has them judged by a rig test.
+//! The command: finds the cases, and runs the rig test that judges them.
 
 use std::fs;
 use std::path::Path;
@@ -30,7 +30,7 @@ const ROW: &str = "conformance";
 const VARIABLE: &str = "HVPROBE_CONFORMANCE";
 /// Path of the cases in an emulated rig, without the leading slash.
 const IN_RIG: &str = "root/cases";
-/// Retries, because a machine may fail. A difference shows again in the retry.
+/// Number of retries, because a machine may fail. A difference shows again in a retry.
 const RETRIES: u32 = 1;
 
 /// On which kernel, and where.

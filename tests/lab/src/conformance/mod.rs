@@ -5,7 +5,8 @@
 //!   source ──► scripts, pages ──► cases ──► a rig test (tests/tests/rig/conformance.rs) ──► a table
 //!                                   └─────► what is left out, with the reason
 //! ```
-//! The lines are from Debian's package with the source of that kernel. None of them is kept in the repository.
+//! The lines are from Debian's package with the source of the guest's kernel. None of them is kept in the
+//! repository.
 
 mod cases;
 mod command;

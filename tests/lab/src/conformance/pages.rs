@@ -1,13 +1,13 @@
 //! Cases from pages of the kernel's documentation: commands that write, definitions, filters, and triggers as the
 //! kernel prints them.
 //!
-//! A page is not a script, so only unmistakable lines are read. A line that follows a prompt, or begins with
-//! `echo`, is read as in a script.
+//! A page is not a script, so only lines whose meaning is clear are read. The commands `echo` and `cd`, with or
+//! without a prompt before them, are read as in a script.
 
 use super::cases::{Expected, Found};
 use super::script::{Script, joined};
 
-/// Fields, each with an event that has it, for filters that a page shows without their event.
+/// Fields, each with an event that has the field. For filters that a page shows without their event.
 const FIELDS: [(&str, &str); 9] = [
     ("call_site", "kmem/kmalloc"),
     ("comm", "sched/sched_wakeup"),
@@ -26,7 +26,8 @@ const OPERATORS: [&str; 8] = ["==", "!=", "<=", ">=", "~", "<", ">", "&"];
 /// Reads the page `name`, whose contents are `text`.
 pub(super) fn read(name: &str, text: &str, found: &mut Found) {
     let lines: Vec<_> = text.lines().collect();
-    // The event that the page named last. Triggers as the kernel prints them do not name theirs.
+    // The event that the page named last. A trigger in the format in which the kernel prints it does not name its
+    // event.
     let mut event = None;
     let mut script = Script::new(found);
     for (at, line) in lines.iter().enumerate() {
@@ -68,7 +69,7 @@ pub(super) fn read(name: &str, text: &str, found: &mut Found) {
     }
 }
 
-/// Returns the command after a prompt, or the command of a line that begins with `echo`.
+/// Returns the command in a line, without the prompt, if it is `echo` or `cd`.
 fn command(line: &str) -> Option<&str> {
     let line = line.trim_start();
     let rest = line.trim_start_matches(['#', '$', '~', ' ']);
@@ -96,7 +97,7 @@ fn printed(line: &str) -> Option<&str> {
     line.starts_with("hist:").then_some(&line[..end])
 }
 
-/// Whether a line, indented against the text, is a definition.
+/// Returns whether `line` is a definition: it is indented, and begins like a probe with a name.
 fn is_definition(line: &str) -> bool {
     let text = line.trim_start();
     let rest = text.strip_prefix(['p', 'r', 'f']);
@@ -110,7 +111,7 @@ fn is_definition(line: &str) -> bool {
     text.len() < line.len() && named.is_some_and(|(name, rest)| is_name(name) && !rest.is_empty())
 }
 
-/// Returns the field that a line, indented against the text, compares with a value.
+/// Returns the field that `line` compares with a value, if the line is indented and a filter.
 fn compared(line: &str) -> Option<&str> {
     let text = line.trim();
     if !line.starts_with([' ', '\t']) {
@@ -127,7 +128,7 @@ fn compared(line: &str) -> Option<&str> {
     let is_value = value.starts_with(['"', '\'', '-'])
         || value.starts_with("CPUS{")
         || value.chars().all(|c| c == '_' || c.is_ascii_alphanumeric());
-    // After the one word of the value the line ends, or another comparison follows.
+    // The value is one word. After it the line ends, or another comparison follows.
     let goes_on = words.next().is_none_or(|word| matches!(word, "&&" | "||"));
     let is_one = OPERATORS.contains(&operator) && is_value && goes_on;
     (is_one && field.starts_with(|c: char| c.is_ascii_lowercase())).then_some(field)

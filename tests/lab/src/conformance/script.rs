@@ -11,11 +11,11 @@ use std::collections::HashMap;
 use super::cases::{Expected, Found, from_root};
 use super::words::{self, Part, Statement, Word};
 
-/// Values for variables that the kernel's tests determine while they run.
+/// Values for variables that the kernel's tests compute while they run.
 const KNOWN: [(&str, &str); 4] = [
-    // `ftracetest` looks up which of that function's names the kernel has.
+    // The function has had several names; `ftracetest` looks up which of them the kernel has.
     ("FUNCTION_FORK", "kernel_clone"),
-    // Taken from the symbols, or from a trace.
+    // The tests take these from the symbols, or from a trace.
     ("SYMADDR", "0xffffffff81000000"),
     ("address", "ffffffff81000000"),
     ("target_func", "vfs_read"),
@@ -26,7 +26,7 @@ const DEEPEST: usize = 8;
 /// Maximum number of lines in one quote.
 const LONGEST_QUOTE: usize = 20;
 
-/// Value of a word; if it is not known, the unknown part, and the word as written.
+/// Value of a word. If it is not known: its first unknown part, and the word with unknown parts as written.
 type Value = Result<String, (String, String)>;
 
 /// Context of a function call.
@@ -74,7 +74,7 @@ pub(super) fn read(name: &str, text: &str, found: &mut Found) {
     }
 }
 
-/// Returns the lines of a script with their numbers; a line that continues is joined with the lines it continues in.
+/// Returns the lines of a script with their numbers. A line that goes on in the next lines is joined with them.
 fn logical_lines(text: &str) -> Vec<(usize, String)> {
     let lines: Vec<_> = text.lines().collect();
     let (mut all, mut at) = (Vec::new(), 0);
@@ -86,8 +86,8 @@ fn logical_lines(text: &str) -> Vec<(usize, String)> {
     all
 }
 
-/// Joins the first of `lines` with the lines it continues in, and returns how many lines were taken. A line that
-/// is broken inside a quote is joined as its author meant it.
+/// Joins the first of `lines` with the lines in which it goes on, after a backslash or inside a quote. Returns the
+/// joined line and the number of lines that it takes.
 pub(super) fn joined(lines: &[&str]) -> (String, usize) {
     let mut whole = String::new();
     for (taken, line) in (1..).zip(lines.iter().copied().take(LONGEST_QUOTE)) {
@@ -102,7 +102,8 @@ pub(super) fn joined(lines: &[&str]) -> (String, usize) {
         }
         whole.push('\n');
     }
-    // The line has no quote, or one that is never closed.
+    // The line does not end within `LONGEST_QUOTE` lines, so what looks like an open quote is probably none. Take
+    // the line alone.
     let first = lines.first().copied().unwrap_or_default();
     (first.trim_end_matches('\\').to_owned(), 1)
 }
@@ -114,7 +115,7 @@ fn function(line: &str) -> Option<(&str, &str)> {
     words::is_name(name).then_some((name, rest.trim_start().trim_start_matches('{')))
 }
 
-/// Architecture that a line is for. In a `case` over `uname -m` only the lines of the x86-64 arm are read.
+/// Architecture for which a line is. In a `case` over `uname -m`, only the lines of the arm for x86-64 are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Machine {
     Any,
@@ -123,7 +124,7 @@ enum Machine {
 }
 
 impl Machine {
-    /// Returns the part of `line` that is for x86-64, if any.
+    /// Returns the part of `line` that x86-64 would run, or `None` if there is no such part.
     fn meant<'l>(&mut self, line: &'l str) -> Option<&'l str> {
         let trimmed = line.trim();
         if trimmed.starts_with("case ") && trimmed.contains("uname -m") {
@@ -221,7 +222,7 @@ impl<'a> Script<'a> {
                     self.write(to, Err(("printf".to_owned(), text)), expected);
                 }
             },
-            // Described in the file `functions` of the kernel's tests.
+            // The file `functions` of the kernel's tests describes this function.
             Some("ftrace_errlog_check") => {
                 if let [_, text, file, ..] = words {
                     let (text, file) = (self.value(text, call), self.value(file, call));
@@ -235,7 +236,7 @@ impl<'a> Script<'a> {
                 self.folder = folder.filter(|folder| !folder.contains(".."));
             }
             Some("for") => {
-                // One pass through the loop is enough.
+                // The loop is read once, with the first value.
                 if let [name, _, first, ..] = words
                     && let Some(name) = name.text()
                 {
@@ -248,7 +249,8 @@ impl<'a> Script<'a> {
         }
     }
 
-    /// Calls a function, if one has that name. A function that shifts its arguments runs once for each of them.
+    /// Calls the function `name`, if the script defines it. A function that contains `shift` runs once for each
+    /// argument, with the arguments from that one on.
     fn call(&mut self, name: &str, words: &[Word], to: Option<Value>, from: &Call) {
         let Some(body) = self.functions.get(name).cloned() else {
             return;

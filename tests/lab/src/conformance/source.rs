@@ -1,8 +1,8 @@
 //! The kernel's own tests and documentation of its trace events, from Debian's package with the source of the
 //! guests' kernel.
 //!
-//! A folder under the cache's `source` that is named after the package and its version is complete. It holds only
-//! the few files that are read, and nothing else of the source.
+//! If a folder under the cache's `source` has the name of the package and its version, it is complete. It has only
+//! the few files of the source that are read.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,8 @@ const KEPT: [&str; 2] = [
     "Documentation/trace/*.rst",
 ];
 
-/// Returns the folder with the files for the guests' kernel: the kernel of `choice`, or else `stock`.
+/// Returns the folder with the files for the guests' kernel, which is that of `choice`, or `stock` without a
+/// choice.
 pub(super) fn obtain(cache: &Cache, stock: &Kernel, choice: Option<&Choice>) -> Result<PathBuf> {
     let (archives, release) = match choice {
         None => (Archives::of_machine(), stock.release().to_owned()),
@@ -59,11 +60,12 @@ fn package(release: &str) -> Result<String> {
     Ok(format!("linux-source-{major}.{minor}"))
 }
 
-/// Downloads `package` and keeps the files that are read in `folder`.
+/// Downloads `package`, and puts those of its files that are read into `folder`.
 fn fetch(cache: &Cache, archives: &Archives, package: &str, folder: &Path) -> Result<()> {
     packages::ensure(&["xz-utils"])?;
     fs::create_dir_all(cache.sources())?;
-    // Readable by apt's own download user, hence not a private temporary folder.
+    // apt downloads as a user of its own, which must be able to use the folder. So the folder is not a private
+    // temporary one.
     let work = tempfile::Builder::new()
         .prefix(".fetch-")
         .tempdir_in(cache.sources())?;
@@ -87,7 +89,8 @@ fn fetch(cache: &Cache, archives: &Archives, package: &str, folder: &Path) -> Re
     fs::rename(&kept, folder).context("cannot keep the kernel's tests")
 }
 
-/// Returns the names (without folders) and contents of the files below `folder` that end in `ending`, sorted.
+/// Returns the names (without folders) and the contents of the files below `folder` whose names end in `ending`,
+/// sorted.
 pub(super) fn files(folder: &Path, ending: &str) -> Result<Vec<(String, String)>> {
     let mut found = Vec::new();
     for path in files_below(folder)? {

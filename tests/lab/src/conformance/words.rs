@@ -1,14 +1,15 @@
-//! Splits lines of a shell script into words, as far as is needed to know what is written into which file.
+//! Parser that splits lines of a shell script into words. It understands as much of the syntax as is needed to find
+//! out what is written into which file.
 //!
-//! Invariant: a part of a word is literal text, or it is marked as something that a shell would expand. Nothing is
-//! expanded here.
+//! Invariant: each part of a word is either literal text or marked as something that a shell would expand. Nothing
+//! is expanded here.
 
 /// A part of a word.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Part {
     /// Literal text.
     Text(String),
-    /// `$NAME` or `${NAME}`; a number is a function's argument.
+    /// `$NAME` or `${NAME}`. A name that is a number stands for an argument of the function.
     Variable(String),
     /// Anything else that a shell expands, as written.
     Other(String),
@@ -70,7 +71,7 @@ const KEYWORDS: [&str; 11] = [
 ];
 
 impl Statement {
-    /// Removes the words that precede the command; `None` if nothing is left and no file is written.
+    /// Removes the words that may precede a command. Returns `None` if no words are left and no file is written.
     fn begun(mut self) -> Option<Self> {
         while let Some(first) = self.words.first().and_then(Word::text) {
             match first {
@@ -84,7 +85,7 @@ impl Statement {
     }
 }
 
-/// Whether `name` is a valid name of a variable or function.
+/// Returns whether `name` is a valid name of a variable or function.
 pub(super) fn is_name(name: &str) -> bool {
     let of_name = |c: char| c == '_' || c.is_ascii_alphanumeric();
     !name.starts_with(|c: char| c.is_ascii_digit()) && !name.is_empty() && name.chars().all(of_name)
@@ -131,7 +132,7 @@ pub(super) fn statements(line: &str) -> Vec<Statement> {
     all
 }
 
-/// Whether a quote is open at the end of `line`.
+/// Returns whether a quote is open at the end of `line`.
 pub(super) fn is_open(line: &str) -> bool {
     let (mut quote, mut before) = (None, ' ');
     let mut letters = line.chars();

@@ -8,7 +8,7 @@ const WORDS: usize = 4;
 pub(super) struct Log {
     pub(super) runs: Option<u64>,
     pub(super) runs_a_second: Option<u64>,
-    /// Edges of the program that inputs have reached.
+    /// Number of edges of the program's control flow that inputs have reached.
     pub(super) coverage: Option<u64>,
     /// Name that libFuzzer or the sanitizer gives the failure.
     pub(super) summary: Option<String>,

@@ -1,4 +1,4 @@
-//! Counts of KVM and of the rig's kernel while a loop runs in the guest.
+//! Counters of KVM and of the rig's kernel, read before and after a loop in the guest.
 
 use std::fs;
 
@@ -8,11 +8,11 @@ use hvprobe_lab::measure::tracefs;
 const DEBUGFS: &str = "/sys/kernel/debug";
 const TRIGGER: &str = "events/syscalls/sys_enter_ioctl/trigger";
 const COUNT_BY_REQUEST: &str = "hist:keys=cmd";
-/// Type of KVM's ioctl requests (`KVMIO`), which is their second byte.
+/// Second byte of KVM's ioctl requests: their type, `KVMIO`.
 const KVM: u64 = 0xae;
 const KVM_RUN: u64 = 0xae80;
 
-/// Totals since the machine was started.
+/// Counts of exits and ioctls: totals at one time, or the differences between two times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     /// Exits of all virtual CPUs, including those that the kernel handled itself.
@@ -61,8 +61,7 @@ impl Drop for Counter {
     }
 }
 
-/// Sums lines such as `{ cmd: 44672 } hitcount: 12`; the request is decimal, or hexadecimal with
-/// its prefix.
+/// Sums lines such as `{ cmd: 44672 } hitcount: 12`. The request is decimal, or hexadecimal with the prefix `0x`.
 fn ioctls(histogram: &str) -> Counts {
     let mut counts = Counts::default();
     for line in histogram.lines() {

@@ -1,4 +1,4 @@
-//! The part of gdb that a breakpoint with automatic continue needs, over QEMU's gdbstub.
+//! A client of QEMU's gdbstub that does what gdb does for a breakpoint with automatic continue.
 //!
 //! A hit is handled as gdb handles it: stop, remove the breakpoint, make one step, insert the breakpoint again,
 //! continue ("Debugging with GDB", appendix E, Remote Serial Protocol).
@@ -30,7 +30,7 @@ impl Gdb {
             to: stream,
         };
         gdb.send("qSupported:swbreak+;hwbreak+")?;
-        // The connection stops the machine, which the stub reports first, unasked.
+        // The connection stops the machine. The stub reports that on its own, before its first answer.
         while stopped(&gdb.receive()?) {}
         let state = gdb.ask("?")?;
         if !stopped(&state) {
@@ -163,7 +163,8 @@ mod tests {
         assert!(read_packet(&mut &b"-"[..]).is_err());
     }
 
-    /// Serves as a stub that stops at once whenever it is asked to go; returns the commands that it got.
+    /// Serves as a stub whose machine stops again as soon as it continues. Returns the commands that the stub
+    /// received.
     fn stub(mut stream: UnixStream) -> Vec<String> {
         let mut asked = Vec::new();
         stream

@@ -1,4 +1,4 @@
-//! The targets that the measured costs are held against.
+//! The targets with which the measured costs are compared.
 
 use crate::options::Options;
 use crate::ours::{EMULATED, OPTIMIZED, WITH_STACK};
@@ -42,7 +42,7 @@ const RUNS: [Runs; 12] = [
     runs(FETCHES[1].name, 0),
     runs(FETCHES[2].name, 0),
 ];
-/// Limit for the engine's instructions of an emulated hit.
+/// Limit for the number of instructions that the engine executes for an emulated hit.
 const INSTRUCTIONS: f64 = 1000.0;
 /// Limit for the slowdown of a program by an optimized probe on its path, in percent.
 const SLOWER: f64 = 5.0;

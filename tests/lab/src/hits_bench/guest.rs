@@ -25,8 +25,8 @@ pub(crate) struct Ticks {
 }
 
 impl Ticks {
-    /// Combines the results of equal loops: the fastest of all batches, and the median of the other values.
-    /// None if there are no loops.
+    /// Combines the results of equal loops: the fastest of all batches, and for the other values the median of all
+    /// loops. Returns `None` if there are no loops.
     pub(crate) fn of_all(loops: impl Iterator<Item = Self>) -> Option<Self> {
         let loops: Vec<Self> = loops.collect();
         let middle = |of: fn(&Self) -> f64| median(loops.iter().map(of).collect());
@@ -39,7 +39,8 @@ impl Ticks {
     }
 }
 
-/// A program that shows a console on its stdout and types its stdin there. Ends with this.
+/// A program that shows a guest's console on its stdout, and types its stdin there. It is killed when this is
+/// dropped.
 #[derive(Debug)]
 pub(crate) struct Console {
     _program: Running,
@@ -110,7 +111,8 @@ impl Console {
             })
     }
 
-    /// Like [`Self::value`], but of the workload, which may report an error instead.
+    /// Like [`Self::value`], but for output of the workload, which may print an error message instead. Returns that
+    /// as an error.
     fn answer(&self, key: &str) -> Result<String> {
         let found = self.output.find(self.patience, |line| {
             let (before, value) = line.split_once(": ")?;
@@ -132,7 +134,7 @@ impl Console {
         self.type_line(&format!("workload tsc-loop {words}; echo \"over: $?\""))?;
         let calls = self.answer("calls")?;
         let ticks = self.answer("ticks")?;
-        // Only now are the guest's own probes gone.
+        // The workload ends when it has removed the guest's own probes. Wait for that.
         let over = self.answer("over")?;
         ensure!(over == "0", "the loop ended with status {over}");
         parse_ticks(&calls, &ticks).with_context(|| format!("no ticks in {ticks:?}"))
@@ -153,7 +155,7 @@ fn parse_ticks(calls: &str, ticks: &str) -> Option<Ticks> {
 mod tests {
     use super::*;
 
-    /// Opens a console on which `script` stands in for the guest.
+    /// Opens a console with the shell script `script` in the place of a guest.
     fn console(script: &str, patience: Duration) -> Result<Console> {
         Console::open(Command::new("sh").args(["-c", script]), patience)
     }

@@ -1,10 +1,10 @@
-//! `hits-bench`: measures the cost of one hit, by mechanism, beside the guest's own kprobes and gdb.
+//! `hits-bench`: measures the cost of one hit, for each mechanism, for the guest's own kprobes, and for gdb.
 //!
-//! Runs inside a rig, started by `cargo lab bench hits`. One guest under hvprobe makes the same system call in
-//! a loop, all in one boot: without probes, with its own kprobe and kretprobe events, with each of hvprobe's
-//! mechanisms on the function of the call, and with arguments and filters. Another guest, under QEMU, runs into
-//! a gdb breakpoint. The cost of the bare loop is subtracted from that of every loop with probes. In the first
-//! guest a program that does little but system calls also runs with and without a probe on its path.
+//! Runs inside a rig, started by `cargo lab bench hits`. One guest under hvprobe makes the same system call in a
+//! loop, all in one boot: without probes, with its own kprobe and kretprobe events, with each of hvprobe's
+//! mechanisms at the function of the call, and with arguments and filters. Another guest, under QEMU, runs into a
+//! gdb breakpoint. The cost of the bare loop is subtracted from that of every loop with probes. In the first guest
+//! a program that does little but system calls also runs with and without a probe on its path.
 
 use std::path::Path;
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! Measures the loops, and makes a row of each: its cost beyond that of the loop without probes.
+//! Measures the loops, and makes a row of each: what it costs more than the loop without probes.
 
 use std::process::Command;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::subjects::{
 };
 use crate::table::Row;
 
-/// Prints what is being measured; in a slow rig everything takes minutes.
+/// Prints what is being measured. In a slow rig each measurement takes minutes.
 pub(crate) fn progress(what: &str) {
     eprintln!("hits-bench: {what}");
 }
@@ -121,7 +121,7 @@ pub(crate) fn optimizable(machine: &Machine) -> Result<&'static str> {
     }
 }
 
-/// Measures the kernel's jump and ours, both at `place`.
+/// Measures optimized probes (jumps) at `place`: the guest kernel's own kprobe, and hvprobe's.
 pub(crate) fn jumps(
     options: &Options,
     machine: &mut Machine,
@@ -140,7 +140,7 @@ pub(crate) fn jumps(
         ours.push(machine.probed(&work, &OPTIMIZED)?.ticks);
         match machine.bare(&work, Some(&own)) {
             Ok(own) => theirs.push(own.ticks),
-            // The guest's kernel need not optimize its kprobe.
+            // It is no error if the guest's kernel does not optimize its kprobe here.
             Err(error) => progress(&format!("without {OWN_OPTIMIZED}: {error:#}")),
         }
     }
@@ -159,7 +159,7 @@ pub(crate) fn jumps(
     Ok(rows.collect())
 }
 
-/// Returns a loop of as many calls as `measured`, at no cost.
+/// Returns a loop of as many calls as `measured` that cost nothing, to subtract.
 fn nothing(measured: &Loop) -> Loop {
     let mut nothing = *measured;
     (nothing.ticks.fastest, nothing.ticks.median) = (0.0, 0.0);
@@ -186,7 +186,7 @@ fn difference(name: &str, measured: &Loop, base: &Loop) -> Row {
     }
 }
 
-/// Measures gdb's breakpoint, in a guest under QEMU. Returns how QEMU ran the guest, too.
+/// Measures gdb's breakpoint, in a guest under QEMU. Also returns the accelerator with which QEMU ran the guest.
 pub(crate) fn gdb(options: &Options, per_microsecond: f64) -> Result<(Row, Accelerator)> {
     let doctor = Command::new("hvprobe")
         .args(["doctor", "--json"])
@@ -206,7 +206,7 @@ pub(crate) fn gdb(options: &Options, per_microsecond: f64) -> Result<(Row, Accel
     Ok((row, accelerator))
 }
 
-/// Returns the shortest mean time of batches, each of which is at least a hundredth of `times`.
+/// Divides `times` into batches of at least a hundredth of them, and returns the mean time of the fastest batch.
 fn fastest_batch(times: &[Duration]) -> Duration {
     let mean = |batch: &[Duration]| {
         let number = u32::try_from(batch.len()).unwrap_or(u32::MAX);

@@ -1,4 +1,4 @@
-//! hvprobe's side: one machine, in which the mechanisms are measured one after another.
+//! hvprobe's side of the comparison: one machine, in which the mechanisms are measured one after another.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -15,12 +15,12 @@ use crate::guest::{Console, Ticks};
 
 const MACHINE: &str = "hits";
 const CMDLINE: &str = "console=ttyS0 quiet reboot=k panic=-1 pci=off mitigations=off";
-/// Time limit for the server to listen, and for a jump to become possible.
+/// Time limit for two waits: until the server listens, and until a jump becomes possible.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Text in the error for a jump that is not possible just now.
+/// Text in the error for a jump that is not possible at the moment: the guest's kernel changes its own kprobes.
 const CHANGES: &str = "changing its own kprobes";
 
-/// A probe that does more than record registers, and the guest's own event with the same words.
+/// A probe that does more than record registers, and the guest's own event with the same arguments and filter.
 #[derive(Debug)]
 pub(crate) struct Fetch {
     pub(crate) name: &'static str,
@@ -37,12 +37,14 @@ pub(crate) struct Work {
     pub(crate) calls: u32,
     /// The function that is probed.
     pub(crate) function: &'static str,
-    /// Arguments to record, as they stand after the function in the definition; if empty, the default ones.
+    /// Arguments to record, as written after the function in the definition. If empty, the default ones are
+    /// recorded.
     pub(crate) recorded: &'static str,
 }
 
-/// A mechanism: its name in the table, the kind of hit by which its instructions are counted, if they are, and
-/// the arguments of `hvprobe probe add`. `{}` stands for the function and the arguments to record.
+/// A mechanism: its name in the table, the kind of hit for which the engine's instructions are counted, if they
+/// are, and the arguments of `hvprobe probe add`. In these, `{}` stands for the function and the arguments to
+/// record.
 #[derive(Debug)]
 pub(crate) struct Mechanism {
     pub(crate) name: &'static str,
@@ -100,7 +102,8 @@ pub(crate) const MECHANISMS: [Mechanism; 12] = [
         counted_as: None,
         add: &["--mechanism", "emulated", "p {}", "r {}"],
     },
-    // The number of this probe's instances grows, which the stubs of other return probes do not allow.
+    // With `auto` the number of this probe's instances grows. Stubs, which the other return probes have, do not
+    // allow that, so this probe exits at the return.
     Mechanism {
         name: "return probe, exit at the return",
         counted_as: Some("returned"),
@@ -127,7 +130,7 @@ pub(crate) struct Loop {
     pub(crate) counts: Counts,
 }
 
-/// A machine in a server of its own, with a shell on its console.
+/// A machine in a server that has no other, with a shell on its console.
 #[derive(Debug)]
 pub(crate) struct Machine {
     console: Console,
@@ -137,7 +140,7 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// Boots the guest in the folder `guest`; its shell has to answer within `patience`.
+    /// Boots the guest in the folder `guest`. `patience` is the time limit for each answer of its shell.
     pub(crate) fn boot(guest: &Path, patience: Duration) -> Result<Self> {
         let server = Server::start()?;
         let (kernel, initrd) = (guest.join("kernel"), guest.join("initrd.cpio"));
@@ -163,20 +166,20 @@ impl Machine {
         })
     }
 
-    /// Turns counting, which takes time, on or off. May be turned on only once, because the kernel of an
-    /// emulated rig does not survive frequent patching of its text.
+    /// Turns the counting of exits and ioctls on or off. Counting slows the loops. Turn it on only once: the kernel
+    /// of an emulated rig does not survive frequent patching of its text.
     pub(crate) fn count(&mut self, on: bool) -> Result<()> {
         self.counter = on.then(Counter::start).transpose()?;
         Ok(())
     }
 
-    /// Measures a loop that only leaves the guest and comes back at once, `calls` times.
+    /// Measures a loop that does nothing but leave and re-enter the guest, `calls` times.
     pub(crate) fn exit(&mut self, calls: u32) -> Result<Loop> {
         self.measure(&format!("out {calls}"))
     }
 
-    /// Measures the loop without probes of ours; with the guest's own if `own` names some (see `workload
-    /// help`).
+    /// Measures the loop without hvprobe's probes. If `own` names probes of the guest's kernel (see `workload
+    /// help`), measures it with these.
     pub(crate) fn bare(&mut self, work: &Work, own: Option<&str>) -> Result<Loop> {
         let Work { call, calls, .. } = work;
         self.measure(&match own {
@@ -185,7 +188,7 @@ impl Machine {
         })
     }
 
-    /// Checks that a probe can be added at `place`; the error says why not.
+    /// Returns an error with the reason if no probe can be added at `place`.
     pub(crate) fn try_probe(&self, place: &str) -> Result<()> {
         let definition = format!("p {place}");
         let add = ["probe", "add", "--vm", MACHINE, "--disabled", &definition];
@@ -194,7 +197,7 @@ impl Machine {
             .ask(["probe", "remove", "--vm", MACHINE, "--all"])
     }
 
-    /// Measures the loop with probes of ours on its function.
+    /// Measures the loop with hvprobe's probes at its function.
     pub(crate) fn probed(&mut self, work: &Work, mechanism: &Mechanism) -> Result<Loop> {
         let definition = format!("{} {}", work.function, work.recorded);
         let words = mechanism.add.iter();
@@ -205,12 +208,12 @@ impl Machine {
         self.with_probes(work, &words)
     }
 
-    /// Measures the loop with the probes that `hvprobe probe add` makes of `words`.
+    /// Measures the loop with the probes that `hvprobe probe add` adds when its arguments are `words`.
     fn with_probes(&mut self, work: &Work, words: &[&str]) -> Result<Loop> {
         let mut add = vec!["probe", "add", "--vm", MACHINE];
         add.extend(words);
-        // After the removal of its own probes the guest's kernel works on for a while. From here its end can be
-        // seen only by asking again.
+        // After the removal of its own probes, the guest's kernel goes on changing its text for a while. Only
+        // another try shows whether that is over.
         let deadline = Instant::now() + PATIENCE;
         while let Err(error) = self.server.ask(&add) {
             if !error.to_string().contains(CHANGES) || Instant::now() >= deadline {
@@ -224,7 +227,7 @@ impl Machine {
         measured
     }
 
-    /// Measures the loop with an optimized probe of ours on its function, with `words` after the function.
+    /// Measures the loop with an optimized probe at its function. `words` follow the function in the definition.
     pub(crate) fn fetched(&mut self, work: &Work, words: &str) -> Result<Loop> {
         let definition = format!("p {} {words}", work.function);
         self.with_probes(work, &["--mechanism", "optimized", &definition])
@@ -242,7 +245,7 @@ impl Machine {
     }
 }
 
-/// `hvprobe serve`. Ends with this.
+/// A running `hvprobe serve`, which is killed when this is dropped.
 #[derive(Debug)]
 struct Server {
     _program: Running,

@@ -1,7 +1,8 @@
 //! A breakpoint as gdb sets it: QEMU boots the guest, and its gdbstub reports every hit to a client.
 //!
-//! With KVM the stub plants an int3, which only works where KVM hands int3s over; elsewhere QEMU has to emulate
-//! the guest. The time stamp counter of a stopped machine stands still, so the time is measured outside.
+//! With KVM the stub plants an int3, which works only where KVM reports int3s to QEMU; elsewhere QEMU has to
+//! emulate the guest. While a machine is stopped, its time stamp counter stands still, so the time is measured
+//! outside the guest.
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -21,7 +22,7 @@ pub(crate) enum Accelerator {
 }
 
 impl Accelerator {
-    /// Returns KVM if `doctor`'s report, one JSON object per line, says that KVM hands int3s over, and TCG
+    /// Returns KVM if the report `doctor`, with one JSON object per line, says that KVM reports int3s, and TCG
     /// otherwise.
     pub(crate) fn for_breakpoints(doctor: &str) -> Self {
         if doctor.contains("\"debug-exit\"") {
@@ -39,8 +40,8 @@ impl Accelerator {
     }
 }
 
-/// Command line of the guest, like that of hvprobe's guest. `nokaslr` keeps symbols at the addresses they are
-/// linked at.
+/// Command line of the guest, like that of hvprobe's guest. With `nokaslr`, symbols are at the addresses at which
+/// they were linked.
 const CMDLINE: &str = "console=ttyS0 quiet reboot=k panic=-1 mitigations=off nokaslr";
 
 /// Boots the guest in the folder `guest`, sets a breakpoint on `function` and lets the guest run into it `hits`

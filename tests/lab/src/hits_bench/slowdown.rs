@@ -13,8 +13,8 @@ use crate::ours::{EMULATED, Machine, OPTIMIZED, Work};
 use crate::subjects::OWN_FTRACE;
 use crate::table::{Unit, number};
 
-/// The ways to probe. The others are compared with the first; the second shows the error of the measurement
-/// itself.
+/// The ways to probe. The first is the baseline for all others; the second is the same again, and shows the error
+/// of the measurement.
 const WAYS: [&str; 5] = [
     "no probe",
     "no probe, once more",
@@ -27,21 +27,20 @@ const WAYS: [&str; 5] = [
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Slower {
     pub(crate) name: &'static str,
-    /// Ticks per call in the middle batch of a round: the median of all rounds.
+    /// Ticks per call in the median batch of a round; the median over all rounds.
     pub(crate) ticks: f64,
-    /// Slowdown of the fastest batch of a round, in which nothing but the program ran: the median of all
-    /// rounds.
+    /// Slowdown of the fastest batch of a round, in which nothing but the program ran; the median over all rounds.
     pub(crate) fastest: f64,
-    /// Slowdown of the middle batch of a round, the host's own interrupts included: the median of all rounds.
+    /// Slowdown of the median batch of a round, which includes interrupts of the host; the median over all rounds.
     pub(crate) percent: f64,
-    /// Quartiles of `percent` in the rounds: a quarter of the rounds is below the first, a quarter above the
+    /// Lower and upper quartile of that slowdown: a quarter of the rounds is below the first, a quarter above the
     /// second.
     pub(crate) spread: (f64, f64),
-    /// Slowdown of a round as a whole, whatever else ran: the median of all rounds.
+    /// Slowdown of a round as a whole, including everything else that ran; the median over all rounds.
     pub(crate) overall: f64,
 }
 
-/// Measures all ways `rounds` times. Returns nothing for zero rounds.
+/// Measures all ways `rounds` times. For zero rounds the result is empty.
 pub(crate) fn measure(machine: &mut Machine, work: &Work, rounds: u32) -> Result<Vec<Slower>> {
     let own = format!("p {}", work.function);
     let mut measured: Vec<[Ticks; WAYS.len()]> = Vec::new();
@@ -86,7 +85,7 @@ fn compare(measured: &[[Ticks; WAYS.len()]]) -> Vec<Slower> {
     (0..).zip(WAYS).filter_map(slower).collect()
 }
 
-/// Returns the lower and the upper quartile; none if there are no values.
+/// Returns the lower and the upper quartile, or `None` if there are no values.
 fn quartiles(mut values: Vec<f64>) -> Option<(f64, f64)> {
     values.sort_by(f64::total_cmp);
     let last = values.len().checked_sub(1)?;

@@ -1,4 +1,4 @@
-//! The comparison as a table: a row per way to probe the same function.
+//! The comparison as a table, with a row for each way to probe the same function.
 
 use std::fmt::Write;
 
@@ -12,7 +12,7 @@ pub(crate) enum Unit {
 }
 
 impl Unit {
-    /// Converts ticks to microseconds, where ticks are time.
+    /// Converts ticks to microseconds; `None` if ticks are instructions.
     pub(crate) fn microseconds(self, ticks: f64) -> Option<f64> {
         match self {
             Self::Time { per_microsecond } => Some(ticks / per_microsecond),
@@ -25,13 +25,13 @@ impl Unit {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Row {
     pub(crate) name: String,
-    /// Ticks of the middle batch; none where the guest's counter stands still at a hit.
+    /// Ticks of the median batch. `None` where the guest's counter stands still at a hit.
     pub(crate) median: Option<f64>,
     /// Ticks of the fastest batch, which the rest of the machine disturbs least.
     pub(crate) fastest: f64,
-    /// Exits, `KVM_RUN`s, other ioctls; none where they were not counted.
+    /// Numbers of exits, `KVM_RUN`s and other ioctls. `None` where they were not counted.
     pub(crate) exits: Option<[f64; 3]>,
-    /// Instructions of the engine, in user space; none where they were not counted.
+    /// Number of instructions that the engine executes in user space. `None` where they were not counted.
     pub(crate) instructions: Option<u32>,
 }
 
@@ -67,8 +67,9 @@ pub(crate) fn named<'r>(rows: &'r [Row], name: &str) -> Option<&'r Row> {
     rows.iter().find(|row| row.name == name)
 }
 
-/// Returns the cost of the row `of` divided by that of the row `to`. None if one of the costs is not above
-/// zero: then the rest of the machine took more than the hits, and a ratio would mean nothing.
+/// Returns the cost of the row `of` divided by that of the row `to`. Returns `None` if a row is missing, or if one
+/// of the costs is not above zero: then other work on the machine took more time than the hits, and a ratio would
+/// mean nothing.
 pub(crate) fn ratio(rows: &[Row], of: &str, to: &str) -> Option<f64> {
     let cost = |name| Some(named(rows, name)?.fastest).filter(|cost| *cost > 0.0);
     Some(cost(of)? / cost(to)?)

@@ -9,7 +9,7 @@ use crate::table::{Row, named, number, ratio};
 pub(crate) struct Target {
     pub(crate) what: String,
     pub(crate) at_most: f64,
-    /// None where it was not measured.
+    /// `None` where it was not measured.
     pub(crate) measured: Option<f64>,
 }
 
@@ -44,8 +44,8 @@ impl Ratio {
 impl Runs {
     pub(crate) fn target(&self, rows: &[Row]) -> Target {
         let exits = named(rows, self.of).and_then(|row| row.exits);
-        // A hit takes at least this many. With fewer, the loop that was subtracted for the bare call did other
-        // work.
+        // A hit takes at least this many entries. If there are fewer, the loop that was subtracted did other work
+        // than the call, and the value is useless.
         let least = f64::from(self.at_most) - STRAY;
         Target {
             what: format!("{}: KVM_RUNs", self.of),

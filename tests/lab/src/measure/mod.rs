@@ -4,7 +4,7 @@ pub mod running;
 pub mod stream;
 pub mod tracefs;
 
-/// Returns the middle value, or the mean of the two middle ones; none if there are no values.
+/// Returns the middle value, or the mean of the two middle ones, or `None` if there are no values.
 #[must_use]
 pub fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);

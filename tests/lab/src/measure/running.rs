@@ -1,4 +1,4 @@
-//! A program that never outlives what measures it.
+//! A program that does not outlive the code that measures it.
 
 use std::process::Child;
 
@@ -8,7 +8,7 @@ pub struct Running(pub Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // The program may have ended by itself, and it has nothing to lose.
+        // The program may have ended by itself, so errors are ignored. Nothing is lost if it is killed.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -1,4 +1,4 @@
-//! The lines a program prints, read by a thread so that the program never waits.
+//! The lines that a program prints. A thread reads them, so that the program never waits for a reader.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read};
@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 /// Number of lines that are remembered.
 const TAIL: usize = 40;
 
-/// Lines as they arrive, without white space around them.
+/// Lines that have arrived, without white space at their ends.
 #[derive(Debug)]
 pub struct Lines {
     lines: Receiver<String>,
-    /// The newest lines, whether or not they were taken.
+    /// The newest lines, including those that were taken.
     tail: Arc<Mutex<VecDeque<String>>>,
 }
 
@@ -60,8 +60,8 @@ impl Lines {
         self.lines.try_recv() == Err(TryRecvError::Disconnected)
     }
 
-    /// Takes lines up to the first for which `wanted` returns a result; none if the stream ends or `limit`
-    /// passes before.
+    /// Takes lines up to the first for which `wanted` returns a result, and returns that. Returns `None` if the
+    /// stream ends or `limit` passes before.
     pub fn find<T>(&self, limit: Duration, wanted: impl Fn(&str) -> Option<T>) -> Option<T> {
         let deadline = Instant::now() + limit;
         loop {
@@ -73,13 +73,14 @@ impl Lines {
         }
     }
 
-    /// Takes lines up to the first that contains `text`; none as for [`Lines::find`].
+    /// Takes lines up to the first that contains `text`, and returns that line. Returns `None` in the same cases as
+    /// [`Lines::find`].
     #[must_use]
     pub fn wait_for(&self, text: &str, limit: Duration) -> Option<String> {
         self.find(limit, |line| line.contains(text).then(|| line.to_owned()))
     }
 
-    /// Takes the lines that have arrived and returns the last.
+    /// Takes the lines that have arrived, and returns the last of them, if there are any.
     #[must_use]
     pub fn last(&self) -> Option<String> {
         self.lines.try_iter().last()

@@ -1,4 +1,4 @@
-//! Files of tracefs, and mounting it and file systems like it.
+//! Access to files of tracefs, and functions that mount tracefs and similar file systems.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -17,7 +17,7 @@ pub fn mount() -> Result<()> {
     mount_kind("tracefs", TRACEFS, "trace")
 }
 
-/// Mounts the file system `kind` at `folder` unless it is mounted, and so has the file `known`.
+/// Mounts the file system `kind` at `folder`, unless it is mounted there: then `folder` contains the file `known`.
 ///
 /// # Errors
 /// When it cannot be mounted here.

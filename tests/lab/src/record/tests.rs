@@ -13,7 +13,7 @@ const PAGE: &str = "# Hosts\n\n<!-- verified: begin -->\n\n| *tcg* | 6.1-cloud |
 struct Repository(TempDir);
 
 impl Repository {
-    /// Returns none, and prints it, where there is no git.
+    /// Returns `None`, and prints that the test is skipped, if there is no git.
     fn new() -> Option<Self> {
         let repository = Self(tempfile::tempdir().unwrap());
         if let Err(error) = git(repository.root(), &["init", "--quiet"]) {
@@ -167,9 +167,9 @@ fn nothing_is_recorded_of_a_tree_that_changed_meanwhile() {
     let (root, target) = (repository.root(), repository.root().join("target"));
     let mut recorder = Recorder::of(root, &target, Some("bench hits")).unwrap();
     recorder.see_one(Kind::Tcg, false);
-    // A property that failed leaves its input.
+    // A failed property leaves a file with its input.
     repository.write("a/proptest-regressions/b.txt", "");
-    // Others may record after that.
+    // That file does not keep later runs from recording.
     Recorder::of(root, &target, Some("bench hits")).unwrap();
     repository.write("src/a.rs", "fn f() {}");
     let why = format!("{:#}", recorder.write().unwrap_err());
@@ -187,7 +187,7 @@ fn nothing_is_recorded_of_a_tree_that_changed_meanwhile() {
     assert_eq!(repository.rows()[..2], expected);
 }
 
-/// This program stands in for those of a rig and of a package.
+/// Returns a job in which this test program stands in for the programs of a rig and of a package.
 fn job(package: &str, program: &str, steps: &[&[&str]], group: bool) -> Job {
     let mut job = Job::new(&[], std::time::Duration::ZERO);
     let path = std::env::current_exe().unwrap();

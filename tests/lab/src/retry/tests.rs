@@ -18,7 +18,7 @@ fn passed(passed: u64) -> Ran {
     }
 }
 
-/// Returns the result of a program of three tests, of which these failed.
+/// Returns the result of a program of three tests, of which `tests` failed.
 fn failed(tests: &[&str]) -> Ran {
     let failed = u64::try_from(tests.len()).unwrap();
     Ran::Ended {
@@ -60,7 +60,7 @@ fn broken(reason: &str) -> Finish {
     Finish::Broken(reason.to_owned())
 }
 
-/// Checks what is due, then the closing lines.
+/// Compares what is due, and then the closing lines, with `expect`.
 fn check(book: &Book, expect: Expect) {
     let mut text = String::new();
     for due in &book.due {

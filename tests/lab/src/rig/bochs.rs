@@ -1,10 +1,10 @@
-//! Bochs with VMX: the slow rig, in which guests' int3s exit as on real hardware.
+//! Bochs with VMX: the slow rig. In it a guest's int3 causes an exit, as on real hardware.
 //!
 //! Bochs has no way to load a kernel, so the rig boots from a CD with GRUB on it. Bochs starts in its debugger,
-//! which reads a file and then its stdin. Its stdin is at its end, so that the debugger ends Bochs if it comes
-//! up again, and an idle machine does not poll stdin for a millisecond each time. The screen's contents go to a
-//! pseudo-terminal that Bochs makes and names on its stderr; the lab has to read it, or Bochs waits for ever
-//! once it is full.
+//! which reads commands from a file and then from its stdin. Its stdin is empty, for two reasons: the debugger then
+//! ends Bochs if it comes up again, and an idle machine does not wait a millisecond for stdin each time it polls.
+//! The screen's contents go to a pseudo-terminal that Bochs makes and names on its stderr. The lab has to read it,
+//! because Bochs waits for ever once it is full.
 
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
@@ -70,11 +70,11 @@ impl Emulator for Bochs {
     }
 }
 
-/// Time limit for Bochs to make its screen.
+/// Maximum time until Bochs names its screen.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Copies what Bochs prints on `words` into `file`, in a thread, until Bochs ends. Returns Bochs' screen, or
-/// none if Bochs did not name one in time.
+/// Starts a thread that copies Bochs' stderr, `words`, into `file` until Bochs ends. Returns Bochs' screen, or
+/// `None` if Bochs did not name one in time.
 fn screen(words: ChildStderr, mut file: File) -> Option<File> {
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {
@@ -95,9 +95,9 @@ fn screen_named(line: &str) -> Option<&str> {
         .strip_suffix('"')
 }
 
-/// Options for the kernel's timer ticks. The kernel takes the processor's frequency from the processor's model,
-/// and so takes 70 seconds of the timers for one. A one-shot timer then expires so early that it is set again a
-/// hundred times; a periodic one only ticks too often.
+/// Options for the kernel's timer ticks. The kernel assumes a processor's frequency by its model, which is wrong
+/// here: 70 seconds of the timers count as one. With this a one-shot timer expires so early that it is set again a
+/// hundred times, whereas a periodic timer only ticks too often.
 const TICKS: &str = "highres=off nohz=off";
 
 fn configuration(plan: &Plan<'_>) -> String {
@@ -145,8 +145,9 @@ fn make_cd(plan: &Plan<'_>) -> Result<()> {
     tool::run(&mut command).map(drop)
 }
 
-/// Creates a named pipe, through which Bochs' serial "file" arrives without delay. It is opened for both
-/// directions, so that opening does not block and the pipe does not end.
+/// Creates a named pipe, to which Bochs writes the output of the serial port as to a file, so that it arrives
+/// without delay. The pipe is opened for reading and writing, so that opening does not block and the pipe does not
+/// end.
 fn make_fifo(path: &Path) -> Result<File> {
     let name = CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: the pointer is to a string that ends with NUL.

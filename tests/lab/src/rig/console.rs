@@ -1,4 +1,4 @@
-//! Follows a rig's console: writes the log, calls the listener, and notices when the job is over.
+//! Audience for a rig's console: writes the log, calls the listener, and ends the watch when the job is over.
 
 use std::fs::File;
 use std::io::Write;
@@ -19,9 +19,9 @@ pub(super) struct Console<'a> {
     booting: Waiting,
     /// The exit status of each step that ended.
     pub(super) statuses: Vec<Option<u8>>,
-    /// The step that begins next; the begin of any other step means that the machine restarted.
+    /// The step that begins next. If another step begins, the machine has restarted.
     next: usize,
-    /// How the job ended, once it has.
+    /// How the job ended; `None` until it has.
     pub(super) finish: Option<Finish>,
 }
 

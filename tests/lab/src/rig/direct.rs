@@ -25,14 +25,14 @@ use crate::setup::Ready;
 use crate::signals::Signals;
 use crate::stacks;
 
-/// Status of a program that was ended because tests did not end: libtest's status when tests fail.
+/// Status of a program that the lab ended because a test was late. It is libtest's status for failed tests.
 const TESTS_FAILED: u8 = 101;
 
 pub(super) fn run(ready: &Ready, job: &Job, listener: &mut dyn Listener) -> Result<Outcome> {
     run_with(ready.guest.root(), job, listener)
 }
 
-/// Like [`run`], with the folder that programs take for the lab's cache.
+/// Like [`run`], but gives programs `cache` as the cache folder.
 fn run_with(cache: &Path, job: &Job, listener: &mut dyn Listener) -> Result<Outcome> {
     let limits = Limits {
         deadline: Instant::now() + job.timeout,
@@ -72,11 +72,11 @@ fn run_with(cache: &Path, job: &Job, listener: &mut dyn Listener) -> Result<Outc
     })
 }
 
-/// Result of a step.
+/// Result of running a step once.
 enum Came {
     /// The step ended with this status.
     Ended(u8),
-    /// The step was ended because a test did not end. The `unheard` tests have no result.
+    /// The lab ended the step because a test was late. The `unheard` tests have no result.
     Overdue { unheard: Vec<String> },
     /// The rest of the job cannot be run.
     Broke(Finish),
@@ -97,14 +97,14 @@ fn once(
         JobStdio::Plain | JobStdio::Terminal => Apart::Group,
     };
     let mut group = Group::start(&mut command, apart)?;
-    // The command's copies of the pipe's write end are closed now, so that the pipe can end.
+    // Close the copy of the pipe's write end that the command holds, so that the pipe ends with its writers.
     drop(command);
     let mut streams = Streams {
         output,
         discard: None,
         keyboard: None,
     };
-    // cargo, which runs the examples of the documentation, builds them first and lists no tests.
+    // Not for cargo, which runs the examples of the documentation: it builds them first, and cannot list them.
     let tests = program(job, step).filter(|_| step.program != CARGO && step.is_tests());
     let mut words = Words {
         listener,
@@ -136,7 +136,7 @@ fn once(
     Ok(Came::Broke(finish))
 }
 
-/// Returns the path of the step's program, if it is not an applet of busybox.
+/// Returns the path of the step's program, or `None` for an applet of busybox.
 fn program(job: &Job, step: &Step) -> Option<PathBuf> {
     let mut programs = job.programs.iter();
     programs.find_map(|(name, path)| (*name == step.program).then(|| path.clone()))
@@ -157,7 +157,7 @@ fn command(cache: &Path, job: &Job, step: &Step) -> Result<(Command, Option<File
         .env(CACHE_VARIABLE, cache)
         .env("PATH", path_with_programs(job));
     if let Some(package) = &step.package {
-        // As cargo does for a package's tests.
+        // Like cargo for the tests of a package.
         command
             .current_dir(package)
             .env("CARGO_MANIFEST_DIR", package);
@@ -191,7 +191,7 @@ fn path_with_programs(job: &Job) -> OsString {
     env::join_paths(folders).unwrap_or(inherited)
 }
 
-/// Returns the exit status as a shell has it in `$?`.
+/// Returns the exit status as the number that a shell has in `$?`.
 fn shell_status(status: ExitStatus) -> u8 {
     let number = match (status.code(), status.signal()) {
         (Some(code), _) => code,
@@ -222,15 +222,15 @@ impl Audience for Words<'_> {
 }
 
 impl Words<'_> {
-    /// Gives the listener the results of the late tests of a program that was ended, and lists the program's
-    /// tests to find those without a result.
+    /// Handles a program that was ended because a test was late. Gives the listener the output with which libtest
+    /// would have reported the late tests as failed. Returns the tests that have no result.
     fn overdue(self, step: &Step, tests: Option<&Path>, stacks: &str) -> Result<Came> {
         let Some(watch) = self.watch else {
             return Ok(Came::Ended(TESTS_FAILED));
         };
         let late = watch.late(Instant::now());
         let shown = if late.is_empty() {
-            // Without a test's name the remaining tests cannot be distinguished from the one that hangs.
+            // It is not known which test hangs, so no test can be run again.
             vec!["(the program as a whole)".to_owned()]
         } else {
             late.clone()

@@ -1,8 +1,9 @@
-//! Common part of the emulated rigs: pack, boot, listen, end.
+//! Common part of the emulated rigs: packs the images, boots the machine, reads its output, and ends it.
 //!
-//! A run owns a work folder under the target folder and two logs beside it, of the rig's two serial ports: one
-//! has the output of the steps and the marks, the other the messages of the rig's kernel. The folder is removed
-//! with the run; the logs stay if anything failed. The emulator is ended as soon as the last mark is read.
+//! Each run has a work folder under the target folder, and two logs beside it, one for each serial port of the rig:
+//! the first has the output of the steps and the marks, the second the messages of the rig's kernel. The folder is
+//! removed at the end of the run; the logs stay if anything failed. The emulator is ended as soon as the last mark
+//! is read.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -28,13 +29,13 @@ pub(super) trait Emulator {
 
     fn default_cpus(&self) -> u32;
 
-    /// Returns the memory of the rig by default, in MiB.
+    /// Returns the default memory of the rig, in MiB.
     fn default_memory(&self) -> u32;
 
-    /// Returns KVM's modules with their parameters. Their dependencies are loaded before them.
+    /// Returns KVM's modules with their parameters. The modules that they depend on need not be listed.
     fn modules(&self) -> &'static [&'static str];
 
-    /// Returns the modules of the emulator's network card with their parameters; none without a card.
+    /// Returns the modules of the emulator's network card with their parameters, or `None` if it has no card.
     fn network(&self) -> Option<&'static [&'static str]> {
         None
     }
@@ -54,7 +55,7 @@ pub(super) struct Plan<'a> {
     pub(super) forward: Option<u16>,
     /// Folder for the emulator's own files.
     pub(super) folder: &'a Path,
-    /// Whether the serial port has an input.
+    /// Whether the rig needs input at its serial port.
     pub(super) input: bool,
 }
 
@@ -70,12 +71,12 @@ const COMPLAINTS: &str = "stderr";
 /// File in the plan's folder with the output of the second serial port: the kernel's messages.
 pub(super) const MESSAGES: &str = "messages";
 
-/// The console is the second serial port, so that messages of the kernel cannot land in a step's output or
-/// inside a mark. Its rate matters to Bochs, which takes as long as a real line would. Warnings and more severe
-/// messages are printed.
+/// Command line of the rig's kernel. The console is the second serial port, so that messages of the kernel cannot
+/// land in a step's output or inside a mark. The rate is set because Bochs is as slow as a real line of that rate.
+/// Warnings and more severe messages are printed.
 pub(super) const CMDLINE: &str = "console=ttyS1,115200 panic=-1 mitigations=off loglevel=5";
 
-/// Number of lines shown of the messages of a broken rig's kernel.
+/// Number of lines that are shown of the kernel's messages if the rig broke.
 const TAIL: usize = 20;
 
 pub(super) fn run(
@@ -89,7 +90,7 @@ pub(super) fn run(
         silence: job.silence,
     };
     let kind = emulator.kind().name();
-    // Before the spinner's thread starts, which inherits the signal mask.
+    // Take the signals before the thread of the spinner starts, which inherits the signal mask.
     let signals = Signals::take()?;
 
     let labs = ready.workspace.target.join("lab");
@@ -134,7 +135,7 @@ pub(super) fn run(
     }
     let end = process::watch(&mut group, &mut streams, limits, &signals, &mut console);
     booting.finish();
-    // Restores the terminal and ends the emulator before anything is printed about it.
+    // These restore the terminal and end the emulator, before anything is printed about it.
     drop(streams);
     drop(group);
 
@@ -155,7 +156,7 @@ pub(super) fn run(
     }
     let statuses = std::mem::take(&mut console.statuses);
     let good = finish == Finish::Complete && statuses.iter().all(|status| *status == Some(0));
-    // The files may have been removed meanwhile, which is no failure of the job.
+    // Errors are ignored: the files may have been removed meanwhile, which is no failure of the job.
     if good && !job.keep {
         let _ = fs::remove_file(&log_path);
     } else {
@@ -179,13 +180,13 @@ fn nonce() -> String {
     format!("{:x}-{time:x}", std::process::id())
 }
 
-/// Reads a log, or as much of it as is possible.
+/// Reads a log as text. A log that cannot be read counts as empty.
 fn read(log: &Path) -> String {
     String::from_utf8_lossy(&fs::read(log).unwrap_or_default()).into_owned()
 }
 
-/// Returns why the emulator ended: the panic if the kernel printed one, or else the emulator's last error
-/// message.
+/// Returns why the emulator ended: the panic of the rig's kernel if there was one, or else `default` with the
+/// emulator's last error message.
 fn post_mortem(default: &str, messages: &str, complaints: &str) -> String {
     if let Some(line) = messages.lines().rfind(|line| line.contains("Kernel panic")) {
         return format!("the rig's kernel panicked: {}", line.trim());

@@ -15,8 +15,8 @@ use crate::terminal;
 
 const RIG_INIT: &[u8] = include_bytes!("../../../guest/rig-init");
 
-/// Builds the initramfs of the rig that runs `job`. The rig first loads `modules`, each with the parameters
-/// that follow its name, and their dependencies. `nonce` goes into the marks on the console.
+/// Builds the initramfs of the rig that runs `job`. The rig first loads `modules`, each with the parameters that
+/// follow its name, and the modules that they depend on. `nonce` is part of the marks on the console.
 pub(super) fn rig(ready: &Ready, job: &Job, modules: &[&str], nonce: &str) -> Result<Vec<u8>> {
     let mut archive = Archive::with_console()?;
     archive.file("init", 0o755, RIG_INIT)?;
@@ -46,7 +46,7 @@ pub(super) fn rig(ready: &Ready, job: &Job, modules: &[&str], nonce: &str) -> Re
     archive.finish()
 }
 
-/// Returns the rig's `/lab/environment`: the environment of its init and of the steps.
+/// Returns the rig's `/lab/environment`, a script that sets the environment of its init and of the steps.
 fn environment(job: &Job, nonce: &str) -> Vec<u8> {
     let mut script = Vec::new();
     let stdio = match job.stdio {
@@ -63,7 +63,7 @@ fn environment(job: &Job, nonce: &str) -> Vec<u8> {
     for (name, value) in &job.environment {
         shell::export_into(&mut script, name, value.as_bytes());
     }
-    // hvprobe's defaults are then /guest/kernel and /guest/initrd.cpio.
+    // With this cache folder, hvprobe's defaults are /guest/kernel and /guest/initrd.cpio.
     shell::export_into(&mut script, CACHE_VARIABLE, b"/");
     if job.stdio != Stdio::Plain
         && let Some((rows, columns)) = terminal::size()
@@ -73,7 +73,7 @@ fn environment(job: &Job, nonce: &str) -> Vec<u8> {
     script
 }
 
-/// Returns the rig's `/lab/steps`: for each step a call of its init's function `step`.
+/// Returns the rig's `/lab/steps`, a script that calls the init's function `step` for each step.
 fn steps(job: &Job) -> Vec<u8> {
     let mut script = Vec::new();
     for (number, step) in job.steps.iter().enumerate() {

@@ -1,11 +1,11 @@
-//! QEMU's TCG with SVM: the quick rig. Its guests' int3s are not intercepted, so hvprobe runs in
-//! its `idt-gate` catch mode there.
+//! QEMU's TCG with SVM: the quick rig. In it a guest's int3 is not intercepted, so hvprobe runs in its `idt-gate`
+//! catch mode.
 //!
-//! Invariant: no guest runs on the first CPU of a machine with several. When a CPU loads its FPU, QEMU clears IGNNE#
-//! in the `hflags2` of the first CPU (`cpu_clear_ignne` in target/i386), and takes no lock for that. If the first CPU
-//! enters or leaves a guest at that moment, it loses what it changes there: whether interrupts are held off, and
-//! whether addresses are those of a guest. A guest or the whole machine dies then (docs/hosts.md). So the
-//! machine has one more CPU than asked for, and only its kernel's own work is done on the first.
+//! Invariant: no guest runs on the first CPU of a machine with several. When a CPU loads its FPU, QEMU clears
+//! IGNNE# in the `hflags2` of the first CPU (`cpu_clear_ignne` in target/i386), and takes no lock for that. If the
+//! first CPU enters or leaves a guest at that moment, its own changes of `hflags2` are lost: whether interrupts are
+//! held off, and whether addresses are those of a guest. Then a guest or the whole machine dies (docs/hosts.md). So
+//! such a machine has one more CPU than asked for, and the first CPU does only work of the machine's kernel.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -18,14 +18,14 @@ use crate::kind::Kind;
 use crate::process::{Apart, Group, Streams};
 use crate::qemu::Qemu;
 
-/// CPU model. Features that need XSAVE are off with it, because kernels since 7.0 would use AVX that is not
-/// there. After a `cmpxchg16b`, QEMU before 8.0 leaves bits of RAX in the flags, and an interrupt there makes
-/// them the kernel's flags (VM, DF, AC ...); kernels do not use the instruction on a processor without it.
-/// String instructions are emulated step by step: without `erms` kernels copy and clear in steps of eight
-/// bytes, not one.
+/// CPU model. XSAVE is off. The features that need it are off, too, because kernels since 7.0 would otherwise use
+/// AVX, which is not there without XSAVE. `cx16` is off because QEMU before 8.0 leaves bits of RAX in the flags
+/// after a `cmpxchg16b`, and an interrupt at that point makes them the kernel's flags (VM, DF, AC ...); kernels do
+/// not use the instruction on a processor without it. `erms` is off because string instructions are emulated step
+/// by step: without it, kernels copy and clear in steps of eight bytes, not one.
 const PROCESSOR: &str = "max,+svm,-xsave,-avx,-avx2,-f16c,-fma,-vaes,-vpclmulqdq,-cx16,-erms,-fsrm";
 
-/// Keeps programs off the first CPU.
+/// Kernel option that keeps programs off the first CPU.
 const SPARE: &str = "isolcpus=0";
 
 pub(super) struct Tcg<'a>(pub(super) &'a Qemu);
@@ -86,7 +86,7 @@ impl Emulator for Tcg<'_> {
             .stdout(Stdio::piped())
             .stderr(plan.complaints()?);
         if let Some(port) = plan.forward {
-            // The network leads nowhere else, and no firmware boots from the card.
+            // The network has only this one forwarded port, and no firmware boots from the card.
             let forward = format!("hostfwd=tcp:127.0.0.1:{port}-:{port}");
             command
                 .arg("-netdev")

@@ -1,4 +1,4 @@
-//! Which programs and tests are steps of a job, on this machine and in a rig.
+//! Jobs: which programs and tests are their steps, on this machine and in a rig.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -20,9 +20,9 @@ use crate::run;
 use crate::seeds::Seeds;
 use crate::setup::Ready;
 
-/// What `--ci` runs besides the tests, each as a step of its own: the tests of every kernel, on one of them; and
-/// the benches that need no guest. These go through all of their code once, and print the tables that
-/// docs/performance.md shows.
+/// What `--ci` runs besides the tests, each as a step of its own: the tests that hold on every kernel, on one other
+/// kernel, and the short forms of the benches that need no guest. The short forms run all of their code once, and
+/// check that their tables have the headings in docs/performance.md.
 const CI: [&[&str]; 3] = [
     &["matrix", "--kernel", CI_KERNEL],
     &["bench", "events", "--smoke"],
@@ -42,16 +42,17 @@ const LONGEST: [&str; 9] = [
     "slow_client",
 ];
 
-/// Returns whether a step on this machine ends soon. Such steps begin last, so that no processor is idle in the
+/// Returns whether a step on this machine is short. Short steps begin last, so that no processor is idle at the
 /// end.
 fn is_short(step: &Step) -> bool {
     let name = step.program.rsplit_once('-').map_or("", |(name, _)| name);
     step.package.is_some() && step.program != CARGO && !LONGEST.contains(&name)
 }
 
-/// Time limits of a test on this machine, in seconds. [`LIMIT`] is for a test that takes a minute alone, on a
-/// busy machine; [`LONG_LIMIT`] for one with two hundred times as many cases.
+/// Time limit of a test on this machine, in seconds. It is enough, on a busy machine, for a test that takes a
+/// minute when it runs alone.
 const LIMIT: u64 = 300;
+/// Time limit of a test in a long run, in which properties have two hundred times as many cases, in seconds.
 const LONG_LIMIT: u64 = 7200;
 
 /// Makes the job for this machine: everything but the tests that only a rig can run.
@@ -75,7 +76,7 @@ pub(super) fn here(
         }
     }
     if options.package.is_empty() {
-        // With the features of the whole build, nothing is built again.
+        // With the same features as in the build of everything, no crate is built again.
         let mut arguments: Vec<OsString> = [
             "test",
             "--quiet",
@@ -102,7 +103,7 @@ pub(super) fn here(
     }
     let kernel = ready.guest.kernel();
     job.environment.push((VMLINUZ.to_owned(), kernel.into()));
-    // With a single thread libtest runs tests one by one, and prints other lines about them.
+    // With a single thread, libtest would print other lines about the tests. So use at least two.
     if std::env::var_os(THREADS).is_none() {
         let threads = process::processors().max(2).to_string();
         job.environment.push((THREADS.to_owned(), threads.into()));
@@ -112,14 +113,15 @@ pub(super) fn here(
     }
     if options.ci {
         job.environment.push((run::SHORT.to_owned(), "1".into()));
-        // Half of proptest's default. Each run has another seed, and the night tries all cases several times.
+        // Half of proptest's default. Each run has another seed, and `cargo lab nightly` runs the properties with
+        // all cases.
         job.environment
             .push(("PROPTEST_CASES".to_owned(), "128".into()));
     }
     Ok(job)
 }
 
-/// Returns the variables for tests on this machine that start a rig of their own.
+/// Returns the variables for those tests on this machine that start a rig themselves.
 pub(super) fn own_rig(
     ready: &Ready,
     built: &[Executable],
@@ -128,7 +130,7 @@ pub(super) fn own_rig(
     let (kernel, initrd) = match rig {
         Kind::Direct => (ready.guest.kernel(), ready.guest.initrd()),
         Kind::Tcg => ("/guest/kernel".into(), "/guest/initrd.cpio".into()),
-        // No port leads into it.
+        // No port can be forwarded into Bochs.
         Kind::Bochs => return Ok(Vec::new()),
     };
     let variables: [(&str, OsString); 4] = [
@@ -146,8 +148,8 @@ pub(super) fn own_rig(
         .into())
 }
 
-/// Makes the job of the end-to-end tests, without those that ran on this machine already if it is the rig, and
-/// without the programs that are `left` to the night.
+/// Makes the job of the end-to-end tests for `rig`. If the rig is this machine, leaves out the tests that have
+/// already run here. Also leaves out the programs in `left`, which are left to the night.
 pub(super) fn in_rig(
     ready: &Ready,
     built: &[Executable],
@@ -169,7 +171,7 @@ pub(super) fn in_rig(
                 continue;
             }
             add(&mut job, test, options);
-            // On this machine a program runs as a whole, unless what came of each group is asked for.
+            // On this machine a program runs as a whole, unless the results of each group are to be recorded.
             if (rig.is_emulated() || options.record.is_some())
                 && let Some(whole) = job.steps.pop()
             {
@@ -185,7 +187,7 @@ pub(super) fn in_rig(
     job.environment = run::environment(rig);
     job.environment.extend([
         (VMLINUZ.to_owned(), kernel.into()),
-        // Each test has the machine for itself.
+        // Run one test at a time.
         (THREADS.to_owned(), "1".into()),
     ]);
     job.environment.extend(seeds.environment());
@@ -198,8 +200,9 @@ pub(super) fn in_rig(
     Ok(job)
 }
 
-/// Makes a step for each group of the tests that `whole` would run of the program at `path`. Leaves out the
-/// tests for the night if `ci`, and those that ask nothing of the kernel if `of_kernel`.
+/// Returns a step for each group of the tests that `whole`, a step of the program at `path`, would run. If `ci`,
+/// leaves out the tests that are left to the night. If `of_kernel`, leaves out the tests whose results do not
+/// depend on the guest's kernel.
 fn by_group(path: &Path, whole: &Step, (ci, of_kernel): (bool, bool)) -> Result<Vec<Step>> {
     let mut tests = libtest::list(path, &whole.arguments)?;
     if of_kernel {
@@ -219,9 +222,9 @@ fn by_group(path: &Path, whole: &Step, (ci, of_kernel): (bool, bool)) -> Result<
     Ok(groups.into_iter().map(step).collect())
 }
 
-/// libtest's variable for the number of tests that run at a time.
+/// Environment variable of libtest with the number of tests that run at a time.
 const THREADS: &str = "RUST_TEST_THREADS";
-/// Variable for the path of the guests' kernel image.
+/// Environment variable with the path of the guests' kernel image.
 const VMLINUZ: &str = "HVPROBE_TEST_VMLINUZ";
 
 fn new_job(built: &[Executable], options: &Options) -> Job {
@@ -244,7 +247,7 @@ fn for_whole_program(options: &Options) -> impl Iterator<Item = OsString> {
     std::iter::once(SHOW.into()).chain(options.arguments.iter().cloned())
 }
 
-/// Returns whether one of `filters` selects all tests of the program called `name`.
+/// Returns whether one of `filters` matches the program called `name`, and so selects all of its tests.
 fn is_meant(filters: &[OsString], name: &str) -> bool {
     let mut filters = filters.iter().filter_map(|filter| filter.to_str());
     filters.any(|filter| name.contains(filter))

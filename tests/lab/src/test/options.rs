@@ -1,4 +1,4 @@
-//! What `cargo lab test` is asked for, and what that means for a run.
+//! Options of `cargo lab test`, and what they mean for a run.
 
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
@@ -14,11 +14,12 @@ use crate::process;
 use crate::run::MachineOptions;
 use crate::total::How;
 
-/// Kernel on which a change's tests of every kernel run: the one that differs most from that of the other tests.
+/// Kernel on which `--ci` runs the tests that hold on every kernel: the one that differs most from the kernel of
+/// the other tests.
 pub(super) const CI_KERNEL: &str = "7.2-cloud";
 
-/// Number of test programs that run on this machine at a time: a program that waits, or keeps one processor
-/// busy, leaves room for another.
+/// Number of test programs that run on this machine at a time. One program alone would leave processors idle when
+/// it waits, or has one thread that works.
 const PROGRAMS: usize = 2;
 
 /// Which tests to run, and where.
@@ -96,7 +97,8 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Returns the options for a module's tests with one kernel among several.
+    /// Returns the options for running only the tests of `module`, in a rig. For commands that do so with several
+    /// kernels.
     pub(crate) fn in_rig(machine: &MachineOptions, retries: Option<u32>, module: &str) -> Self {
         Self {
             rig: None,
@@ -121,7 +123,7 @@ impl Options {
         }
     }
 
-    /// Gives the tests `input`, and shows their output as it is printed.
+    /// Returns the options with `input` for the tests, and with `--verbose`.
     pub(crate) fn with_input(self, input: Input) -> Self {
         Self {
             verbose: true,
@@ -130,8 +132,8 @@ impl Options {
         }
     }
 
-    /// Returns whether the run is about another kernel as a whole. Such a run leaves out the tests that ask
-    /// nothing of the guest's kernel.
+    /// Returns whether the run tests another kernel as a whole. Such a run leaves out the tests whose results do
+    /// not depend on the guest's kernel.
     pub(super) fn is_of_kernel(&self) -> bool {
         self.kernel.is_some() && self.filter.is_empty() && self.arguments.is_empty()
     }
@@ -144,7 +146,7 @@ impl Options {
         }
     }
 
-    /// Returns the estimate of the work, if all tests are run.
+    /// Returns the estimate of the work, or `None` if not all tests are to run.
     pub(super) fn work(&self) -> Option<Work> {
         let is_whole = self.package.is_empty()
             && self.filter.is_empty()

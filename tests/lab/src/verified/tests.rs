@@ -144,7 +144,7 @@ fn names_that_would_break_the_table_are_refused() {
     }
 }
 
-/// Cells of a few hosts, tests and kernels, so that some are set twice.
+/// Cells with few different hosts, tests and kernels, so that some cells are set twice.
 fn cells() -> impl Strategy<Value = Vec<(Key, Cell)>> {
     let name = || "[a-d](:: x|[.]1)?";
     let names = (name(), name(), name());

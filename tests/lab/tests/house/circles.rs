@@ -1,20 +1,24 @@
-//! Circles among files or folders that need one another.
+//! Search for circles among files or folders that need one another.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Needs of files or folders: for each one the others that it needs, and the names that it uses of them.
+/// Needs of files or folders: for each one, the others that it needs, and the names that it uses from each of
+/// these.
 pub(crate) type Needs = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
 
-/// Where a module's own file (`x.rs` beside the folder `x`, or `x/mod.rs`) counts.
+/// Door of a folder: the module's own file, `x.rs` beside the folder `x`, or `x/mod.rs`. This says whether it
+/// counts as part of the folder.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Door {
-    /// As a part of the folder: so a folder as a whole is compared with what is outside of it.
+    /// The door is a part of the folder. So the folder as a whole is compared with what is outside of it.
     Inside,
-    /// Beside the folder: so what the door needs of its folder is compared with what the folder needs of it.
+    /// The door is beside the folder. So what the door needs from the folder is compared with what the folder needs
+    /// from the door.
     Beside,
 }
 
-/// Merges the needs of files into those among the files and folders that are next to each other, in every folder.
+/// Converts the needs of files to needs among the files and folders that are directly in the same folder. Does so
+/// for every folder.
 pub(crate) fn of_folders(files: &Needs, door: Door) -> Needs {
     let all = files
         .iter()
@@ -42,7 +46,8 @@ pub(crate) fn of_folders(files: &Needs, door: Door) -> Needs {
     folders
 }
 
-/// Returns the files or folders of one folder that `one` and `other` are, or are in.
+/// Looks at the innermost folder that contains both `one` and `other`. Returns the file or folder in it that is or
+/// contains `one`, and that for `other`. Returns `None` if one path is inside the other.
 fn neighbours(one: &str, other: &str) -> Option<(String, String)> {
     let (mut ones, mut others) = (one.split('/'), other.split('/'));
     let mut at = String::new();
@@ -91,7 +96,8 @@ pub(crate) fn report(needs: &Needs) -> Vec<String> {
     lines
 }
 
-/// Returns all that `start` needs, directly or through others; itself only if it is in a circle.
+/// Returns everything that `start` needs, directly or through others. That includes `start` only if it is in a
+/// circle.
 fn reached(start: &str, needs: &Needs) -> BTreeSet<String> {
     let mut seen = BTreeSet::new();
     let mut left = vec![start.to_owned()];
@@ -129,7 +135,8 @@ mod tests {
         assert!(found[0].contains("b needs X of c") && !found[0].contains("a needs"));
     }
 
-    /// Returns the number of circles among files, and among folders with their doors inside and beside.
+    /// Returns three numbers of circles: among files, among folders with their doors inside, and among folders with
+    /// their doors beside.
     fn circles(arrows: &[&str]) -> [usize; 3] {
         let files = needs(arrows);
         let of = |door| report(&of_folders(&files, door)).len();

@@ -1,4 +1,4 @@
-//! Arrows between crates.
+//! Check of the arrows (dependencies) between crates.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::workspace::packages;
 
-/// For each crate the crates of the workspace that its code may name, and why it may not name others.
+/// For each crate: the crates of the workspace that its code may name, and why it may not name others.
 pub(crate) const ARROWS: [(&str, &[&str], &str); 13] = [
     ("arch", &[], "x86-64 is pure"),
     ("spec", &["arch"], "what a user asks for knows no kernel"),
@@ -67,8 +67,7 @@ pub(crate) const ARROWS: [(&str, &[&str], &str); 13] = [
     ),
 ];
 
-/// Crates that every client uses. Nothing of them needs KVM; of `cli`, nothing that is built without its default
-/// features.
+/// Crates that clients use. None of them may need KVM; `cli` may, with its default features only.
 const CLIENTS: [&str; 3] = ["hvprobe-proto", "hvprobe-sources", "hvprobe-cli"];
 
 /// Crates that link KVM, or need one that does.
@@ -80,13 +79,15 @@ const MACHINES: [&str; 5] = [
     "kvm-ioctls",
 ];
 
-/// Returns what the code of `package` depends on. Dependencies of tests and build scripts do not count.
+/// Returns the packages on which the code of `package` depends. Dependencies of tests and build scripts do not
+/// count.
 fn needed(package: &Value) -> impl Iterator<Item = &Value> {
     let all = package["dependencies"].as_array().expect("dependencies");
     all.iter().filter(|needed| needed["kind"].is_null())
 }
 
-/// Returns a line for each way from a client's crate to one that links KVM. Optional dependencies do not count.
+/// Returns a line for each chain of dependencies from a client's crate to one that links KVM. Optional dependencies
+/// do not count.
 pub(crate) fn clients_with_kvm() -> Vec<String> {
     let packages = packages();
     let name = |value: &Value| value["name"].as_str().expect("a name").to_owned();
@@ -105,7 +106,7 @@ pub(crate) fn clients_with_kvm() -> Vec<String> {
             if MACHINES.contains(&last.as_str()) {
                 wrong.push(format!("{} links KVM: clients do without", way.join(" → ")));
             } else if seen.insert(last.clone()) {
-                // Crates from elsewhere do not need KVM.
+                // Crates from outside the workspace are taken not to need KVM, except those in `MACHINES`.
                 let next = needs.get(last).into_iter().flatten();
                 ways.extend(next.map(|next| [&way[..], std::slice::from_ref(next)].concat()));
             }

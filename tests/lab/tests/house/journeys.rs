@@ -1,10 +1,11 @@
-//! The files that `docs/architecture.md` lists for its journeys.
+//! Check of the files that `docs/architecture.md` lists for its journeys.
 
 use std::fs;
 
 use super::workspace::root;
 
-/// Headings of the tables that list files; a row has number, crate, file, and what the file does.
+/// Headings of the sections with the tables of files. A row has a number, the crate, the file, and what the file
+/// does.
 const JOURNEYS: [&str; 2] = [
     "### A hit, file by file",
     "### A registration, file by file",

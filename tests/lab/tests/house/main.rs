@@ -1,19 +1,19 @@
-//! The house: which way arrows run, between crates and between files.
+//! The house rules: in which direction crates and files may depend on one another, and some others.
 //!
-//! Rules, each named by what fails:
+//! Rules (the test of each names what breaks the rule):
 //! - a crate depends only on those that [`crates::ARROWS`] allows it;
-//! - a client links no KVM: neither the messages and the connection, nor the answers from a kernel's files, nor the
-//!   program without its default features;
-//! - no file of a crate needs, through others, a file that needs it;
-//! - no folder does either, at any depth, so that a crate can be read from one end to the other; and what a
-//!   folder's door needs of the folder, no file in it needs of the door;
-//! - tasks of the server are begun with `panics::spawn`, so that the stream of a task that panics does not end
-//!   as if it were complete;
+//! - a client links no code for KVM: neither the crate with the messages and the connection, nor that with the
+//!   answers from a kernel's files, nor the program without its default features;
+//! - the files of a crate do not need one another in a circle;
+//! - neither do its folders, at any depth, so that a crate can be read from one end to the other; and if the door
+//!   of a folder (its own module file) needs files in the folder, these do not need the door;
+//! - tasks of the server are begun with `panics::spawn`, so that the stream of a task that panics does not look as
+//!   if it were complete;
 //! - the journeys in `docs/architecture.md` name files that exist, in the crates they are said to be in;
 //! - the table in `docs/hosts.md` of what was verified where is as the lab writes it.
 //!
-//! A file needs another if it names something that is defined there. Files that hand names on are followed to
-//! the file that defines the name. The crates that test are checked, too; unit tests are not: they may name
+//! A file needs another one if it names something that is defined there. If it reaches the name through re-exports,
+//! only the file that defines the name counts. Test crates are checked, too. Unit tests are not: they may name
 //! everything.
 
 mod circles;

@@ -1,7 +1,7 @@
-//! The names in a module, read from its syntax: what it brings in, defines and uses.
+//! The names in a module, read from its syntax: those that it imports, defines and uses.
 //!
-//! Tests do not count, because they may name everything. Macros are not expanded, but the paths in their tokens
-//! and in those of attributes are read.
+//! Tests do not count, because they may name everything. Macros are not expanded, but the paths in the tokens of
+//! macros and attributes are read.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use syn::visit::{self, Visit};
 use syn::{Attribute, Ident, ImplItem, Item, ItemMod, ItemUse, Meta, Token, UseTree, Visibility};
 use syn::{braced, bracketed, parenthesized, token};
 
-/// A path, as written or from the crate's root on.
+/// A path, either as written or from the crate's root.
 pub(crate) type Path = Vec<String>;
 
 /// One module.
@@ -21,18 +21,18 @@ pub(crate) struct Module {
     pub(crate) file: String,
     /// Names that `use` brings in, each with its path as written.
     pub(crate) imports: BTreeMap<String, Path>,
-    /// Modules all of whose names `use` brings in.
+    /// Modules that a `use` with `*` brings in.
     pub(crate) globs: Vec<Path>,
     /// Names of its own items.
     pub(crate) items: BTreeSet<String>,
-    /// Paths that its code names. A `use` that hands names on to other modules names nothing.
+    /// Paths that its code names. A re-export (`pub use`) does not count as naming.
     pub(crate) named: BTreeSet<Path>,
 }
 
-/// A module that another one declares.
+/// A module that is declared in another one.
 pub(crate) struct Child<'s> {
     pub(crate) name: String,
-    /// Its items, if they are in the file of the other one.
+    /// The items of the module, if they are in the file that declares it.
     pub(crate) items: Option<&'s [Item]>,
 }
 
@@ -83,12 +83,12 @@ pub(crate) fn is_test(attributes: &[Attribute]) -> bool {
     })
 }
 
-/// Returns the paths that a `use` names. The last of a path is `*` for all names of a module.
+/// Returns the paths that a `use` names. The last part of a path is `*` for all names of a module.
 pub(crate) fn leaves(tree: &UseTree) -> Vec<Path> {
     bound(tree).into_iter().map(|(path, _)| path).collect()
 }
 
-/// Returns the paths that a `use` names, each with its name in the module.
+/// Returns the paths that a `use` names, each with the name that it gets in the module.
 fn bound(tree: &UseTree) -> Vec<(Path, String)> {
     let text = |name: &Ident| name.unraw().to_string();
     match tree {
@@ -118,12 +118,12 @@ struct Reader<'s> {
     children: Vec<Child<'s>>,
 }
 
-/// Adds the paths of several words among the tokens of a macro or an attribute to `found`.
+/// Adds to `found` the paths of more than one word among the tokens of a macro or an attribute.
 fn paths(input: ParseStream<'_>, found: &mut BTreeSet<Path>) -> syn::Result<()> {
     while !input.is_empty() {
         if input.peek(Ident::peek_any) {
             let mut path = vec![input.call(Ident::parse_any)?.unraw().to_string()];
-            // A `::` counts as two tokens.
+            // `peek3` looks at the token after the `::`, which counts as two tokens.
             while input.peek(Token![::]) && input.peek3(Ident::peek_any) {
                 input.parse::<Token![::]>()?;
                 path.push(input.call(Ident::parse_any)?.unraw().to_string());

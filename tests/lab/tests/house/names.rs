@@ -1,5 +1,5 @@
-//! The modules of a crate, and which file defines a name, however it is reached: by a path, through an imported
-//! module, from a parent that imports it, through all names of a module, or through doors that hand it on.
+//! The modules of a crate, and the search for the file that defines a name. A name can be reached by a path,
+//! through an imported module, from a parent that imports it, through a `*` import, or through re-exports.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,7 +18,7 @@ pub(crate) struct Tree {
     base: path::PathBuf,
 }
 
-/// Maximum number of steps from a path to the definition of its name; names take fewer.
+/// Maximum number of steps from a path to the definition of its name. Real names take fewer.
 const STEPS: usize = 16;
 
 /// Where a name is defined: the file, and the name there.
@@ -69,7 +69,7 @@ impl Tree {
         }
     }
 
-    /// Returns which other files each file needs.
+    /// Returns the needs of each file: which other files it needs, and for which names.
     pub(crate) fn needs(&self) -> Needs {
         let mut needs = Needs::new();
         for (path, module) in &self.modules {
@@ -85,8 +85,8 @@ impl Tree {
         needs
     }
 
-    /// Returns where the name that `segments` end at is defined, as seen from the module `from`; `None` for a
-    /// module itself, and for names that are not of this crate.
+    /// Returns where the name that the path `segments` leads to is defined, as seen from the module `from`. Returns
+    /// `None` if the path leads to a module, or out of this crate.
     fn defines(&self, from: &[String], segments: &[String]) -> Option<Defined<'_>> {
         self.resolve(from, segments, STEPS)
     }
@@ -108,12 +108,12 @@ impl Tree {
         }
     }
 
-    /// Follows `rest` from the module `at` on.
+    /// Follows the path `rest` from the module `at`.
     fn walk(&self, at: &[String], rest: &[String], left: usize) -> Option<Defined<'_>> {
         let module = self.modules.get(at)?;
         let (name, more) = rest.split_first()?;
         if name == "*" {
-            // All names, some of which are presumably the module's own, if it has any.
+            // All names of the module. If it has items of its own, presumably some of them are used.
             let has_own = !module.items.is_empty();
             return has_own.then(|| (module.file.as_str(), name.clone()));
         }
@@ -126,7 +126,7 @@ impl Tree {
         }
     }
 
-    /// Looks up `name` in the module `at`, and follows `rest` from there.
+    /// Looks up `name` in the module `at`, and follows the path `rest` from there.
     fn look_up(
         &self,
         at: &[String],

@@ -1,10 +1,11 @@
-//! What is seen as an arrow: each way to name something of another file, in a crate of a few files.
+//! Tests of what counts as an arrow: each way to name something of another file, in a crate of a few files.
 
 use std::fs;
 
 use super::names::Tree;
 
-/// Checks the arrows between `files`, of which the first is the root. `expected` has them as `from -> to: name`.
+/// Checks the arrows between `files`, the first of which is the root. Each of `expected` has the form `from -> to:
+/// name`.
 fn check(files: &[(&str, &str)], expected: &[&str]) {
     let folder = tempfile::tempdir().expect("a folder");
     let at = |file: &str| folder.path().join(file);

@@ -1,4 +1,4 @@
-//! Tasks of the server: each is begun where its panics are reported.
+//! Check that the server begins its tasks in a way in which panics are reported.
 
 use std::collections::BTreeSet;
 
@@ -12,19 +12,20 @@ use super::workspace::root;
 /// Folder whose files are checked.
 const SERVER: &str = "vmm/server/src/";
 
-/// Files of it that may begin tasks or threads without `panics::spawn`.
+/// Files of that folder that may begin tasks or threads without `panics::spawn`.
 const MAY: [&str; 4] = [
     // Defines `panics::spawn`.
     "calls/panics.rs",
-    // Waits for its task, and answers with the panic.
+    // Waits for its task, and answers with an error if the task panics.
     "machines/requests.rs",
-    // Answers no client; what it releases is released on a lane, which reports panics.
+    // Answers no client. Its releases run on a lane, which reports panics.
     "sessions/keeper.rs",
-    // Threads, each of whose calls reports panics.
+    // Begins threads. Each call that runs on them reports panics.
     "bounds/threads.rs",
 ];
 
-/// Returns a line for each file that begins tasks and must not, or that may and does not.
+/// Returns a line for each file that begins tasks without `panics::spawn` but may not, and for each that may but
+/// does not.
 pub(crate) fn wrong() -> Vec<String> {
     let mut begin = BTreeSet::new();
     let root = root();
@@ -86,7 +87,7 @@ impl<'ast> Visit<'ast> for Found {
     }
 
     fn visit_macro(&mut self, called: &'ast Macro) {
-        // The tokens of a macro are not parsed into syntax.
+        // The tokens of a macro are not parsed as syntax, so search their text.
         self.0 |= called.tokens.to_string().contains("tokio :: spawn");
     }
 }
