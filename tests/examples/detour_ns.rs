@@ -4,11 +4,11 @@
 //! cargo run --release --package hvprobe-tests --example detour_ns
 //! ```
 //!
-//! Each row is the minimum of many batches. Batches of all kinds take turns, so that other activity of the
-//! machine affects all kinds alike. The function adds one and returns; the loop that calls it is generated as
-//! well, so the compilation of this program does not matter. The ring fits into the cache, and is emptied
-//! between batches; with *reader*, another thread empties it all the time, so each cell's cache line comes from
-//! that thread's processor.
+//! Each row is the minimum of many batches; with *reader*, the median. Batches of all kinds take turns, so that
+//! other activity of the machine affects all kinds alike; those with *reader* follow. The function adds one and
+//! returns; the loop that calls it is generated as well, so the compilation of this program does not matter. The
+//! ring fits into the cache, and is emptied between batches; with *reader*, another thread empties it all the time,
+//! so each cell's cache line comes from that thread's processor.
 
 use anyhow::{Context as _, ensure};
 use hvprobe_arch::Gva;
@@ -148,7 +148,7 @@ impl<'a> Kind<'a> {
 
     /// Returns the time of one batch.
     fn time(&self, calls: Gva) -> Duration {
-        // SAFETY: the code above follows the C calling convention, with any detour.
+        // SAFETY: the code that `plant` wrote follows the C calling convention, with any detour.
         let calls: extern "C" fn() = unsafe { std::mem::transmute(self.arena.code(calls)) };
         let began = Instant::now();
         calls();
@@ -251,7 +251,7 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the median time of a batch while another thread reads.
+/// Returns the median time of a batch while another thread empties the ring.
 fn with_reader(kind: &Kind<'_>, calls: Gva) -> anyhow::Result<Duration> {
     let is_over = AtomicBool::new(false);
     kind.arena.enter();

@@ -221,7 +221,7 @@ fn reads() -> Vec<u8> {
     bytes
 }
 
-/// Returns a record with these items: RDI and bits, then areas of 1, 2, 8 and 1 words.
+/// Returns a record with the items of [`reads`]: RDI and the word of bits, then areas of 1, 2, 8 and 1 words.
 fn record() -> Vec<u8> {
     let text = |text: &[u8]| {
         let mut bytes = text.to_vec();
@@ -229,7 +229,7 @@ fn record() -> Vec<u8> {
         bytes
     };
     let words = [
-        // Time, flags, RDI and the second item, which could not be read.
+        // Time, flags, RDI, and the word of bits: the second item could not be read.
         [[0; 24].as_slice(), &[2, 0, 0, 0, 0, 0, 0, 0]].concat(),
         vec![0x11; 8],
         vec![0x22; 16],
@@ -250,7 +250,7 @@ fn with_size(mut stream: Vec<u8>, kernel: &[u8]) -> Vec<u8> {
     stream
 }
 
-/// Returns the minimum number of symbols for a kallsyms table, and a name whose length takes two bytes.
+/// Returns the minimum number of symbols for a kallsyms table. The length of one of the names takes two bytes.
 fn symbols(layout: Layout) -> Vec<kernel::Raw> {
     let mut symbols = Vec::new();
     if !matches!(layout, Layout::Offsets615 | Layout::Place70) {
@@ -292,9 +292,9 @@ fn small_image() -> Vec<u8> {
     )
 }
 
-/// Returns a bootable file with one segment at 1 MiB.
+/// Returns a bootable file with one segment at 16 MiB.
 fn small_kernel() -> Vec<u8> {
-    // Its physical address and entry point are those of the image, below the link address.
+    // The file has the physical address and the entry point of a kernel: the link address less `kernel::OFFSET`.
     kernel::elf(&[section(".text", TEXT, true, vec![0xf4; 0x40])], &[])
 }
 
@@ -305,8 +305,8 @@ fn lists() -> Vec<u8> {
     let here = |bytes: &Vec<u8>| TABLE + (bytes.len() - start) as u64;
     bytes.extend((TEXT + 0x10).to_le_bytes());
     bytes.extend(0_u64.to_le_bytes());
-    // Jump labels, static calls, exceptions: entries of this size, whose first four bytes are an address
-    // relative to their own.
+    // Jump labels, static calls, exceptions: entries of 16, 8 and 12 bytes. Their first four bytes are an address
+    // relative to the entry's own.
     for (size, entry) in sizes.into_iter().skip(1).zip([16, 8, 12]) {
         let end = bytes.len() + usize::from(size) * 16;
         while bytes.len() + entry <= end {
@@ -320,8 +320,8 @@ fn lists() -> Vec<u8> {
     bytes
 }
 
-/// Returns unwind tables of a function with 24 bytes on its stack, of an interrupted one, and of the outermost
-/// one, and a stack with these.
+/// Returns unwind tables of three functions, and a stack with their frames: one with 24 bytes on its stack, an
+/// interrupted one, and the outermost one.
 fn stack(format: usize, words: [u16; 3]) -> Vec<u8> {
     /// Index of the stack's word at which the saved registers begin.
     const REGISTERS: usize = 5;
@@ -344,8 +344,7 @@ fn stack(format: usize, words: [u16; 3]) -> Vec<u8> {
     bytes
 }
 
-/// Returns an input with a guest whose first module has another name, and a stack that leads through two
-/// modules.
+/// Returns an input with a guest whose first module is renamed, and a stack that leads through two modules.
 fn modules(age: u8) -> Vec<u8> {
     /// Place of the first module's name in the target's format, and the kind of a write of eight bytes.
     const NAME: u16 = 0x1018;
@@ -399,11 +398,11 @@ const INSTRUCTIONS: &[(&str, &[u8])] = &[
     ("movabs", &[0x48, 0xb8, 1, 2, 3, 4, 5, 6, 7, 8]),
 ];
 
-/// An address whose entries all have index 1, canonical in both modes.
+/// An address with index 1 in the tables of levels 4 to 1. It is canonical with four and with five levels.
 const ONES: u64 = 0x0000_0080_4020_1000;
 
-/// Returns tables in which each level is in the page after its parent, except the last, in the format of the
-/// target `walk`.
+/// Returns tables in the format of the target `walk`. Each table is in the page after its parent, and the last one
+/// maps the page after itself.
 fn entries(five: bool) -> Vec<u8> {
     let mut bytes = vec![u8::from(five)];
     // The five-level root has its one entry at index 0, as ONES is below 2^47.
@@ -416,7 +415,7 @@ fn entries(five: bool) -> Vec<u8> {
         let index = if level == 0 { top } else { 1 };
         entry(level * 512 + index, (u64::from(level + 1) * 0x1000) | 0x23);
     }
-    // A large page beside the last table but one.
+    // A large page, in the level-2 table.
     entry((levels - 2) * 512 + 2, 0x83 | 1 << 63);
     entry(u16::MAX, 0);
     bytes.truncate(bytes.len() - 8);

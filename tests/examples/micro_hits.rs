@@ -1,5 +1,5 @@
-//! Boots a micro-kernel that calls one function a given number of times, with probes on it. Serves to count the
-//! instructions of this program for each hit, on any KVM.
+//! Boots a micro-kernel that calls one function a given number of times, with probes on the function. Serves to
+//! count the instructions that this program executes for each hit, on any KVM.
 //!
 //! The function `probed` has a nop of five bytes at +0, `push rbx` at +5, `mov rax, [rip+x]` at +6,
 //! `pop rbx` at +13 and `ret` at +14.

@@ -10,12 +10,12 @@ use hvprobe_vmlinux::Kernel;
 
 use crate::rig;
 
-/// Functions with other names in other kernels. The first name that the kernel has is used.
+/// Functions of Linux 6.1, with their names in other kernels. The first name that the guests' kernel has is used.
 const RENAMED: [(&str, &[&str]); 8] = [
     // Since 6.10.
     ("scheduler_tick", &["sched_tick"]),
     ("kmem_cache_alloc", &["kmem_cache_alloc_noprof"]),
-    // Until 5.12; since 6.14, where the next name is only a caller of this one; since 6.10.
+    // The first name until 5.12, the last since 6.10. Since 6.14, the last function is only a caller of the second.
     (
         "__alloc_pages",
         &[
@@ -24,10 +24,10 @@ const RENAMED: [(&str, &[&str]); 8] = [
             "__alloc_pages_noprof",
         ],
     ),
-    // Since 6.14, where a FIFO has functions of its own, which call those of other pipes.
+    // Since 6.14, where FIFOs have functions of their own, which call these.
     ("pipe_read", &["anon_pipe_read"]),
     ("pipe_write", &["anon_pipe_write"]),
-    // Since 6.8. Before that, another function had this name.
+    // Since 6.8. Before, the other name belonged to another function.
     ("tick_sched_timer", &["tick_nohz_handler"]),
     // Since 7.0 or so.
     ("pick_next_task_fair", &["pick_task_fair"]),
@@ -105,7 +105,7 @@ fn chosen(function: &'static str, is_there: impl Fn(&str) -> bool) -> &'static s
     all.find(|name| is_there(name)).unwrap_or(&function)
 }
 
-/// Returns the offset of the first instruction of `function` after the ENDBR64, if any, and ftrace's nop.
+/// Returns the offset of the first instruction of `function` after ftrace's nop, which may follow an ENDBR64.
 ///
 /// # Panics
 /// When the guests' kernel cannot be read, or has no such function.

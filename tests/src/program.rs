@@ -21,7 +21,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 use crate::rig;
 
-/// Time limit of one program; Bochs needs most of it for a boot.
+/// Returns the time limit of one program; Bochs needs most of it for a boot.
 #[must_use]
 pub fn patience() -> Duration {
     Duration::from_secs(match env::var("HVPROBE_RIG").as_deref() {
@@ -37,8 +37,8 @@ pub struct Program {
     child: Child,
     out: Receiver<String>,
     err: Receiver<String>,
-    /// Kills the program after its time limit, unless the sender is dropped before. The thread returns whether
-    /// it did.
+    /// Kills the program after its time limit, unless the sender is dropped before. The thread returns whether it
+    /// has killed the program.
     watchdog: Option<(Sender<()>, JoinHandle<bool>)>,
 }
 

@@ -4,15 +4,15 @@ use std::fmt::Debug;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Limit for a condition that becomes true within a moment on an idle machine: a guest on an emulated processor
-/// in a busy machine is slow. Less than the time that `cargo lab test` allows without output.
+/// Time limit of a wait. On an idle machine the condition becomes true within a moment, but a guest on an emulated
+/// processor of a busy machine is slow. Less than the time that `cargo lab test` allows without output.
 pub const LIMIT: Duration = Duration::from_secs(80);
 
 /// Interval of polling: long enough not to keep the processor from the work that is waited for.
 pub const PAUSE: Duration = Duration::from_millis(1);
 
-/// Calls `look` until `enough` accepts its result; returns that result. `what` names the condition in the
-/// message.
+/// Calls `look` until `enough` accepts its result; returns that result. `what` names the condition in the message
+/// of the panic.
 ///
 /// # Panics
 /// When no result is accepted within [`LIMIT`]. The message has the last result.

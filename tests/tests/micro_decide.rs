@@ -1,4 +1,4 @@
-//! Clients that decide at hits, on a micro-kernel and any KVM.
+//! Tests clients that decide at hits, with a micro-kernel, on any KVM.
 
 use std::time::Duration;
 

@@ -1,8 +1,9 @@
 //! Compares the instruction policy with the processor: runs instructions of the stock kernel in place and with
 //! every mechanism.
 //!
-//! `HVPROBE_DIFFERENTIAL_SEED` repeats a seed. `HVPROBE_DIFFERENTIAL=all` tries far more, and
-//! `HVPROBE_DIFFERENTIAL=0xffffffff…` tries one instruction with many states.
+//! `HVPROBE_DIFFERENTIAL_SEED` sets the seed of a run, to repeat it. `HVPROBE_DIFFERENTIAL=all` tries far more
+//! instructions and states, and `HVPROBE_DIFFERENTIAL=0xffffffff…` tries the instruction at that address with many
+//! states.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -31,14 +32,14 @@ const EMULATED: Extent = Extent {
     more: 2000,
     states: 4,
 };
-/// Extent if a change waits for the tests.
+/// Extent of a short run, for which a change waits.
 const SHORT: Extent = Extent {
     one_in: 4,
     more: 0,
     states: 2,
     ..EMULATED
 };
-/// Extent with `all`.
+/// Extent with `HVPROBE_DIFFERENTIAL=all`.
 const ALL: Extent = Extent {
     one_in: 1,
     per_form: 24,
@@ -60,7 +61,7 @@ fn kernel() -> Option<Text> {
     }
 }
 
-/// Returns a bench for that kernel. Without KVM, prints that the test is skipped and returns `None`.
+/// Returns a bench for the kernel `text`. Without KVM, prints that the test is skipped and returns `None`.
 fn bench(text: &Text) -> Option<Bench> {
     match Bench::new(text) {
         Ok(bench) => Some(bench),
@@ -114,7 +115,7 @@ fn every_mechanism_does_what_the_instruction_does_in_place() {
         tally.different, 0,
         "replay with HVPROBE_DIFFERENTIAL_SEED={seed}"
     );
-    // A small sample need not contain all of these.
+    // A small sample need not contain all of these forms and ends.
     if sample.forms > 500 {
         assert!(
             tally.forms.len() * 10 >= sample.forms * 9,

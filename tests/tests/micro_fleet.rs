@@ -1,4 +1,4 @@
-//! Many machines of one server, with micro-kernels, on any KVM.
+//! Tests a server with many machines, whose guests are micro-kernels, on any KVM.
 
 #![allow(
     clippy::unwrap_used,
@@ -40,7 +40,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const MACHINES: usize = 64;
 /// Memory limit of the server: more than all machines have.
 const MEMORY: u64 = 64 << 30;
-/// Time limit for stopping a server with all machines.
+/// Time limit for stopping a server that runs all its machines.
 const STOPPED: Duration = Duration::from_secs(5);
 
 /// A server, and a kernel whose guest runs until it is stopped.
@@ -108,7 +108,7 @@ impl Running {
         }
     }
 
-    /// Boots a machine, and returns it when its guest runs.
+    /// Boots a machine, waits until its guest runs, and returns the machine.
     async fn boot(&self, machines: &mut MachinesClient<Channel>, name: &str) -> Machine {
         machines.boot(self.request(name)).await.unwrap();
         let machine = name.to_owned();
@@ -148,7 +148,7 @@ fn kind(status: &Status) -> ErrorKind {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_ends_all_the_machines_it_may_have_within_five_seconds() {
     let limits = Limits {
-        // Few of their pages are ever touched, so any host has room for them.
+        // Few pages of the machines are ever touched, so any host has room for them.
         memory: MEMORY,
         ..Limits::of_host()
     };
@@ -225,7 +225,7 @@ async fn machines_are_seen_to_come_change_end_and_go() {
     let limit = std::time::Instant::now() + PATIENCE;
     let mut until = async |wanted: MachineState| {
         loop {
-            // Endless messages are not progress.
+            // A time limit for all messages together, because messages may come without end.
             assert!(
                 std::time::Instant::now() < limit,
                 "{wanted:?} after {states:?}"
@@ -387,9 +387,9 @@ async fn lists_and_watches_have_pages_and_the_fields_that_are_asked_for() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_that_crowd_one_machine_keep_nobody_from_another() {
-    /// Calls of three connections.
+    /// Number of calls: 200 on each of three connections.
     const CALLS: usize = 3 * 200;
-    /// Time limit of another client's call meanwhile.
+    /// Time limit of another client's call while these calls run.
     const SOON: Duration = Duration::from_secs(20);
     let Some(running) = Running::start("a crowd", Limits::of_host()) else {
         return;

@@ -1,4 +1,4 @@
-//! Features that probes need of a host, and that every KVM seen so far has on any processor.
+//! Checks features of the host that probes need, and that every KVM seen so far has on any processor.
 
 use hvprobe_vm::host;
 

@@ -1,4 +1,5 @@
-//! Panics in a machine's own threads end that machine with the reason, and no caller waits for ever.
+//! Tests that a panic in one of a machine's own threads ends the machine with this reason, and that no caller waits
+//! for ever.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -48,7 +49,8 @@ impl Wake for Alarm {
     }
 }
 
-/// Returns why a machine ends whose guest repeatedly prints and hits a probe, with the listener `frail`.
+/// Boots a machine whose guest repeatedly prints and hits a probe, with the listener `frail`. Returns the reason
+/// for which the machine ends, or `None` without a suitable KVM.
 fn ending_of(frail: Frail) -> Option<EndReason> {
     match host::catch_mode() {
         Ok(Some(_)) => {}
@@ -89,7 +91,7 @@ fn ending_of(frail: Frail) -> Option<EndReason> {
     let mut console = machine.console();
     let mut printed = pin!(console.next());
     if matches!(frail, Frail::Vcpu) {
-        // The thread that prints wakes the task that waits for the console.
+        // The virtual CPU's thread, which prints, wakes the task that waits for the console.
         let alarm = Waker::from(Arc::new(Alarm));
         let mut context = Context::from_waker(&alarm);
         assert!(printed.as_mut().poll(&mut context).is_pending());

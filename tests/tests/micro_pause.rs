@@ -1,4 +1,4 @@
-//! A guest that was stopped for long learns that from kvmclock. Uses a micro-kernel, on any KVM.
+//! Tests that a guest that was stopped for long is notified of that by kvmclock. Uses a micro-kernel, on any KVM.
 
 use std::time::Duration;
 
@@ -12,14 +12,15 @@ use iced_x86::code_asm::registers::*;
 
 /// `MSR_KVM_SYSTEM_TIME_NEW` (Documentation/virt/kvm/x86/msr.rst in the kernel).
 const SYSTEM_TIME: u32 = 0x4b56_4d01;
-/// Offset of the flags in the `struct pvclock_vcpu_time_info` that KVM writes there, and the flag for a guest
-/// that was stopped.
+/// Offset of the flags in the `struct pvclock_vcpu_time_info` that KVM writes to the address in that MSR.
 const FLAGS: u64 = 29;
+/// Flag for a guest that was stopped (`PVCLOCK_GUEST_STOPPED`).
 const STOPPED: u32 = 1 << 1;
 /// Offset from the kernel's physical to its virtual addresses.
 const VIRT_TO_PHYS: u64 = 0xffff_ffff_8000_0000;
 
-/// Holds the guest at a hit for `stood`; returns the flag that the guest reads afterwards.
+/// Holds the guest at a hit for `stood`. Returns the flag that the guest reads afterwards, or `None` without a
+/// suitable KVM.
 fn flags_after(hold: Hold, stood: Duration) -> Option<u8> {
     match host::catch_mode() {
         Ok(Some(_)) => {}

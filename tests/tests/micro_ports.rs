@@ -1,5 +1,5 @@
-//! Stops virtual CPUs that have just accessed a device, on a micro-kernel, on any KVM. KVM completes the instruction
-//! only when the virtual CPU is run again, and a stop has to find it completed.
+//! Tests stops of virtual CPUs that have just accessed a device, with a micro-kernel, on any KVM. KVM completes
+//! such an instruction only when the virtual CPU runs again, but a stop must find it completed.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -19,7 +19,8 @@ const CONSOLE: u32 = 0x3f8;
 /// A port without a device.
 const NOBODY: i32 = 0x10;
 
-/// Builds a machine whose kernel runs the code that `body` assembles; `None` if there is no suitable KVM.
+/// Returns the configuration of a machine whose kernel runs the code that `body` assembles, or `None` without a
+/// suitable KVM.
 fn build(
     folder: &Path,
     body: impl FnOnce(&mut MicroKernel) -> Result<(), IcedError>,

@@ -1,5 +1,5 @@
-//! Probes on a micro-kernel, on any KVM: an instruction has the same effect in place and displaced by a probe,
-//! and int3s that are not ours reach the guest.
+//! Tests probes on a micro-kernel, on any KVM. An instruction must have the same effect in place and displaced by a
+//! probe, and int3s that are not ours must reach the guest.
 
 use hvprobe_arch::Gva;
 use hvprobe_machine::{EndReason, Event, Machine, MachineConfig, Mechanism, ProbeSpec};
@@ -45,15 +45,16 @@ fn word(machine: &Machine, offset: u64) -> u64 {
     u64::from_le_bytes(raw)
 }
 
-/// Registers that are set before an instruction and compared after it. RAX is stored separately, and RSP has
+/// Registers that are set before an instruction and compared after it. RAX is stored separately, and RSP points at
 /// the stack.
 const COMPARED: [AsmRegister64; 13] = [
     rbx, rcx, rdx, rsi, rdi, rbp, r8, r9, r10, r11, r12, r13, r14,
 ];
-/// The words of RAX, RSP and RFLAGS follow the others.
+/// Number of words stored for each run of an instruction: [`COMPARED`], then RAX, RSP and RFLAGS.
 const WORDS: u64 = COMPARED.len() as u64 + 3;
 
-/// An instruction to compare; the code after it may store in R14 where execution continued.
+/// An instruction to compare: its name, whether it can be emulated or needs a copy, and its code. Code after the
+/// instruction may store in R14 where execution continued.
 type Sample = (&'static str, Mechanism, fn(&mut CodeAssembler) -> Asm);
 
 const SAMPLES: &[Sample] = &[
@@ -115,7 +116,7 @@ const SAMPLES: &[Sample] = &[
     }),
 ];
 
-/// Stores 1 in R14 if the jump is not taken.
+/// Assembles `jump`, and after it code that stores 1 in R14 if the jump is not taken.
 fn leads(
     a: &mut CodeAssembler,
     jump: fn(&mut CodeAssembler, iced_x86::code_asm::CodeLabel) -> Asm,
@@ -127,7 +128,7 @@ fn leads(
     a.nop()
 }
 
-/// Stores the distance from the code after the call to the return address in R14.
+/// Assembles a call. Stores in R14 the distance from the code after the call to the return address that it pushed.
 fn called(a: &mut CodeAssembler) -> Asm {
     let (mut callee, mut after) = (a.create_label(), a.create_label());
     a.call(callee)?;
@@ -140,7 +141,7 @@ fn called(a: &mut CodeAssembler) -> Asm {
     a.mov(r13d, 0)
 }
 
-/// Calls the address in R10, which is after this code, so R14 changes only if the call goes wrong.
+/// Assembles a call of the address in R10. That is after this code, so R14 changes only if the call goes wrong.
 fn called_indirectly(a: &mut CodeAssembler) -> Asm {
     let mut after = a.create_label();
     a.call(r10)?;
@@ -153,7 +154,8 @@ fn called_indirectly(a: &mut CodeAssembler) -> Asm {
     a.mov(r13d, 0)
 }
 
-/// The word on the stack points after the marker.
+/// Assembles a return. The return address is after the code that stores 1 in R14, so R14 changes only if the return
+/// goes wrong.
 fn returned(a: &mut CodeAssembler) -> Asm {
     a.ret()?;
     a.mov(r14d, 1)?;
@@ -172,7 +174,8 @@ fn sampled(kernel: &mut MicroKernel, first: usize, samples: &[Sample], flags: u6
             for (value, register) in (1_u64..).zip(COMPARED) {
                 CodeAsmMov::mov(a, register, value.wrapping_mul(0x9e37_79b9_7f4a_7c15))?;
             }
-            // Content of memory operands, and the target of RET and R10, which is after the sample's code.
+            // Sets the content of memory operands. Puts the address after the sample's code in R10 and on the
+            // stack: indirect jumps and calls, and returns, go there.
             a.mov(rax, 0x1122_3344_5566_7788_u64)?;
             a.mov(qword_ptr(RESULTS + 0xfe0), rax)?;
             a.mov(qword_ptr(RESULTS + 0xfd8), rax)?;
@@ -210,7 +213,7 @@ fn sampled(kernel: &mut MicroKernel, first: usize, samples: &[Sample], flags: u6
     kernel.asm().ret()
 }
 
-/// Instructions that can only be emulated: they save or use an address that would be wrong in a copy.
+/// Instructions that can only be emulated: they save or use an address or flags that would be wrong in a copy.
 const NO_COPY: [&str; 6] = ["pushfq", "jmp", "jmp r10", "call", "call r10", "ret"];
 
 fn same_in_place_and_displaced(flags: u64) {
@@ -225,7 +228,7 @@ fn same_one_way(flags: u64, way: Mechanism, samples: &[Sample]) {
     if kvm("in place = out of line").is_none() {
         return;
     }
-    // The results of one run fit into the page of results.
+    // Twelve samples at a time, so that the results of a run fit into the page of results.
     for (batch, samples) in samples.chunks(12).enumerate() {
         let first = batch * 12;
         let (_folder, mut config) = build(|kernel| sampled(kernel, first, samples, flags));

@@ -62,7 +62,7 @@ struct Counted {
 /// Runs `count` clients that read all events that pass `filter`, and prints their results.
 pub(crate) fn client(socket: &str, filter: &str, count: u64) -> Result<()> {
     end_with_parent()?;
-    // Other threads read from the connections than the one that decodes the messages.
+    // With one client, other threads read from its connection than the one that decodes its messages.
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {
         let mut streams = Vec::new();

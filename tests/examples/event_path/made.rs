@@ -31,8 +31,8 @@ pub(crate) enum Way {
     Records,
 }
 
-/// Makes a collector deliver `all` events to `sink`, at `rate` a second, and returns when all are delivered.
-/// Then the sink is dropped, which ends the streams.
+/// Makes a collector deliver `all` events to `sink`, at `rate` a second, and waits until all are delivered. Then
+/// drops the sink, which ends the streams.
 pub(crate) fn make(
     way: Way,
     rate: u64,
@@ -84,7 +84,7 @@ fn hits(producer: &mut EventProducer, start: Instant, rate: u64, all: u64) {
 /// Source that makes events at a constant rate.
 struct Synthetic {
     start: Instant,
-    /// The same time on the clock of events.
+    /// The same as `start`, on the clock of events.
     start_ns: u64,
     tick: Duration,
     rate: u64,
@@ -104,7 +104,7 @@ impl Source for Synthetic {
             batch.push(event(self.made, ns));
             self.made += 1;
         }
-        // These events are still to be delivered, which finishing the collector does.
+        // The collector has still to deliver these events. `make` waits for that by finishing the collector.
         if self.made == self.all
             && let Some(done) = self.done.take()
         {

@@ -1,21 +1,23 @@
-//! Measures how many events a second get from a synthetic source to a gRPC client on this machine, and their
+//! Measures how many events a second get from a synthetic source to a gRPC client on this machine, and what they
 //! cost.
 //!
 //! ```text
 //! cargo run --release --package hvprobe-tests --example event_path [SECONDS|--smoke]
 //! ```
 //!
-//! The events take the same way as those of hits: through the collector, the server and a unix socket to
-//! clients in processes of their own, which decode every event. Only the part before the collector is
-//! synthetic: a source that has a number of events ready every millisecond, with all registers and a task, from
-//! two virtual CPUs. Needs no KVM.
+//! The events go the same way as those of hits: through the collector, the server and a unix socket to clients in
+//! processes of their own, which decode every event. Only the part before the collector is synthetic: a source that
+//! has a number of events ready every millisecond, with all registers and a task, from two virtual CPUs. Needs no
+//! KVM.
 //!
-//! The first table has a row for each rate, and then rows with further clients: `stuck` clients never read,
-//! `filtered` clients want a tenth of the events. `events/s` and `MB/s` are what each client without a filter
-//! received, from the first event to the last; `dropped` is what all of these lost; `server` and `client` are
-//! the CPU time, in processors, of the server's process and of those of the clients that read; `us/event` is
-//! both together, for each event that arrived at a client without a filter; the last two columns are the peak
-//! memory of each, without filtered clients.
+//! The first table has a row for each rate, and then rows with further clients:
+//! - `stuck` clients never read.
+//! - `filtered` clients want a tenth of the events.
+//! - `events/s` and `MB/s` are what each client without a filter received, from the first event to the last.
+//! - `dropped` is the number of events that all clients without a filter lost.
+//! - `server` and `client` are the CPU time, in processors, of the server's process and of the clients that read.
+//! - `us/event` is the CPU time of both, divided by the number of events that arrived at clients without a filter.
+//! - `server MiB` and `client MiB` are the peak memory of each, without filtered clients.
 //!
 //! The second table shows the time from a hit until a client has decoded its event: for hits that take an exit,
 //! which are queued one by one, and for records, which are read every 5 ms.
@@ -179,7 +181,7 @@ fn rows(table: &str, count: usize, milliseconds: u64) -> Result<()> {
                 break status;
             }
             if Instant::now() > limit {
-                // Its clients end with it.
+                // The clients of the row end with it.
                 child.kill()?;
                 child.wait()?;
                 bail!("row {number} of {table} did not end");
@@ -295,7 +297,7 @@ struct Peer {
 }
 
 impl Peer {
-    /// Starts a process with `count` clients, unless `count` is 0; returns when they have subscribed.
+    /// Starts a process with `count` clients and waits until they have subscribed; `None` if `count` is 0.
     fn some(kind: &str, socket: &str, count: u64) -> Result<Option<Self>> {
         if count == 0 {
             return Ok(None);
@@ -312,7 +314,7 @@ impl Peer {
         Ok(Some(peer))
     }
 
-    /// Returns the results that it prints at its end.
+    /// Waits for the results that the process prints at its end, and returns them.
     fn got(&mut self) -> Result<Got> {
         let line = self.line()?;
         serde_json::from_str(&line).with_context(|| format!("the client said: {line}"))
@@ -333,7 +335,7 @@ impl Drop for Peer {
     }
 }
 
-/// Converts a number; exact for the values here.
+/// Converts a number. Above `u32::MAX`, leaves out its lowest 20 bits.
 fn float(number: u64) -> f64 {
     u32::try_from(number).map_or_else(
         |_| f64::from(u32::try_from(number >> 20).unwrap_or(u32::MAX)) * f64::from(1 << 20),

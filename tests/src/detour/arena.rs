@@ -26,10 +26,10 @@ use hvprobe_arch::detour::{CELL, MAX_RECORD_CELLS, Ring, StackFields, TaskFields
 const SIZE: u64 = 16 << 20;
 /// Address of the first arena.
 const FIRST: u64 = 0x1000_0000;
-/// Maximum number of arenas ever made: they end below 2 GiB.
+/// Maximum number of arenas that a process makes, so that all of them end below 2 GiB.
 const MOST: u64 = 96;
 
-/// Offset of the function.
+/// Offset of the function. The other areas of the module's diagram follow.
 const FUNCTION: u64 = 0x1000;
 const LOADS: u64 = 0x3000;
 const DETOURS: Range<u64> = 0x4000..0x40_0000;
@@ -79,10 +79,11 @@ unsafe impl Send for Arena {}
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// Maps a new arena that contains only a task.
+    /// Maps a new arena that contains only a task, and per-CPU data: the number of the CPU and the pointer to the
+    /// task.
     ///
     /// # Errors
-    /// When no arena's addresses are free, or the memory cannot be mapped.
+    /// When no more addresses for arenas are free, or the memory cannot be mapped.
     pub fn new() -> io::Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         loop {
@@ -248,7 +249,7 @@ impl Arena {
         const PAGE: usize = 4096;
         assert!(self.pages().contains(&at), "{at}");
         let offset = self.offset(at, PAGE);
-        // SAFETY: in the mapping. Accesses to it fault from here on, as with a page that is not present.
+        // SAFETY: in the mapping. Accesses to the page fault from here on, as if it were not present.
         let page = unsafe { self.base.add(offset) };
         // SAFETY: as above.
         match unsafe { libc::mprotect(page.as_ptr().cast(), PAGE, libc::PROT_NONE) } {
@@ -263,7 +264,7 @@ impl Arena {
         self.gva(INSTANCES)
     }
 
-    /// Returns a ring of `capacity` cells whose doorbell rings at `watermark`.
+    /// Returns a ring of `capacity` cells whose doorbell rings when `watermark` of them are in use.
     #[must_use]
     pub fn ring(&self, capacity: u32, watermark: u32, doorbell_port: u8) -> Ring {
         assert!(capacity <= CELLS_MAX, "{capacity}");
@@ -289,7 +290,7 @@ impl Arena {
         self.word(ring.bell).store(bell, Ordering::Release);
     }
 
-    /// Returns the position published last.
+    /// Returns the tail that was published last.
     #[must_use]
     pub fn tail(&self, ring: &Ring) -> u64 {
         self.word(ring.limit).load(Ordering::SeqCst) - u64::from(ring.capacity)
@@ -356,7 +357,7 @@ impl Arena {
 impl Drop for Arena {
     fn drop(&mut self) {
         let size = usize::try_from(SIZE).unwrap_or(0);
-        // SAFETY: the mapping that `at` made; borrows of it have ended. A failure leaves it mapped.
+        // SAFETY: the mapping that `at` made; borrows of it have ended. If the call fails, the memory stays mapped.
         unsafe { libc::munmap(self.base.as_ptr().cast(), size) };
     }
 }

@@ -1,7 +1,7 @@
 //! Runs code with the registers and flags that a test sets.
 //!
-//! The code is entered by a jump, as if called from the first exit: the test writes the return address to the
-//! word that RSP points at. The code leaves through one of the [`EXITS`], where the bench saves all registers
+//! The code is entered by a jump. So that it can return like a function, the test writes the address of an exit to
+//! the word that RSP points at. The code leaves through one of the [`EXITS`], where the bench saves all registers
 //! before it changes any.
 
 use iced_x86::IcedError;
@@ -26,10 +26,13 @@ const ENTER: u64 = 0;
 const EXITS_AT: u64 = 0x800;
 const LEAVE: u64 = 0x900;
 
-/// Indexes of the counters (a cache line each) where the states begin: registers, then flags, then vectors.
+/// Index of the first word ([`Arena::counter`]) of the state to enter with: registers, then flags, then vectors.
 const IN: u64 = 512;
+/// Index of the first word of the state at the exit.
 const OUT: u64 = 544;
+/// Index of the word for the host's stack pointer.
 const HOST: u64 = 576;
+/// Offsets in a state, in bytes.
 const FLAGS: u64 = 16 * 8;
 const TARGET: u64 = FLAGS + 8;
 const LEFT_BY: u64 = FLAGS + 16;
@@ -47,7 +50,7 @@ pub struct State {
     pub vectors: [[u64; 4]; 16],
 }
 
-/// State and exit with which code left.
+/// State and exit with which the code left.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Left {
     /// State at the exit.
@@ -86,10 +89,10 @@ impl State {
 }
 
 impl<'a> Bench<'a> {
-    /// Writes the bench's code into `arena`, whose per-CPU data becomes that of the thread.
+    /// Writes the bench's code into `arena`, and makes that arena's per-CPU data that of the calling thread.
     ///
     /// # Errors
-    /// When its code cannot be assembled.
+    /// When the bench's code cannot be assembled.
     pub fn new(arena: &'a Arena) -> Result<Self, IcedError> {
         arena.enter();
         let has_avx = std::is_x86_feature_detected!("avx");
@@ -135,7 +138,7 @@ impl<'a> Bench<'a> {
         self.arena.counter(OUT).0 + offset
     }
 
-    /// Assembles the code that loads a state and jumps to its target. It is called like a function.
+    /// Assembles the code that loads a state and jumps to the code to run. It is called like a function.
     fn entering(&self) -> Result<Vec<u8>, IcedError> {
         let mut a = CodeAssembler::new(64)?;
         for register in [rbx, rbp, r12, r13, r14, r15] {
@@ -157,7 +160,7 @@ impl<'a> Bench<'a> {
         a.assemble(self.code(ENTER).0)
     }
 
-    /// Assembles the code that stores a state and returns.
+    /// Assembles the code that stores a state and returns to [`Self::run`].
     fn leaving(&self) -> Result<Vec<u8>, IcedError> {
         let mut a = CodeAssembler::new(64)?;
         for (register, offset) in GPRS.into_iter().zip((0..).step_by(8)) {
@@ -184,7 +187,7 @@ impl<'a> Bench<'a> {
         a.assemble(self.code(LEAVE).0)
     }
 
-    /// Runs the code at `target` with `state` until it leaves.
+    /// Runs the code at `target` from `state` on, until it leaves through an exit.
     pub fn run(&self, target: Gva, state: &State) -> Left {
         let word = |at: u64| self.arena.word(Gva(at));
         for (register, offset) in Gpr::ALL.into_iter().zip((0..).step_by(8)) {
@@ -197,8 +200,8 @@ impl<'a> Bench<'a> {
             word(self.input(offset)).store(*value, Ordering::SeqCst);
         }
         let entering = self.arena.code(self.code(ENTER));
-        // SAFETY: the code keeps the C calling convention, provided that the code it runs in between leaves by
-        // an exit: tests are written so.
+        // SAFETY: the code keeps the C calling convention, provided that the code at `target` leaves through an
+        // exit. All tests are written so.
         let enter: extern "C" fn() = unsafe { std::mem::transmute(entering) };
         enter();
         let mut left = State {

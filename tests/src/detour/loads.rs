@@ -1,8 +1,8 @@
 //! Code that loads from memory and recovers from a fault, as the kernel's does (arch/x86/lib/getuser.S).
 //!
-//! `stac` and `clac` are not allowed in user mode, so instead of them each load counts its calls. Loads for the
-//! kernel's half have code and counters of their own, separate from those for processes, so the counts show
-//! which load was called.
+//! `stac` and `clac` are not allowed in user mode, so in their place each load counts its calls. Loads for the
+//! kernel's half have code and counters of their own, separate from those for processes, so the counts show which
+//! load was called.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -20,7 +20,7 @@ const SIZES: usize = 4;
 const HALVES: usize = 2;
 /// Distance between loads in bytes. The fixup code is after all loads.
 const APART: u64 = 64;
-/// Distance between the first arguments with which two loads call a function.
+/// Distance between the arguments at the first faults of two successive loads, see [`Loads::call_at_faults`].
 const CALLS_APART: usize = 64;
 /// Index of the first counter of calls.
 const COUNTERS: u64 = 700;
@@ -35,7 +35,7 @@ pub type Calls = [[u64; SIZES]; HALVES];
 pub struct Loads<'a> {
     arena: &'a Arena,
     readers: Readers,
-    /// By number: all sizes of the kernel's half, then all sizes of the processes'.
+    /// Registrations of the loads, by number: all sizes of the kernel's half, then all sizes of the processes'.
     faults: Vec<Known>,
 }
 
@@ -50,8 +50,8 @@ impl<'a> Loads<'a> {
         Self::with_fixup(arena, kernel_half, process_end, fixup)?.write_fixup(fixup)
     }
 
-    /// Writes the loads with the caller's code at `fixup`, which runs after a fault. It must set RDX to zero
-    /// and RAX to an error, and return.
+    /// Writes the loads. After a fault, the caller's code at `fixup` runs: it must set RDX to zero and RAX to an
+    /// error, and return.
     ///
     /// # Errors
     /// When the code cannot be assembled.
@@ -149,8 +149,8 @@ impl<'a> Loads<'a> {
         std::array::from_fn(|half| std::array::from_fn(|size| count(half * SIZES + size)))
     }
 
-    /// Makes each fault call `function` first. The arguments for load n count up from `argument` + n *
-    /// `CALLS_APART`.
+    /// Makes each fault call `function` before the fixup runs. The arguments for load n count up from `argument` +
+    /// n * `CALLS_APART`.
     pub fn call_at_faults(&self, function: traps::Function, argument: u64) {
         for (known, argument) in self.faults.iter().zip((argument..).step_by(CALLS_APART)) {
             known.calls(function, argument);
@@ -165,7 +165,7 @@ impl<'a> Loads<'a> {
             .store(u64::from_le_bytes(word), Ordering::SeqCst);
     }
 
-    /// Returns the word of `pagefault_disabled`, with the bytes after it.
+    /// Returns the word that consists of `pagefault_disabled` and the four bytes after it.
     #[must_use]
     pub fn disabled(&self) -> u64 {
         self.disabled_word().load(Ordering::SeqCst)

@@ -6,7 +6,7 @@ use hvprobe_arch::detour::{BuildError, Detour, Exit, Member, Recorder, ReturnCod
 use super::arena::Arena;
 use super::traps::{self, Known};
 
-/// Allocator of the arena's memory for code, from start to end.
+/// Allocator of the arena's memory for detours, from its start to its end.
 #[derive(Debug)]
 pub struct Room<'a> {
     arena: &'a Arena,
@@ -14,7 +14,7 @@ pub struct Room<'a> {
 }
 
 impl<'a> Room<'a> {
-    /// Creates an allocator of all of that memory.
+    /// Creates an allocator of all memory for detours.
     #[must_use]
     pub fn new(arena: &'a Arena) -> Self {
         let next = arena.detours().start;
@@ -68,7 +68,7 @@ pub struct Planted<'a> {
 }
 
 impl<'a> Planted<'a> {
-    /// Writes the jump, and registers the int3s that the host translates.
+    /// Writes the jump, and registers the int3s after which a host continues elsewhere.
     #[must_use]
     pub fn new(arena: &'a Arena, span: &Span, detour: &Detour) -> Self {
         let shaped = span.interior().filter(|offset| *offset <= 2);

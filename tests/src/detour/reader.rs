@@ -16,7 +16,7 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Creates a reader that starts where the ring was read up to.
+    /// Creates a reader that starts at the ring's published tail.
     #[must_use]
     pub fn new(arena: &'a Arena, ring: Ring) -> Self {
         let tail = arena.tail(&ring);
@@ -26,7 +26,7 @@ impl<'a> Reader<'a> {
     /// Takes the next record, if it is finished; returns its header and bytes.
     ///
     /// # Errors
-    /// When there is something other than a record.
+    /// When the bytes at the tail are not a record.
     ///
     /// # Panics
     /// When a cell of the record other than the first has a mark, or the record belongs to another position.
@@ -48,8 +48,8 @@ impl<'a> Reader<'a> {
         Ok(Some((header, bytes)))
     }
 
-    /// Returns all finished records between the tail and the head, also those after an unfinished one. Does
-    /// not take them.
+    /// Returns all finished records between the tail and the head, including those after an unfinished one. Leaves
+    /// them in the ring.
     #[must_use]
     pub fn finished(&self) -> Vec<(Header, Vec<u8>)> {
         let head = self.arena.word(self.ring.head).load(Ordering::SeqCst);

@@ -42,7 +42,8 @@ static INSTALL: Once = Once::new();
 /// `out imm8, al`.
 const OUT_IMM8: u8 = 0xe6;
 
-/// Registration of an int3, or of a load that may fault, that the handlers continue from.
+/// Registration of an int3, or of a load that may fault, after which the handlers continue elsewhere. Ends when
+/// dropped.
 #[derive(Debug)]
 pub struct Known(usize);
 
@@ -50,8 +51,8 @@ pub struct Known(usize);
 pub type Function = extern "C" fn(u64) -> u64;
 
 impl Known {
-    /// Makes each hit call `function` first, with `argument` and then the numbers that follow. The thread needs
-    /// a [`SignalStack`] for that.
+    /// Makes each hit call `function` before the handler continues elsewhere. The first call has the argument
+    /// `argument`, each further call the next number. The thread needs a [`SignalStack`] for that.
     pub fn calls(&self, function: Function, argument: u64) {
         let trap = &TABLE[self.0];
         trap.argument.store(argument, Ordering::SeqCst);
@@ -72,7 +73,7 @@ impl Drop for Known {
     }
 }
 
-/// Registers the int3 at `at`, or the load there, so that its hit or fault continues at `to`.
+/// Registers the int3 or the load at `at`. After its hit or fault, execution continues at `to`.
 ///
 /// # Panics
 /// When the table is full.
@@ -181,7 +182,8 @@ fn handle_with(signal: libc::c_int, handler: Handler, flags: libc::c_int) -> io:
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = handler as *const () as usize;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART | flags;
-    // SAFETY: the handlers here only touch atomics and their own arguments.
+    // SAFETY: the handlers access only atomics, statically initialised variables of their thread, and their
+    // arguments.
     match unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -191,7 +193,7 @@ fn handle_with(signal: libc::c_int, handler: Handler, flags: libc::c_int) -> io:
 /// Returns the saved RIP of the interrupted thread.
 ///
 /// # Safety
-/// `context` is what a handler got as its third argument, and the handler has not returned.
+/// `context` must be the third argument of a handler that has not returned yet.
 pub unsafe fn interrupted<'a>(context: *mut libc::c_void) -> &'a mut i64 {
     // SAFETY: the kernel passes a `ucontext_t` on the handler's stack (sigaction(2)).
     let context = unsafe { &mut *context.cast::<libc::ucontext_t>() };
@@ -213,7 +215,7 @@ extern "C" fn trapped(signal: libc::c_int, _: *mut libc::siginfo_t, context: *mu
     }
     if signal == libc::SIGSEGV && (0x1000_0000..0x8000_0000).contains(&at) {
         let code = std::ptr::with_exposed_provenance::<u8>(usize::try_from(at).unwrap_or(0));
-        // SAFETY: the processor has fetched from there: an arena, in which readable memory follows.
+        // SAFETY: the processor has fetched from there. It is in an arena, where readable memory follows the code.
         let (opcode, port) = unsafe { (code.read_volatile(), code.add(1).read_volatile()) };
         if opcode == OUT_IMM8 {
             DOORBELLS[usize::from(port)].fetch_add(1, Ordering::SeqCst);
@@ -221,7 +223,7 @@ extern "C" fn trapped(signal: libc::c_int, _: *mut libc::siginfo_t, context: *mu
             return;
         }
     }
-    // An unknown signal: without the handler, the process dies when the instruction runs again.
+    // The signal has no known cause: without the handler, the process dies when the instruction runs again.
     // SAFETY: restoring the default is allowed in a handler.
     unsafe { libc::signal(signal, libc::SIG_DFL) };
 }

@@ -5,8 +5,8 @@
 //! an int3, in an exception, or when KVM cannot continue. There are no interrupt controllers: nothing
 //! interrupts a run.
 //!
-//! Every exception goes through the bench's IDT to `out VECTOR, al`, on a stack of its own. So does the int3 on
-//! hosts whose KVM does not report it. Either way the program sees the same end.
+//! Every exception goes through the bench's IDT to `out VECTOR, al`, on a separate stack. So does an int3 on hosts
+//! whose KVM does not report it to the program. Either way the program sees the same end.
 
 use std::fmt;
 use std::time::Duration;
@@ -31,7 +31,7 @@ const STOP_PORT: u8 = 0xb7;
 const SUBERROR_EMULATION: u32 = 1;
 /// `KVM_INTERNAL_ERROR_EMULATION_FLAG_INSTRUCTION_BYTES` (include/uapi/linux/kvm.h).
 const INSTRUCTION_BYTES: u64 = 1;
-/// Limit of port accesses, above that of any instruction: the runs' `rep` counts are small.
+/// Maximum number of port accesses in a run; more than any instruction makes, because `rep` counts are small here.
 const MAX_PORTS: usize = 256;
 /// Time limit of a run, far more than an instruction takes on any host.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -44,7 +44,7 @@ pub(super) const PF: u8 = 14;
 /// Reason why no bench could be made.
 #[derive(Debug)]
 pub enum BenchError {
-    /// KVM refused a step, or is missing.
+    /// KVM is missing, or refused the named step.
     Kvm(&'static str, kvm_ioctls::Error),
     /// The guest's memory could not be allocated or registered.
     Memory(MemoryError),
@@ -87,7 +87,7 @@ fn values(mut state: [u32; 1024]) -> [u32; 1024] {
     state
 }
 
-/// End of a run.
+/// How a run ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
     /// At a planted stop, or at an int3.
@@ -109,7 +109,7 @@ pub enum End {
     Other(String),
 }
 
-/// A port access that the instruction itself made.
+/// A port access by the instruction itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortAccess {
     /// The port.
@@ -177,7 +177,7 @@ macro_rules! registers {
 #[derive(Debug)]
 pub struct Bench {
     vcpu: VcpuFd,
-    // Dropped after the vCPU; the memory unregisters itself from KVM first.
+    // Dropped after the vCPU. The memory unregisters itself from KVM before it is unmapped.
     ram: GuestRam,
     _vm: VmFd,
     spaces: Spaces,
@@ -242,7 +242,7 @@ impl Bench {
         };
         bench.vcpu.set_sync_valid_reg(SyncReg::Register);
         bench.vcpu.set_sync_valid_reg(SyncReg::SystemRegister);
-        // As KVM returns them, for comparisons.
+        // The values as KVM returns them, for comparisons.
         bench.system = bench
             .vcpu
             .get_sregs()
@@ -250,7 +250,7 @@ impl Bench {
         Ok(bench)
     }
 
-    /// Returns the page tables of a run.
+    /// Returns the page tables of a run that begins with `start`.
     #[must_use]
     pub fn tables(&self, start: &Start) -> PageTables {
         if start.is_full {
@@ -315,7 +315,7 @@ impl Bench {
         }
     }
 
-    /// Writes code.
+    /// Writes `code` to `at`.
     ///
     /// # Panics
     /// When `at` lies outside the mapped memory.
@@ -349,7 +349,8 @@ impl Bench {
         arena
     }
 
-    /// Runs from `start` on. With `extended`, sets that state before the run and reads it afterwards.
+    /// Runs from `start` on. If `extended` is given, sets this extended state before the run, and reads the state
+    /// afterwards.
     pub fn run(&mut self, start: &Start, extended: Option<&Extended>) -> Left {
         let mut ports = Vec::new();
         let end = match self.enter(start, extended) {
@@ -365,8 +366,8 @@ impl Bench {
                 region: **state,
                 ..Default::default()
             };
-            // SAFETY: the guest never gets, by `arch_prctl`, a feature whose state takes more than the 4 KiB of
-            // `kvm_xsave`.
+            // SAFETY: this program never requests for its guests, by `arch_prctl`, a feature whose state takes more
+            // than the 4 KiB of `kvm_xsave`.
             unsafe { self.vcpu.set_xsave(&state) }.map_err(kvm("set extended state"))?;
         }
         let mut system = self.system;
@@ -432,8 +433,8 @@ impl Bench {
         self.vcpu.set_kvm_immediate_exit(0);
     }
 
-    /// Returns the end that a port access stands for, if one of the bench's own `out` made it. Hosts differ in
-    /// whether RIP at the exit is already after the `out`.
+    /// Returns the end that a port access stands for, if it was made by an `out` of the bench itself. Hosts differ
+    /// in whether RIP at the exit is already after the `out`.
     fn known(&self, access: &PortAccess, rip: u64) -> Option<End> {
         let stubs = layout::system(layout::STUBS).0;
         if (stubs..stubs + layout::PAGE).contains(&rip) {

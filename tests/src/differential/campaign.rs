@@ -22,7 +22,7 @@ const KEPT: usize = 50;
 /// Extent of a campaign.
 #[derive(Clone, Copy, Debug)]
 pub struct Extent {
-    /// Instructions are taken from one in this many functions.
+    /// Instructions are taken from one in this many functions, which are chosen at random.
     pub one_in: u64,
     /// Number of instructions of each form, if there are as many.
     pub per_form: usize,
@@ -90,8 +90,8 @@ impl Sample {
     }
 }
 
-/// Returns the index at which to keep number `seen`, if any, so that of all seen `size` are kept with equal
-/// probability.
+/// Returns the index at which to keep the item number `seen`, or `None` to drop it. Of all items seen, `size` are
+/// kept, each with the same probability. `kept` is the number kept so far.
 fn place(kept: usize, size: usize, seen: u64, random: &mut Random) -> Option<usize> {
     if kept < size {
         return Some(kept);
@@ -107,13 +107,13 @@ pub struct Tally {
     pub sites: u64,
     /// Number of states tried, including those that could not be run.
     pub trials: u64,
-    /// Number of runs by mechanism with the same effect as in place.
+    /// Numbers of runs that had the same effect as in place, by mechanism.
     pub same: BTreeMap<Mechanism, u64>,
     /// Numbers of runs in place, by their end.
     pub ends: BTreeMap<String, u64>,
-    /// Trials that could not be run, by reason and mnemonic.
+    /// Numbers of trials that could not be run, by reason and mnemonic.
     pub not_run: BTreeMap<String, BTreeMap<String, u64>>,
-    /// Forms of which an instruction was run.
+    /// Forms of the instructions that were run.
     pub forms: BTreeSet<Form>,
     /// The first differences.
     pub differences: Vec<Difference>,

@@ -9,7 +9,7 @@ use hvprobe_hit::region::KERNEL_WINDOW;
 
 use super::text::{Apart, Text};
 
-/// Number of refused instructions listed as examples for each reason.
+/// Number of refused instructions that are listed as examples of each reason.
 const EXAMPLES: usize = 3;
 
 /// Numbers of a kernel's probeable instructions by mechanism.
@@ -19,13 +19,13 @@ pub struct Coverage {
     pub emulated: u64,
     /// Executed as a copy that jumps back.
     pub boosted: u64,
-    /// Boosted or emulated by themselves, but in the exception table: executed as a copy that traps, so that a
-    /// fault is delivered to the kernel as if it had been raised at the instruction's own address.
+    /// Would be boosted or emulated, but are in the exception table: executed as a copy that traps, so that a fault
+    /// is delivered to the kernel as if it had been raised at the instruction's own address.
     pub stepped: u64,
-    /// Instructions of these three kinds whose copies do not work in low slots, because they refer, relative to
-    /// RIP, to addresses just above zero.
+    /// Instructions of these three kinds whose copies work only in high slots, because they refer, relative to RIP,
+    /// to addresses just above zero.
     pub high: u64,
-    /// Instructions with a copy that does not even work in the last slot, with the region at one end of its
+    /// Instructions whose copy does not work even in the last slot, if the region of slots is at one end of its
     /// window.
     pub out_of_reach: Vec<(Gva, String)>,
     /// Refused instructions, by reason.
@@ -41,7 +41,7 @@ pub struct Refused {
     pub count: u64,
     /// Counts by mnemonic.
     pub by_mnemonic: BTreeMap<String, u64>,
-    /// The first instructions.
+    /// The first of the instructions.
     pub examples: Vec<(Gva, String)>,
 }
 
@@ -53,7 +53,7 @@ impl Coverage {
         let apart = kernel.for_each(|site| match classify(kernel.code(site.at), site.at) {
             Ok(displaced) => {
                 let counter = match displaced.action() {
-                    // A fixup needs a copy; an instruction without one stays emulated.
+                    // A fixup needs a copy; an instruction without a copy stays emulated.
                     _ if kernel.image().has_fixup(site.at)
                         && displaced.trapped(site.at).is_ok() =>
                     {
@@ -111,7 +111,7 @@ impl Coverage {
     }
 }
 
-/// Slots in which a copy works.
+/// Slots in which the copies of an instruction work.
 enum Reach {
     All,
     High,
@@ -119,7 +119,7 @@ enum Reach {
 }
 
 impl Reach {
-    /// Builds the copies of `displaced` in the outermost slots.
+    /// Returns in which slots the copies of `displaced` work. Builds them in the outermost slots.
     fn of(displaced: &Displaced) -> Self {
         let works = |slot| {
             let in_reach = |code| !matches!(code, Err(RelocateError::OutOfReach { .. }));

@@ -1,4 +1,4 @@
-//! A start state under construction: registers, bases and memory, which change until the instruction at hand is
+//! A start state under construction: registers, bases and memory. They change until the instruction at hand is
 //! executable, or faults in one of the ways of [`Aim`].
 
 use hvprobe_arch::Gva;
@@ -26,7 +26,7 @@ pub enum Aim {
     NonCanonical,
 }
 
-/// Which resulting registers of an instruction are not determined by the start state.
+/// Which results of an instruction are not determined by the start state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exactness {
     /// Everything is determined.
@@ -213,7 +213,7 @@ impl Draft<'_> {
     /// Returns the address of a memory operand with the current registers.
     pub(super) fn effective(&self, memory: &UsedMemory) -> u64 {
         let base = match memory.base() {
-            // The displacement is the target.
+            // The displacement is the whole address.
             Register::RIP | Register::EIP => 0,
             base => self.get(base),
         };
@@ -229,7 +229,7 @@ impl Draft<'_> {
         }
     }
 
-    /// Writes `bytes` to those addresses from `at` on that map the arena.
+    /// Writes `bytes` to memory from `at` on, without those whose addresses do not map the arena.
     pub(super) fn patch(&mut self, at: u64, bytes: &[u8]) {
         let text = self.host.text.0.0..self.host.text.1.0;
         for (at, byte) in (0..).map(|n| at.wrapping_add(n)).zip(bytes) {
@@ -249,7 +249,7 @@ impl Draft<'_> {
         }
     }
 
-    /// Patches the first memory operand.
+    /// Writes `bytes` to the first memory operand.
     pub(super) fn patch_operand(&mut self, bytes: &[u8]) {
         if let Some(memory) = self.memory.first().copied() {
             let at = self.effective(&memory);
@@ -257,7 +257,8 @@ impl Draft<'_> {
         }
     }
 
-    /// Sets the target of a branch, and enters it into the targets.
+    /// If the instruction is a branch, sets the target if it is indirect, and records where execution may continue.
+    /// Returns the reason if the bench cannot run the instruction.
     pub(super) fn branch(&mut self) -> Result<(), &'static str> {
         let instruction = self.instruction;
         let (start, end) = self.host.text;

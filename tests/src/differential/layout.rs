@@ -10,8 +10,9 @@
 //!  0x0020000  page tables
 //!  0x1000000  kernel text   where it is linked
 //! ```
-//! So any RIP-relative or absolute operand lies in the arena, and no page table ever changes. A second root is
-//! the same except for the upper 2 GiB, where only text is mapped: with it those operands fault.
+//! So any RIP-relative or absolute operand lies in the arena, and no page table ever changes. With a second root,
+//! those operands fault: it is the same except for the upper 2 GiB, where only text, slots and landing page are
+//! mapped.
 
 use hvprobe_arch::Gpa;
 use hvprobe_arch::Gva;
@@ -27,26 +28,26 @@ pub(super) const GDT: Gpa = Gpa(0x1000);
 pub(super) const TSS: Gpa = Gpa(0x1100);
 pub(super) const IDT: Gpa = Gpa(0x2000);
 pub(super) const STUBS: Gpa = Gpa(0x3000);
-/// Top of the exceptions' stack.
+/// Top of the stack on which exceptions are handled.
 pub(super) const EXCEPTION_STACK: Gpa = Gpa(0x6000);
 
 const SLOT_FRAME: u64 = 0x8000;
 const LANDING_FRAME: u64 = 0x9000;
-/// Page for out-of-line slots.
+/// Virtual address of the page for out-of-line slots.
 pub(super) const SLOTS: u64 = MAP + (4 << 20);
-/// Page for targets of branches.
+/// Virtual address of the page for targets of branches.
 pub(super) const LANDING: u64 = MAP + (8 << 20);
 
 pub(super) const ARENA_FRAMES: Gpa = Gpa(0x1_0000);
 pub(super) const ARENA_SIZE: u64 = 0x8000;
-/// The arena.
+/// Virtual address of the arena.
 pub(super) const ARENA: u64 = 0xffff_8880_0100_0000;
 /// Second mapping of the arena, for 32-bit addresses.
 pub(super) const LOW_ARENA: u64 = 0x40_0000;
 
 const TABLES: u64 = 0x2_0000;
 
-/// `__START_KERNEL_map`: kernel text is linked and mapped from here on, physical address 0 first.
+/// `__START_KERNEL_map`: virtual address of physical address 0 in the mapping of the kernel's text.
 pub(super) const MAP: u64 = 0xffff_ffff_8000_0000;
 
 const TABLE: u64 = entry::PRESENT | entry::WRITABLE | entry::ACCESSED;
@@ -62,7 +63,7 @@ pub(super) struct Spaces {
     pub(super) bare: PageTables,
 }
 
-/// Allocates pages for tables.
+/// Allocates pages for tables, and writes the tables.
 struct Builder<'a> {
     ram: &'a GuestRam,
     next: u64,
@@ -81,7 +82,8 @@ impl Builder<'_> {
         Ok(table)
     }
 
-    /// Writes the tables of levels 3 to 1 that map the leaves from `at` on, which lie within one 2 MiB piece.
+    /// Writes tables of levels 3 to 1 that map `leaves` from `at` on, all in one 2 MiB piece. Returns the address
+    /// of the level-3 table.
     fn chain(&mut self, at: u64, leaves: impl Iterator<Item = u64>) -> Result<u64, OutOfRange> {
         let leaves: Vec<_> = (at >> 12..).zip(leaves).collect();
         let level1 = self.table(leaves)?;
@@ -89,8 +91,8 @@ impl Builder<'_> {
         self.table([(at >> 30, level2 | TABLE)])
     }
 
-    /// Writes the level-3 table for the upper 2 GiB. `data` returns the entry of page `n` where there is no
-    /// text.
+    /// Writes the tables of levels 3 to 1 for the upper 2 GiB. Where there is no text, `data` returns the entry
+    /// number `n` of a level-1 table. Returns the address of the level-3 table.
     fn upper(&mut self, text: (u64, u64), data: impl Fn(u64) -> u64) -> Result<u64, OutOfRange> {
         let data_only = self.table((0..512).map(|n| (n, data(n))))?;
         let mut halves = Vec::new();
@@ -129,7 +131,7 @@ impl Builder<'_> {
     }
 }
 
-/// Writes the page tables for a kernel with text in `text`.
+/// Writes the page tables for a kernel whose text is at `text`.
 pub(super) fn write_page_tables(ram: &GuestRam, text: (u64, u64)) -> Result<Spaces, OutOfRange> {
     let mut builder = Builder { ram, next: TABLES };
     let arena = |n: u64| (ARENA_FRAMES.0 + n * PAGE % ARENA_SIZE) | LEAF;
@@ -157,7 +159,7 @@ pub(super) fn write_page_tables(ram: &GuestRam, text: (u64, u64)) -> Result<Spac
     })
 }
 
-/// Returns the guest's address of the system page or stack at `at`.
+/// Returns the virtual address of the system page or stack at `at`.
 pub(super) fn system(at: Gpa) -> Gva {
     Gva(SYSTEM + at.0)
 }

@@ -1,15 +1,15 @@
-//! Differential test of the instruction policy: compares the effect of a kernel's instructions in place with
-//! that of every mechanism.
+//! Differential test of the instruction policy: compares the effect that a kernel's instructions have in place with
+//! the effect that they have through every mechanism.
 //!
 //! ```text
 //!  text ──▶ campaign ──▶ state ─────▶ trial ─────────────────────────▶ bench
 //!  every    which, and   registers,   in place, emulated, boosted,     one virtual CPU that
 //!  instr.   how often    memory       trapped; then compares           runs one instruction
 //! ```
-//! Invariant: nothing is left out silently. An instruction is refused by the policy, and then counted by
-//! [`coverage`]; or not run, and then counted with the reason; or its whole resulting state is compared. The
-//! only things not compared are clocks, random numbers, and how long `sti` holds interrupts off, which a stop
-//! does not show.
+//! Invariant: nothing is left out silently. Either the policy refuses an instruction, and [`coverage`] counts it;
+//! or the instruction is not run, and counted with the reason; or its whole resulting state is compared. The only
+//! things not compared are clocks, random numbers, and how long `sti` holds interrupts off, which a stop does not
+//! show.
 
 pub mod bench;
 pub mod campaign;

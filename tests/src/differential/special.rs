@@ -1,4 +1,4 @@
-//! Operands that particular instructions need, to have an effect, or to do no harm to the bench.
+//! Operands that particular instructions need to have an effect, or to do no harm to the bench.
 
 use hvprobe_arch::regs::rflags;
 use iced_x86::{Mnemonic as M, OpKind, Register};
@@ -21,7 +21,7 @@ const POPPED: u64 = rflags::ARITHMETIC
     | rflags::AC
     | rflags::ID;
 
-/// Changes `draft` for the needs of its instruction.
+/// Gives `draft` the operands that its instruction needs. Returns the reason if there are none.
 pub(super) fn prepare(draft: &mut Draft<'_>) -> Result<(), &'static str> {
     let instruction = draft.instruction;
     let register = |operand| {
@@ -161,7 +161,8 @@ fn equal(draft: &mut Draft<'_>) {
     }
 }
 
-/// Makes moves to registers that the bench depends on write the current values.
+/// Prepares a `mov` to a control, debug or segment register: makes it write a value with which the bench still
+/// works.
 fn prepare_mov(draft: &mut Draft<'_>) -> Result<(), &'static str> {
     let instruction = draft.instruction;
     if instruction.op0_kind() != OpKind::Register {
@@ -199,7 +200,7 @@ fn prepare_mov(draft: &mut Draft<'_>) -> Result<(), &'static str> {
     };
     if let Some(from) = from {
         if matches!(to, Register::CR3) {
-            // With the other address space, the move would change CR3.
+            // In the other address space, the move would change CR3.
             draft.is_full = true;
         }
         draft.set(from, value);

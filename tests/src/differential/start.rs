@@ -1,4 +1,4 @@
-//! What a run starts from, and the properties of the bench that a start state depends on.
+//! The registers that a run starts with, and the properties of the bench that a start state depends on.
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::regs::Regs;

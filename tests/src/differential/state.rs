@@ -2,7 +2,7 @@
 //!
 //! Invariant: a state is determined by the seed, the instruction's address and the number of the run, so a
 //! difference is reproduced from these three. With most states the instruction does its work; with the others
-//! it faults in one of the ways of [`Aim`].
+//! it faults in one of the ways of `Aim`.
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::regs::{Regs, rflags};
@@ -120,7 +120,7 @@ fn registers(random: &mut Random) -> Regs {
     regs
 }
 
-/// Returns `new` with random SSE registers.
+/// Returns the extended state `new` with random XMM registers.
 fn extended(random: &mut Random, new: &Extended) -> Extended {
     /// Words of the XMM registers, and of XSTATE_BV (SDM vol. 1, 13.4).
     const XMM: std::ops::Range<usize> = 40..104;

@@ -1,7 +1,7 @@
 //! State of the bench's processor that runs do not set: segments, IDT, control registers.
 //!
-//! Invariant: the processor is in 64-bit mode at privilege level 0, and every exception goes, on a stack of its
-//! own, to a stub that writes to the port with the exception's number.
+//! Invariant: the processor is in 64-bit mode at privilege level 0. Every exception goes, on a separate stack, to a
+//! stub that writes to the port with the exception's number.
 
 use hvprobe_arch::mem::{OutOfRange, PhysMemory};
 use hvprobe_vm::memory::GuestRam;
@@ -40,7 +40,7 @@ mod cr4 {
 /// Distance between two stubs in bytes.
 pub(super) const STUB: u64 = 16;
 
-/// Exceptions that push an error code (SDM vol. 3, table 6-1; APM vol. 2, table 8-1).
+/// Returns whether the exception pushes an error code (SDM vol. 3, table 6-1; APM vol. 2, table 8-1).
 pub(super) fn has_error_code(vector: u8) -> bool {
     matches!(vector, 8 | 10..=14 | 17 | 21 | 29 | 30)
 }

@@ -72,7 +72,7 @@ pub struct Text {
 pub struct Apart {
     /// Instructions of functions or places that the kernel rules out.
     pub forbidden: u64,
-    /// Addresses of bytes that do not decode; the rest of the function around each is left out.
+    /// Addresses of bytes that do not decode. From there on, the rest of the function is left out.
     pub undecodable: Vec<Gva>,
 }
 
@@ -112,12 +112,12 @@ impl Text {
         self.image.bytes_at(at, len).unwrap_or_default()
     }
 
-    /// Passes every probeable instruction to `each`, in the order of addresses.
+    /// Passes every probeable instruction to `each`, in the order of addresses. Returns what it leaves out.
     pub fn for_each(&self, each: impl FnMut(&Site)) -> Apart {
         self.for_each_in(|_| true, each)
     }
 
-    /// Does the same for functions whose start `is_wanted` accepts.
+    /// Does the same as [`Self::for_each`], but only for functions whose start `is_wanted` accepts.
     pub fn for_each_in(
         &self,
         is_wanted: impl Fn(Gva) -> bool,

@@ -50,13 +50,13 @@ pub enum Verdict {
 /// A mechanism whose effect differs from that of the instruction.
 #[derive(Debug)]
 pub struct Difference {
-    /// The mechanism; `None` if the instruction itself did not end, or no mechanism is offered for it.
+    /// The mechanism; `None` if the run in place came to no end, or no mechanism is offered for the instruction.
     pub mechanism: Option<Mechanism>,
     /// Address of the instruction.
     pub at: Gva,
     /// Bytes of the instruction.
     pub bytes: Vec<u8>,
-    /// Differences, one line each.
+    /// The differences, one line each.
     pub what: String,
     /// Start state.
     pub start: Start,
@@ -170,7 +170,7 @@ fn compare_all(bench: &mut Bench, displaced: &Displaced, case: &Case) -> Verdict
     }
 }
 
-/// Returns the differences when the host emulates the instruction; `None` if it does not emulate it.
+/// Emulates the instruction as the host does, and returns the differences; `None` if the host does not emulate it.
 fn emulated(
     bench: &mut Bench,
     displaced: &Displaced,
@@ -242,7 +242,7 @@ fn is_fault_of_push(end: &End, fault: &MemoryFault, regs: &Regs, mem: &mut impl 
     pushed.is_err_and(|fault| is_same_fault(end, &fault, regs))
 }
 
-/// Returns the differences when the guest runs a copy; `None` if the instruction has no copy.
+/// Runs a copy of the instruction, and returns the differences; `None` if the instruction has no copy.
 fn copied(
     bench: &mut Bench,
     displaced: &Displaced,
@@ -276,7 +276,8 @@ fn copied(
     Some(what)
 }
 
-/// Translates the end of a run inside the slot to the original instruction, as the host does after an exit.
+/// Translates the end of a run as the host does after an exit: replaces an address inside the slot by that of the
+/// original code. Returns a difference if the address stands for nothing, and otherwise an empty text.
 fn put_in_place(displaced: &Displaced, code: &SlotCode, left: &mut Left) -> String {
     let is_inside = |at: Gva| {
         at.offset_from(code.at())
@@ -363,7 +364,7 @@ fn differences(expected: &Left, left: &Left, exactness: Exactness) -> String {
 }
 
 fn first_difference<T: PartialEq>(a: &[T], b: &[T]) -> Option<usize> {
-    // Nearly always equal, which this comparison finds fast.
+    // They are nearly always equal, which this comparison finds fast.
     if a == b {
         return None;
     }
@@ -374,7 +375,7 @@ fn first_difference<T: PartialEq>(a: &[T], b: &[T]) -> Option<usize> {
 fn determined(mut regs: Regs, exactness: Exactness) -> Regs {
     match exactness {
         Exactness::Exact => {}
-        // The instruction clears the upper halves.
+        // The instruction clears the upper halves of RAX and RDX.
         Exactness::Clock => {
             regs.rax &= !0xffff_ffff;
             regs.rdx &= !0xffff_ffff;

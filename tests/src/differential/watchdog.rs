@@ -1,7 +1,7 @@
 //! Interrupts a virtual CPU that does not leave the guest by itself.
 //!
-//! Invariant: the thread that is signalled is alive, because it has to take the lock to disarm, and the signal
-//! is sent under the lock.
+//! Invariant: the thread that is signalled is alive. The signal is sent under a lock, which that thread takes at
+//! the end of each run.
 
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
-/// Interval at which the time is checked and the signal repeated: a signal just before `KVM_RUN` has no effect.
+/// Interval at which the time is checked. The signal is repeated at this interval, because a signal that arrives
+/// just before `KVM_RUN` has no effect.
 const PERIOD: Duration = Duration::from_millis(250);
 
 /// Thread to interrupt and the deadline, and whether the deadline has passed.
@@ -45,8 +46,8 @@ impl Watchdog {
                     && Instant::now() >= deadline
                 {
                     watched.expired = true;
-                    // SAFETY: the runner is alive: before it continues, it disarms, for which it needs the lock
-                    // that is held here. The signal has a handler.
+                    // SAFETY: the runner is alive: at the end of its run, it needs the lock that is held here. The
+                    // signal has a handler.
                     unsafe { libc::pthread_kill(runner, signal()) };
                 }
             }
@@ -83,7 +84,8 @@ impl Drop for Watchdog {
     }
 }
 
-/// Differs from the signals with which machines and micro-guests kick their vCPUs.
+/// Returns the signal that interrupts a run. It differs from those with which machines and micro-guests kick their
+/// vCPUs.
 fn signal() -> libc::c_int {
     SIGRTMIN() + 2
 }

@@ -17,7 +17,7 @@ const POINTS: [&str; 5] = [
     "other.c:3",
 ];
 
-/// Parses any bytes as an index, and uses it if it belongs to the corpus' file.
+/// Parses any bytes as an index, and looks points up in it if it belongs to the file of [`dwarf`].
 pub fn debug_index(data: &[u8]) -> bool {
     static BYTES: LazyLock<Vec<u8>> = LazyLock::new(dwarf::file);
     let file = DebugFile::parse(&BYTES).expect("a sound file");

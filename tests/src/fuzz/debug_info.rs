@@ -18,7 +18,7 @@ const POINTS: [&str; 8] = [
 /// Maximum number of places of a point whose variables are looked up.
 const PLACES: usize = 8;
 
-/// Returns the paths selected from each variable.
+/// Returns the paths that are selected from each variable.
 fn paths() -> [Vec<Step>; 4] {
     let to = |name: &str| Step::Pointed(name.to_owned());
     let of = |name: &str| Step::Member(name.to_owned());
@@ -30,7 +30,7 @@ fn paths() -> [Vec<Step>; 4] {
     ]
 }
 
-/// Parses any bytes as a file with debug information, of whichever kernel.
+/// Parses any bytes as a file with debug information, of any kernel.
 pub fn debug_info(data: &[u8]) -> bool {
     let Ok(file) = DebugFile::parse(data) else {
         return false;

@@ -5,8 +5,9 @@ use hvprobe_spec::definition::{parse, parse_file};
 use hvprobe_spec::fetch::read_filter;
 use hvprobe_spec::histogram::read_histogram;
 
-/// A definition that parses prints as one that parses to the same. An error reports a position within the text
-/// and can be shown on a terminal. The same holds for a filter, for a histogram, and for a file of definitions.
+/// Checks that a definition that parses prints as one that parses to the same, and that an error has a position in
+/// the text and can be shown on a terminal. The same must hold for filters, for histograms, and for the histograms
+/// and errors of a file of definitions.
 pub fn definition(data: &[u8]) -> bool {
     let text = String::from_utf8_lossy(data);
     match read_filter(&text) {

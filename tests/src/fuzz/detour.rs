@@ -20,9 +20,8 @@ const DETOURS: u64 = 0xffff_ffff_8040_0000;
 /// Address of the kernel's loads.
 const LOADS: u64 = TEXT + 0x10_0000;
 
-/// Takes any bytes as a function with a probepoint and an address for the detour. The first three bytes are the
-/// offset of the probepoint and the wanted offset in the region; then follow the code and the memory that the
-/// detour reads.
+/// Builds a detour for a probepoint in any bytes as a function. The first byte is the offset of the probepoint, the
+/// next two the wanted offset of the detour in its region. Then follow the code, and which memory the detour reads.
 pub fn detour(data: &[u8]) -> bool {
     let mut input = Input::new(data);
     let offset = u64::from(input.u8());
@@ -103,7 +102,8 @@ pub fn detour(data: &[u8]) -> bool {
     true
 }
 
-/// Follows all of a detour except its copies: it branches only to itself and calls only the loads.
+/// Checks the code of a detour except its copies of instructions: the code branches only to itself and calls only
+/// the loads.
 fn follow(detour: &Detour, readers: &Readers) {
     let escape = detour.escape().unwrap_or(detour.tail());
     let end = detour.at().wrapping_add(detour.code().len() as u64);
@@ -132,7 +132,7 @@ fn follow(detour: &Detour, readers: &Readers) {
     }
 }
 
-/// Reads from the input which memory the detour fetches, if any.
+/// Reads from the input which memory the detour fetches; `None` if it fetches none.
 fn fetching(input: &mut Input<'_>) -> Option<Fetching> {
     let count = usize::from(input.u8() & 0x3f);
     let mut items = Vec::new();
@@ -151,8 +151,8 @@ fn fetching(input: &mut Input<'_>) -> Option<Fetching> {
     (count > 0).then_some(Fetching { readers, items })
 }
 
-/// Reads an item. A byte selects its base and the number of pointers. Each pointer has a byte for its memory
-/// and the width of its offset. Two bytes select what is read.
+/// Reads an item. A byte selects its base and the number of pointers. Each pointer has a byte for its memory and
+/// the width of its offset, and then the offset. Two bytes select what is read.
 fn item(input: &mut Input<'_>) -> Fetched {
     let kind = input.u8();
     let register = Gpr::ALL[usize::from(kind >> 4)];
@@ -192,7 +192,7 @@ fn item(input: &mut Input<'_>) -> Fetched {
     }
 }
 
-/// Returns whether `capture` justifies the error.
+/// Returns whether `capture` justifies `error`.
 fn may_be_refused(capture: &Capture, error: &BuildError) -> bool {
     let items = capture.fetching.as_ref().map_or(&[][..], |it| &it.items);
     let words = |item: &Fetched| match item.read {
@@ -200,7 +200,7 @@ fn may_be_refused(capture: &Capture, error: &BuildError) -> bool {
     };
     match error {
         BuildError::TooManyItems { count } => *count == items.len() && *count > 32,
-        // The words of a record without its marks, less the fixed part.
+        // The limit is the number of words in a record's cells without the marks, less the record's fixed part.
         BuildError::TooLarge { .. } => items.iter().map(words).sum::<usize>() > 16 * 7 - 20,
         BuildError::FetchAtReturn => items.iter().any(|it| matches!(it.base, Base::Entry(_))),
         BuildError::TextOfNothing => items
@@ -260,7 +260,7 @@ pub fn fetched(data: &[u8]) -> bool {
             assert!(end == most.min(len) || bytes[end] == 0 && !header.truncated);
         }
     }
-    // No further item exists.
+    // There is no item after the last.
     let mut bytes = [0; 8];
     let other = layout.fetched(record, items.len(), &mut bytes);
     assert!(other.is_err() || other == Ok(false));
@@ -328,7 +328,7 @@ pub fn record(data: &[u8]) -> bool {
         let is_whole = rest.len() >= usize::from(header.cells) * CELL;
         assert_eq!(copy.is_ok(), is_whole || capture.stack_copy.is_none());
         if let Ok(Some(copy)) = copy {
-            // A word is either wholly in the copy, or absent.
+            // Words are aligned, so the copy has at most one of two that overlap.
             for at in [record.tsc, record.regs.rsp, record.regs.rdi, 0, u64::MAX].map(Gva) {
                 let next = copy.word(at.wrapping_add(4));
                 assert!(copy.word(at).is_none() || next.is_none(), "{at}");

@@ -32,8 +32,8 @@ pub fn kallsyms(data: &[u8]) -> bool {
     ))
 }
 
-/// Parses any bytes as types and names of BTF. The first two bytes are the length of the types, so that the
-/// header matches.
+/// Parses any bytes as types and names of BTF. The first two bytes are the length of the types, for the header that
+/// the target adds.
 pub fn btf(data: &[u8]) -> bool {
     let Some((types, rest)) = data.split_first_chunk() else {
         return false;
@@ -87,7 +87,7 @@ pub fn tables(data: &[u8]) -> bool {
     let image = KernelImage::parse(&kernel::elf(&sections, &symbols))
         .expect("the lists are not needed to read an image");
     check(&image);
-    // A part of the text is enough.
+    // Searches only the first part of the text, which is enough.
     (TEXT..)
         .take(TEXT_LEN / 8)
         .any(|at| image.forbidden(Gva(at)).is_some())

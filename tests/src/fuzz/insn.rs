@@ -14,8 +14,8 @@ use super::input::Input;
 /// Maximum number of memory accesses of an emulated instruction.
 const MOST_ACCESSES: u32 = 2;
 
-/// Classifies any bytes as a displaced instruction. The first byte is the length of the code, which follows.
-/// Then come its address, the slot's offset from it, the accesses that fail, and the registers.
+/// Classifies any bytes as a displaced instruction. The first byte is the length of the code, which follows. Then
+/// come the address of the code, the slot's offset from it, the accesses that fail, and the registers.
 pub fn insn(data: &[u8]) -> bool {
     let mut input = Input::new(data);
     let len = usize::from(input.u8()) % (2 * MAX_LEN);

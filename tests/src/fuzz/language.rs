@@ -7,8 +7,8 @@ use hvprobe_spec::language::{
 };
 use hvprobe_spec::{Hold, ParseError};
 
-/// Checks that whatever parses prints as text that parses to the same, and that an error points into the text.
-/// Returns whether the text parses as any option.
+/// Checks that an option that parses prints as text that parses to the same, and that an error points into the
+/// text. Returns whether the text parses as any option.
 pub fn language(data: &[u8]) -> bool {
     let typed = String::from_utf8_lossy(data);
     let captured = holds(&typed, capture, |what| match what {
@@ -33,7 +33,7 @@ pub fn language(data: &[u8]) -> bool {
     read.contains(&true)
 }
 
-/// Returns whether `typed` parses with `read`.
+/// Checks one kind of option, which `read` parses and `print` prints. Returns whether `typed` parses.
 fn holds<T: Debug + PartialEq>(
     typed: &str,
     read: impl Fn(&str) -> Result<T, ParseError>,

@@ -1,7 +1,7 @@
 //! Properties of every decoder for arbitrary input.
 //!
-//! Each [`Target`] passes any bytes to one decoder, and panics only if the decoder breaks a promise. It is run
-//! in two ways: by libFuzzer through the programs in `fuzz/fuzz_targets`, and by the test `fuzz_corpus` with
+//! Each [`Target`] passes any bytes to one decoder, and panics only if the decoder breaks a promise. A target is
+//! run in two ways: by libFuzzer through the programs in `fuzz/fuzz_targets`, and by the test `fuzz_corpus` with
 //! the committed corpus and random mutations of it. Where random bytes would be refused at the first check, the
 //! target builds a valid file around them.
 

@@ -25,7 +25,7 @@ const HEADS: Gva = Gva(MODULES.0 & !(PAGE - 1));
 const SPACE: Range<u64> = 0xffff_ffff_a000_0000..0xffff_ffff_ff00_0000;
 /// Maximum number of modules read from a list.
 const MOST_MODULES: usize = 2048;
-/// Maximum number of words read for a stack of [`FRAMES`] frames: from the stack, and from the modules.
+/// Maximum number of words read from the stack and from the modules for a trace of [`FRAMES`] frames.
 const MOST_WORDS: usize = 5 * FRAMES + (1 << 13);
 const FRAMES: usize = 31;
 
@@ -75,8 +75,8 @@ impl Kernel {
     }
 }
 
-/// Returns offsets in a module's text, each with the distance, from there on, from the stack pointer to
-/// the word after the return address.
+/// Returns unwind rules: offsets in a module's text, each with the entry that applies from there on. An entry gives
+/// the distance from the stack pointer to the word after the return address.
 fn unwind_rules() -> [(u64, [u8; 6]); 6] {
     [
         (0, 8),
@@ -92,8 +92,9 @@ fn unwind_rules() -> [(u64, [u8; 6]); 6] {
     })
 }
 
-/// One byte selects the age of the guest's kernel. Then follow changes of its memory, each with two bytes of
-/// place, one of kind and eight of content, up to the place 0xffff; then the start of the walk, and the stack.
+/// Reads the modules of a guest with any changes of its memory, and walks a stack through them. One byte selects
+/// the age of the guest's kernel. Then follow the changes, each with two bytes of place, one of kind and eight of
+/// content, up to the place 0xffff; then the start of the walk, and the stack.
 pub fn modules(data: &[u8]) -> bool {
     let mut input = Input::new(data);
     let kernel = Kernel::of(AGES[usize::from(input.u8() & 1)]);
@@ -128,7 +129,8 @@ fn change(mem: &Flat, place: u64, kind: u8, value: u64) {
     tables().write(mem, at, &bytes[..len]).expect("mapped");
 }
 
-/// Reads the modules from their list, and each by its address.
+/// Reads the modules from their list, and each module by its address. Returns whether a module in the list has
+/// symbols.
 fn check(kernel: &Kernel, mem: &Flat) -> bool {
     let reader = &kernel.reader;
     for at in &kernel.modules {

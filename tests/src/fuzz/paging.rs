@@ -16,8 +16,8 @@ const MEMORY: usize = 8 * PAGE;
 /// Number of accesses tried with one set of tables.
 const ACCESSES: usize = 8;
 
-/// Reads a guest's memory and page tables. A byte selects the root and the number of levels. Then follow
-/// entries, each with an index of two bytes into memory and eight bytes of content, up to the index 0xffff.
+/// Reads a guest's memory and page tables. A byte selects the root and the number of levels. Then follow entries,
+/// each with an index of two bytes into memory and eight bytes of content. The index 0xffff ends them.
 fn guest(input: &mut Input<'_>) -> (Flat, PageTables) {
     let choice = input.u8();
     let levels = if choice & 1 == 0 {
@@ -38,8 +38,8 @@ fn guest(input: &mut Input<'_>) -> (Flat, PageTables) {
     (mem, PageTables { root, levels })
 }
 
-/// Reads and writes through any tables. A walk agrees with a second, simpler walk, and with a reused walker. A
-/// failing write changes nothing.
+/// Reads and writes through any tables. Checks that a walk agrees with a second, simpler walk, and with a reused
+/// walker, and that a failing write changes nothing.
 pub fn walk(data: &[u8]) -> bool {
     let mut input = Input::new(data);
     let (mem, tables) = guest(&mut input);

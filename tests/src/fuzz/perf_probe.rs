@@ -7,8 +7,8 @@ use hvprobe_spec::point::Point;
 
 use super::definition::assert_shown;
 
-/// Checks that the parts of what parses are in the text at the reported columns, and that an error points into
-/// the text. No line of kprobe_events parses as such a probe.
+/// Checks that the parts of a probe that parses are in the text at the reported columns, that an error points into
+/// the text, and that no line of kprobe_events is taken for such a probe.
 pub fn perf_probe(data: &[u8]) -> bool {
     let text = String::from_utf8_lossy(data);
     match LineRange::parse(&text) {

@@ -3,8 +3,8 @@
 use hvprobe_arch::Gva;
 use hvprobe_linux::symbols::{RawSymbol, SymbolKind, Symbols};
 
-/// Searches a few names for a shell-style pattern, and looks it up as a name. The pattern ends at the first
-/// zero byte; each part after it is a further name in the table.
+/// Searches a few names for a shell-style pattern, and looks the pattern up as a name. The pattern ends at the
+/// first zero byte; each part after it is a further name in the table.
 pub fn pattern(data: &[u8]) -> bool {
     let text = String::from_utf8_lossy(data);
     let mut parts = text.split('\0');

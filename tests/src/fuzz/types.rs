@@ -9,8 +9,8 @@ use hvprobe_spec::shape::{Shape, ShapeKind};
 /// Maximum number of types that are queried, to limit the time.
 const MOST: usize = 64;
 
-/// Checks what must hold for all types that parse from `table`, as types of a kernel and, added to those, as
-/// types of a module.
+/// Checks what must hold for types in `table`, at most [`MOST`] of them: as the types of the kernel `image`, and as
+/// types of a module that are added to those.
 pub(super) fn check(image: &KernelImage, table: &[u8]) {
     let Ok(types) = image.types() else {
         return;
@@ -26,7 +26,7 @@ pub(super) fn check(image: &KernelImage, table: &[u8]) {
 }
 
 fn check_type(types: &Types, id: TypeId) {
-    /// Bound of a name: it is cut at about one kilobyte, but parts of it that were begun are completed.
+    /// Bound of a name. A name is cut at about one kilobyte, but parts of it that were begun are completed.
     const LONGEST_NAME: usize = 1 << 14;
     /// Bound of a declaration, for the same reason.
     const LONGEST: usize = 1 << 20;

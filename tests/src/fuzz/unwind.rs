@@ -41,8 +41,8 @@ impl Surroundings for Stack<'_> {
     }
 }
 
-/// The first byte selects the format of the entries, or arbitrary tables; the next byte is the number of
-/// entries. Then follow the entries, the start of the walk, and the stack.
+/// Walks a stack with any unwind tables. The first byte selects the format of the entries, or arbitrary tables; the
+/// next byte is the number of entries. Then follow the entries, the start of the walk, and the stack.
 pub fn unwind(data: &[u8]) -> bool {
     let mut input = Input::new(data);
     let (format, count) = (usize::from(input.u8()), usize::from(input.u8()));

@@ -35,7 +35,7 @@ impl Writer {
         self
     }
 
-    /// A section header (ELF-64 object file format, "Sections").
+    /// Writes a section header (ELF-64 object file format, "Sections").
     #[allow(
         clippy::too_many_arguments,
         reason = "they are the fields of the header"

@@ -10,7 +10,7 @@ use hvprobe_vm::{CatchMode, host};
 use super::kernel::{Asm, MicroKernel, RESULTS};
 use crate::rig::Running;
 
-/// Far beyond what any host needs: work that takes longer hangs.
+/// Time limit, far beyond what any host needs: work that takes longer counts as hanging.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// Returns how int3s leave the guest on this host. Without a suitable KVM, prints that the test is skipped and
@@ -30,7 +30,8 @@ pub fn catch_mode(test: &str) -> Option<CatchMode> {
     }
 }
 
-/// Builds the micro-kernel whose `main` is assembled by `body`. The returned folder must outlive its boot.
+/// Builds the micro-kernel whose `main` is assembled by `body`. The returned folder contains the kernel's file, and
+/// must outlive the boot.
 ///
 /// # Panics
 /// When the kernel cannot be built.
@@ -65,7 +66,7 @@ fn within<T: Send + 'static>(
 ) -> T {
     let (to, from) = mpsc::channel();
     let worker = std::thread::spawn(move || {
-        // The caller may have given up, and reports that itself.
+        // The caller may have given up. It reports that itself.
         let _ = to.send(work());
     });
     match from.recv_timeout(limit) {
@@ -78,8 +79,8 @@ fn within<T: Send + 'static>(
     }
 }
 
-/// Returns the result of `work`, which may wait for a guest that does not react. The limit is longer than the
-/// engine's own limit for such a wait, and shorter than [`within_limit`]'s.
+/// Returns the result of `work`, which may wait for a guest that does not react. The limit is longer than that of
+/// the engine for such a wait, and shorter than that of [`within_limit`].
 ///
 /// # Panics
 /// When `work` takes longer, or panics.

@@ -1,8 +1,8 @@
 //! The micro-kernel: its layout, its code, and the file that boots it.
 //!
-//! It is booted and laid out like Linux: linked 16 MiB above `__START_KERNEL_map`, with page tables, an IDT
-//! whose #BP entry begins as `asm_exc_int3` does, the function at whose end text is final, and ELF symbols. A
-//! test adds functions of its own, assembled with iced.
+//! It is booted and laid out like Linux: linked 16 MiB above `__START_KERNEL_map`, with page tables, an IDT whose
+//! #BP entry begins as `asm_exc_int3` does, the function at whose end the kernel's text is final
+//! (`rcu_end_inkernel_boot`), and ELF symbols. A test adds functions of its own, assembled with iced.
 //!
 //! ```text
 //!   0xffffffff81000000  page tables: PML4, PUD and PMD of the kernel, PUD and PMD of the identity map
@@ -24,7 +24,7 @@ use super::elf::{self, Symbol};
 
 /// Address to which the micro-kernel is linked.
 pub(super) const VIRT: u64 = 0xffff_ffff_8100_0000;
-/// Physical address to which it is loaded.
+/// Physical address to which the micro-kernel is loaded.
 const PHYS: u64 = 0x100_0000;
 const IDT: u64 = 0x5000;
 pub(super) const DATA: u64 = 0x6000;
@@ -34,7 +34,7 @@ const TEXT: u64 = 0x8000;
 /// Address of 4 KiB of zeroed memory in which the test's code leaves its results.
 pub const RESULTS: u64 = VIRT + DATA;
 /// Address of the level-2 page table whose entries map 2 MiB each from [`WINDOW`] on. The entries below the
-/// micro-kernel are empty, and so are those from the 17th on.
+/// micro-kernel are empty, and so are those from number 17 on, counted from 0.
 pub const PMD: u64 = VIRT + 0x2000;
 /// First address mapped by [`PMD`].
 pub const WINDOW: u64 = 0xffff_ffff_8000_0000;
@@ -47,10 +47,10 @@ pub const IDT_BASE: u64 = VIRT + IDT;
 
 /// Offset in [`RESULTS`] of the number of #BP the micro-kernel itself has handled.
 pub const OWN_BREAKPOINTS: u64 = 0xff0;
-/// Offset in [`RESULTS`] of the address after the last int3 that it handled.
+/// Offset in [`RESULTS`] of the address after the last int3 that the micro-kernel itself has handled.
 pub const LAST_BREAKPOINT: u64 = 0xff8;
 
-/// Maximum number of #BP, more than any test needs.
+/// Maximum number of #BP that the micro-kernel handles, more than any test needs.
 const MAX_BREAKPOINTS: i32 = 500;
 
 /// Exit status of the guest when an exception without a handler was raised.
@@ -122,8 +122,8 @@ impl MicroKernel {
         self.asm.db(&[0x0f, 0x1f, 0x44, 0x00, 0x00])
     }
 
-    /// Makes `label` the handler of interrupts and exceptions with number `vector`. If `stack` is not 0, it
-    /// runs on that stack of the interrupt stack table.
+    /// Makes `label` the handler of interrupts and exceptions with number `vector`. If `stack` is not 0, the
+    /// handler runs on that stack of the interrupt stack table.
     pub fn handler(&mut self, vector: u8, label: CodeLabel, stack: u8) {
         self.handlers.push(Handler {
             vector,

@@ -23,8 +23,9 @@ const NMI: i32 = 2;
 pub const FULL: u8 = 0xfd;
 /// First vector of interrupts.
 const INTERRUPTS: i32 = 32;
-/// Task state segment, descriptor tables (SDM vol. 3, 7.2.3, 7.7).
+/// Size of the task state segment in bytes (SDM vol. 3, 7.7).
 const TSS_SIZE: u64 = 0x68;
+/// Selector of the task state segment's descriptor (SDM vol. 3, 7.2.3).
 const TSS_SELECTOR: u16 = 0x20;
 
 /// State recorded by a handler.
@@ -91,8 +92,8 @@ fn has_error_code(vector: u8) -> bool {
 }
 
 impl MicroKernel {
-    /// Adds handlers that record `vectors`, on the interrupted stack or, with `own_stack`, on one of their own.
-    /// Must be called between functions. The code of [`MicroKernel::start_recording`] must run first.
+    /// Adds handlers that record `vectors`. They run on the interrupted stack or, with `own_stack`, on a stack of
+    /// their own. Must be called between functions. The code of [`MicroKernel::start_recording`] must run first.
     ///
     /// # Errors
     /// When the code cannot be assembled.
@@ -174,9 +175,9 @@ impl MicroKernel {
         a.hlt()
     }
 
-    /// Adds code that prepares for handlers: a GDT with a task state segment, whose first interrupt stack the
-    /// handlers may use; the local APIC enabled, the legacy interrupt controllers masked. Changes RAX, RBX and
-    /// RDX.
+    /// Adds code that prepares for the handlers: it loads a GDT with a task state segment, whose first interrupt
+    /// stack the handlers may use, enables the local APIC, and masks the legacy interrupt controllers. Changes RAX
+    /// and RBX.
     ///
     /// # Errors
     /// When the code cannot be assembled.

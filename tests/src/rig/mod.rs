@@ -18,7 +18,7 @@ pub use hvprobe_fixtures::{is_short, rounds};
 pub use hvprobe_spec::chain;
 pub use running::{Ended, Running};
 
-/// Returns the name of the rig the test runs in. Without one, prints that the test is skipped and returns
+/// Returns the name of the rig in which the test runs. Outside of a rig, prints that `test` is skipped and returns
 /// `None`.
 #[must_use]
 pub fn rig(test: &str) -> Option<String> {
@@ -29,7 +29,7 @@ pub fn rig(test: &str) -> Option<String> {
     rig
 }
 
-/// Number of CPUs of the rig.
+/// Returns the number of CPUs of the rig.
 #[must_use]
 pub fn rig_cpus() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
@@ -40,10 +40,11 @@ fn guest_file(name: &str) -> PathBuf {
     cache.join("guest").join(name)
 }
 
-/// Returns a kernel command line that makes a boot in an emulated machine short, by leaving out what no test is
-/// about: the kernel does not test its ciphers, has no IPv6, creates no keys of its own, asks for no module of
-/// TCP and registers no functions for BPF, and on a machine with one CPU does not patch the lock prefixes in its
-/// text one by one. The mitigations of processor faults stay at their defaults.
+/// Returns a kernel command line that shortens the boot in an emulated machine by leaving out what no test is
+/// about. The kernel does not test its ciphers, and has no IPv6, no encrypted keys, no IMA and no netfilter hooks
+/// of AppArmor. It requests no module for TCP and registers no functions for BPF. On a machine with one CPU, it
+/// does not patch the lock prefixes in its text one by one. The mitigations of processor faults stay at their
+/// defaults.
 #[must_use]
 pub fn mitigated() -> String {
     format!(
@@ -59,15 +60,15 @@ pub fn short() -> String {
     mitigated() + " mitigations=off"
 }
 
-/// Options of `hvprobe run` and `hvprobe vm boot` that make the boot as short as that of [`guest`], for tests
-/// that are not about the boot.
+/// Returns options of `hvprobe run` and `hvprobe vm boot` that make the boot as short as that of [`guest`], for
+/// tests that are not about the boot.
 #[must_use]
 pub fn quickly() -> [&'static str; 2] {
     static CMDLINE: LazyLock<String> = LazyLock::new(short);
     ["--cmdline", CMDLINE.as_str()]
 }
 
-/// Returns a stock guest with `cpus` CPUs that runs `command`. All its probes are breakpoints.
+/// Returns the configuration of a stock guest with `cpus` CPUs that runs `command`. All its probes are breakpoints.
 #[must_use]
 pub fn guest(cpus: u32, command: &[&str]) -> MachineConfig {
     MachineConfig {
@@ -96,9 +97,9 @@ pub fn optimizing_guest(cpus: u32, command: &[&str]) -> MachineConfig {
 }
 
 /// Returns a script that runs `command` while unexpected NMIs may arrive. Afterwards it prints the NMI count of
-/// each CPU and the kernel log, without the lines that the kernel always logs for such an NMI. Meanwhile the
-/// kernel prints nothing on the console, because printing takes longer than the NMI. With many NMIs, old
-/// kernels lose messages or the ends of lines.
+/// each CPU and the kernel log, without the lines that the kernel always logs for such an NMI. It ends when it has
+/// read a line. The script keeps the kernel from printing on the console, because printing takes longer than the
+/// NMI. With many NMIs, the log of an old kernel lacks messages or the ends of lines.
 #[must_use]
 pub fn amid_nmis(command: &str) -> String {
     format!(
@@ -135,8 +136,8 @@ pub fn info(machine: &Machine, id: ProbeId) -> ProbeInfo {
     found.unwrap_or_else(|| panic!("no probe {id}"))
 }
 
-/// Returns the same for several probes, in the order of `ids` and from one listing. Each listing first delivers
-/// everything recorded until then.
+/// Returns the description and counts of each of the probes `ids`, in this order. Lists the probes only once,
+/// because each listing first delivers everything recorded so far.
 ///
 /// # Panics
 /// When `machine` lacks one of the probes.
@@ -178,7 +179,8 @@ pub fn assert_clean(ended: &Ended, printed: &str, status: u8) {
         "{ended:?}, the guest printed:\n{printed}"
     );
     for complaint in [
-        // With the bracket, so that a driver's own message with WARNING after the driver's name does not match.
+        // With the bracket that ends the time stamp: a driver's own message may have WARNING after the driver's
+        // name, and must not match.
         "] WARNING:",
         "BUG:",
         "Oops",

@@ -75,9 +75,9 @@ impl Running {
         }
     }
 
-    /// Runs the command of `config`, with its probes from the start, in a guest that matches `config` and that
-    /// the tests of this program share. When the value is dropped, the guest must be in the state in which it
-    /// was taken.
+    /// Runs the command of `config`, in a guest that matches `config` and that the tests of this program share. The
+    /// probes of `config` are planted before the command starts. When the returned value is dropped, the guest must
+    /// be in the state in which it was taken, apart from probes that are still registered.
     ///
     /// # Panics
     /// When no such guest is free and none can be booted, a probe is refused, or the command is too long for a
@@ -113,13 +113,13 @@ impl Running {
         );
     }
 
-    /// Ends the subscription to events. With many events that no test waits for, delivering them would take
-    /// most of the time.
+    /// Ends the subscription to events. For a test that causes many events but waits for none, delivering them
+    /// would take most of the time.
     pub fn hear_no_more(&mut self) {
         self.events = None;
     }
 
-    /// Forgets the events that have arrived, so that they never fill the memory of a long test.
+    /// Discards the events that have arrived, so that they never fill the memory of a long test.
     ///
     /// # Panics
     /// When an event was lost, or after [`Running::hear_no_more`].
@@ -136,7 +136,7 @@ impl Running {
         events.expect("somebody who hears").blocking_next()
     }
 
-    /// Waits for `count` more events.
+    /// Waits for `count` more events, and discards them.
     ///
     /// # Panics
     /// When the guest ends first, or after [`Running::hear_no_more`].
@@ -167,7 +167,7 @@ impl Running {
         self.console.wait_printed(enough)
     }
 
-    /// Waits until `enough` accepts the events since the start; returns them.
+    /// Waits until `enough` accepts the events since the start, except discarded ones; returns these events.
     ///
     /// # Panics
     /// When the guest ends first, an event was lost, or after [`Running::hear_no_more`].
@@ -183,7 +183,7 @@ impl Running {
         &self.seen
     }
 
-    /// Waits until `enough` accepts the machine, by polling.
+    /// Polls the machine until `enough` accepts it.
     ///
     /// # Panics
     /// When the guest ends first, or after [`wait::LIMIT`].
@@ -208,7 +208,7 @@ impl Running {
     /// Registers one probe.
     ///
     /// # Panics
-    /// When it is refused.
+    /// When the probe is refused.
     pub fn register(&self, spec: ProbeSpec) -> ProbeId {
         match self.machine.register(&[spec]) {
             Ok(ids) => ids[0],
@@ -231,7 +231,7 @@ impl Running {
     /// Returns the current text of the function `symbol` in the guest.
     ///
     /// # Panics
-    /// When it cannot be read.
+    /// When the text cannot be read.
     #[must_use]
     pub fn text(&self, symbol: &str) -> Vec<u8> {
         let found = self.machine.image().symbols().lookup(symbol);
@@ -247,7 +247,7 @@ impl Running {
     /// the last one.
     ///
     /// # Panics
-    /// When it cannot be read.
+    /// When the text cannot be read.
     #[must_use]
     pub fn instructions(&self, symbol: &str) -> Vec<u64> {
         let (at, text) = (self.address(symbol), self.text(symbol));
@@ -263,8 +263,8 @@ impl Running {
         offsets
     }
 
-    /// Waits for the end of the command and, if the guest is not shared, of the guest, whether or not events
-    /// were lost. Returns how the command ended and the guest's output.
+    /// Waits until the command has ended, and also the guest unless it is shared. Ignores lost events. Returns how
+    /// the command ended, and the guest's output.
     ///
     /// # Panics
     /// When a shared guest ends.
@@ -287,10 +287,10 @@ impl Running {
         (ended, self.console.printed().to_owned())
     }
 
-    /// Does the same as [`Running::end`] and also returns every event.
+    /// Does the same as [`Running::end`] and also returns the events since the start, except discarded ones.
     ///
     /// # Panics
-    /// When an event was lost, or a shared guest ends.
+    /// When an event was lost, a shared guest ends, or after [`Running::hear_no_more`].
     #[must_use]
     pub fn finish(&mut self) -> (Ended, Vec<Event>, String) {
         let mut events = mem::take(&mut self.seen);

@@ -24,13 +24,13 @@ use crate::wait;
 
 /// Program in the guest's image that runs commands (`tests/guest/commands`).
 const COMMANDS: &str = "commands";
-/// Line that it prints when it is ready for the first command.
+/// Line that [`COMMANDS`] prints when it is ready for the first command.
 const READY: &str = "hvprobe-guest: takes commands";
-/// Maximum length of a command line: what a terminal takes as one line (`N_TTY_BUF_SIZE`), less room for the
-/// text around a command.
+/// Limit of the length of a typed line in bytes, a little less than what a terminal takes as one line
+/// (`N_TTY_BUF_SIZE`).
 const LONGEST: usize = 4000;
 
-/// Size of a read of kernel text.
+/// Number of bytes of kernel text that are read at a time.
 const PIECE: usize = 64 << 10;
 
 /// Free guests.
@@ -40,12 +40,12 @@ static FREE: Mutex<Vec<Guest>> = Mutex::new(Vec::new());
 #[derive(Debug)]
 struct Guest {
     machine: Arc<Machine>,
-    /// Configuration of its boot.
+    /// Configuration with which the guest was booted.
     config: MachineConfig,
     text_at: Gva,
     /// The kernel's text after the boot.
     text: Vec<u8>,
-    /// Number of commands it was given.
+    /// Number of commands that the guest was given.
     commands: u64,
 }
 
@@ -129,7 +129,7 @@ impl Lease {
 }
 
 impl Ends {
-    /// Returns the status of the command, if its end was printed.
+    /// Returns the status of the command, if `printed` has the line of its end.
     pub(super) fn status(&self, printed: &str) -> Option<u8> {
         let (_, rest) = printed.split_once(&self.0)?;
         rest.split_once(['\r', '\n'])?.0.parse().ok()
@@ -202,8 +202,8 @@ impl Guest {
         );
     }
 
-    /// Unregisters the probes that the test left; fails if anything else differs from the state in which it was
-    /// taken.
+    /// Unregisters the probes that the test left. Fails if anything else in the guest differs from the state in
+    /// which the test took it.
     fn tidy_up(&self) -> Result<(), String> {
         let machine = &self.machine;
         if !machine.armed() {
@@ -211,7 +211,7 @@ impl Guest {
         }
         let ids: Vec<ProbeId> = machine.probes().iter().map(|probe| probe.id).collect();
         machine.unregister(&ids).map_err(|error| chain(&error))?;
-        // The guest's own kprobes and tracers are removed with a delay.
+        // The guest removes its own kprobes and tracers with a delay.
         let changed = wait::until(
             "text as it was",
             || self.changed(),
@@ -220,7 +220,8 @@ impl Guest {
         changed.map(drop)
     }
 
-    /// Returns the places where the kernel's text has changed, without those that the kernel itself rewrites.
+    /// Returns places where the kernel's text has changed, at most eight. Leaves out those that the kernel itself
+    /// rewrites.
     fn changed(&self) -> Result<Vec<String>, String> {
         let mut changed = Vec::new();
         let mut now = vec![0; PIECE];
@@ -229,7 +230,7 @@ impl Guest {
             let now = &mut now[..before.len()];
             let read = self.machine.read_kernel(at, now);
             read.map_err(|error| chain(&error))?;
-            // Compares pieces first, because nearly all of them are unchanged.
+            // Compares whole pieces first, because nearly all of them are unchanged.
             if now != before {
                 let bytes = (0..).zip(now.iter().zip(before));
                 let others = bytes.filter(|(_, (now, before))| now != before);

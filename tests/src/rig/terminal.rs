@@ -10,10 +10,10 @@ use std::time::Duration;
 use hvprobe_machine::{Console, KernelFile, Machine, MachineConfig};
 use hvprobe_spec::chain;
 
-/// Kernels of guests that were booted, by their paths.
+/// The kernels from which guests were booted, with their paths.
 static KERNELS: Mutex<Vec<(PathBuf, Arc<KernelFile>)>> = Mutex::new(Vec::new());
 
-/// Returns the kernel at `path`, which is read once for all guests of this program.
+/// Returns the kernel at `path`. Reads it only once for all guests of this program.
 fn kernel(path: &Path) -> Arc<KernelFile> {
     let mut known = KERNELS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((_, file)) = known.iter().find(|(known, _)| known == path) {
@@ -45,7 +45,7 @@ pub(super) fn boot_paused(config: MachineConfig) -> Arc<Machine> {
     }
 }
 
-/// A guest's console, and what was read of it.
+/// A guest's console, and what was read from it.
 #[derive(Debug)]
 pub(super) struct Terminal {
     machine: Arc<Machine>,
@@ -72,7 +72,8 @@ impl Terminal {
     /// # Panics
     /// When the guest ends first.
     pub(super) fn wait_for(&mut self, text: &str) -> String {
-        // Does not search the same text again for every piece of a long output.
+        // Start of the text that was not searched yet: a long output must not be searched again for every piece
+        // that arrives.
         let mut searched = 0;
         self.wait_printed(|printed| {
             let found = printed[searched..].contains(text);
@@ -117,7 +118,7 @@ impl Terminal {
 #[derive(Debug, Default)]
 struct Text {
     whole: String,
-    /// Possible beginning of a character.
+    /// Bytes at the end of the output that may begin a character.
     rest: Vec<u8>,
 }
 
@@ -144,8 +145,8 @@ impl Text {
     }
 }
 
-/// Time to wait for a guest. After it, the state of its virtual CPUs is printed and the guest is stopped, so
-/// that the test fails. Less than the time that `cargo lab test` allows without output.
+/// Time limit of a wait for a guest. When it is reached, the state of the virtual CPUs is printed and the guest is
+/// stopped, so that the test fails. Less than the time that `cargo lab test` allows without output.
 const LONG: Duration = Duration::from_secs(80);
 
 /// Prints the state of the virtual CPUs and stops the guest, unless dropped within [`LONG`].

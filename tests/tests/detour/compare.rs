@@ -1,5 +1,6 @@
-//! Compares a detour with the instructions it displaces: registers, flags, vector registers, the stack from the
-//! stack pointer on, and memory must be the same after both. The records must have exactly the state before.
+//! Compares a detour with the instructions that it displaces. After both, the registers, flags, vector registers
+//! and memory must be the same, and so must the stack from the stack pointer up. The records must contain exactly
+//! the state before the run.
 
 use super::{no_registers, quiet};
 use hvprobe_arch::Gva;
@@ -14,7 +15,7 @@ use hvprobe_tests::differential::random::Random;
 use std::arch::x86_64::_rdtsc;
 use std::sync::atomic::Ordering;
 
-/// Stack that instructions may use below and above the stack pointer.
+/// Bytes of stack that instructions may use below the stack pointer, and above it.
 const AROUND: u64 = 0x3000;
 
 pub(crate) fn tsc() -> u64 {
@@ -22,7 +23,8 @@ pub(crate) fn tsc() -> u64 {
     unsafe { _rdtsc() }
 }
 
-/// Returns a stack pointer in the middle of a page, or so near its end that stack words leave the page.
+/// Returns a stack pointer anywhere in a page, or so near the page's end that captured stack words lie in the next
+/// page. It is sometimes not aligned.
 pub(crate) fn stack_pointer(random: &mut Random, arena: &Arena) -> Gva {
     let stack = arena.stack();
     let pages = (stack.end.0 - stack.start.0 - 2 * AROUND) / 4096;
@@ -84,8 +86,9 @@ pub(crate) fn condition(random: &mut Random, state: &State) -> Condition {
 /// State before the code runs.
 pub(crate) struct Before {
     pub(crate) state: State,
-    /// Content of the whole stack and of the data page.
+    /// Content of the whole stack.
     pub(crate) stack: Vec<u8>,
+    /// Content of the data page.
     pub(crate) data: Vec<u8>,
 }
 
@@ -136,7 +139,8 @@ impl Before {
         highest.is_some_and(|index| self.state.regs.rsp % 4096 + 8 * u64::from(*index) + 8 > 4096)
     }
 
-    /// Checks that `record` has this state, except the time and memory that was read.
+    /// Checks that `record` contains the part of this state that `capture` asks for. Does not check the record's
+    /// time and the memory that it read.
     pub(crate) fn check(&self, arena: &Arena, capture: &Capture, record: &Record) {
         let mut regs = self.state.regs;
         regs.rflags |= rflags::FIXED | rflags::IF;
@@ -162,8 +166,9 @@ impl Before {
 }
 
 impl After {
-    /// Returns whether `other` has the same stack: at and above the stack pointer from before, and in the words
-    /// pushed by this run.
+    /// Returns whether `other` left the same stack as this run: at and above `top`, the stack pointer before the
+    /// run, and in the words below it that this run pushed. `before` is the content of the stack before the run,
+    /// and `start` its address.
     fn has_stack_of(&self, other: &Self, before: &[u8], start: Gva, top: u64) -> bool {
         (start.0..)
             .zip(self.stack.iter().zip(&other.stack).zip(before))
@@ -171,7 +176,8 @@ impl After {
             .all(|(at, ((one, two), before))| one == two || at < top && one == before)
     }
 
-    /// Checks that the detour has the same effects as the instructions in place.
+    /// Checks that this run, of the detour, had the same effects as `in_place`, the run of the displaced
+    /// instructions.
     pub(crate) fn is_as(&self, in_place: &Self, before: &Before, arena: &Arena, what: &str) {
         assert!(
             in_place.left == self.left,
@@ -186,10 +192,10 @@ impl After {
     }
 }
 
-/// Counts of all comparisons.
+/// Totals of all comparisons.
 #[derive(Default)]
 pub(crate) struct Seen {
-    /// Detours left at their escape.
+    /// Runs that left the detour at its escape.
     pub(crate) escapes: u64,
     /// Correct records.
     pub(crate) records: u64,
@@ -197,7 +203,8 @@ pub(crate) struct Seen {
     pub(crate) vetoed: u64,
 }
 
-/// Runs both for one random state, with one to three random members, and compares them.
+/// Runs the instructions of `span` in place, and then their detour, which has one to three random members. Both
+/// runs begin in the same random state. Compares the two runs.
 pub(crate) fn compare(
     bench: &Bench<'_>,
     span: &Span,

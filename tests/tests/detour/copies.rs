@@ -1,4 +1,4 @@
-//! Every kind of copy, and int3s inside the jump.
+//! Tests every kind of copied instruction, and the int3s inside the jump.
 
 use super::compare::{Seen, compare, stack_pointer};
 use super::{assemble, quiet};
@@ -30,7 +30,8 @@ fn data(bench: &Bench<'_>, offset: u64) -> u64 {
     bench.arena().data().start.0 + offset
 }
 
-/// Assembles a short branch over a jump to the first exit, to a jump to the second.
+/// Assembles a short branch to a jump to the second exit. If the branch is not taken, it comes to a jump to the
+/// first exit.
 fn branch(
     a: &mut CodeAssembler,
     bench: &Bench<'_>,
@@ -44,8 +45,8 @@ fn branch(
     a.jmp(bench.exit(1).0)
 }
 
-/// Makes the words at offset 0x80 of the data page and at the stack pointer contain the address of the second
-/// exit.
+/// Writes the address of the second exit to offset 0x80 of the data page, to the word at the stack pointer, and to
+/// RAX. Makes RBX point at the word in the data page.
 fn leads_out(bench: &Bench<'_>, state: &mut State, stack: &mut [u8], data: &mut [u8]) {
     let exit = bench.exit(1).0.to_le_bytes();
     data[0x80..0x88].copy_from_slice(&exit);
@@ -56,7 +57,7 @@ fn leads_out(bench: &Bench<'_>, state: &mut State, stack: &mut [u8], data: &mut 
     state.regs.rbx = bench.arena().data().start.0 + 0x80;
 }
 
-/// Limits the counter to 0 or 1, so that loops end either way.
+/// Limits RCX to 0 or 1, so that `jrcxz` and `loop` sometimes branch and sometimes do not.
 fn counts(_: &Bench<'_>, state: &mut State, _: &mut [u8], _: &mut [u8]) {
     state.regs.rcx &= 1;
 }
@@ -163,7 +164,8 @@ const CASES: &[Case] = &[
     } },
 ];
 
-/// Writes the function: the instructions of `build`, and a jump to the first exit.
+/// Writes the function, which consists of the instructions of `build` and a jump to the first exit. Returns its
+/// code.
 fn function(bench: &Bench<'_>, build: Build) -> Vec<u8> {
     let arena = bench.arena();
     assemble(arena, arena.function(), |a| {
@@ -195,7 +197,8 @@ fn every_kind_of_copy_does_what_the_original_does() {
 
 #[test]
 fn a_return_address_beyond_32_bits_is_pushed_whole() {
-    // The code never runs at this address, so its bytes are checked: two instructions push the return address.
+    // The code does not run at this address, so the test checks its bytes. Two instructions push the return
+    // address.
     let code = [0xe8, 0xfb, 0x0f, 0, 0];
     let at = Gva(0x1_2345_6780);
     let span = Span::find(&code, at, at).unwrap();

@@ -1,4 +1,5 @@
-//! Nested reads: faults whose handling itself hits the probe, and interruptions during reads, and their limits.
+//! Tests nested reads of memory: a fault during a read whose handler hits the probe itself, an interruption of a
+//! read that does the same, and the depth at which hits escape.
 
 use super::edges::at_rdi;
 use super::interrupts::{Counts, Interrupts};
@@ -23,7 +24,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// Returns an item at a constant address.
+/// Returns an item that reads at a constant address.
 fn at(address: u64, read: Read) -> Fetched {
     Fetched {
         base: Base::Constant(address),
@@ -42,7 +43,7 @@ fn fetching(loads: &Loads<'_>, items: &[Fetched]) -> Option<Fetching> {
     })
 }
 
-/// Takes all finished records; returns them with their results.
+/// Takes all finished records. Returns each of them with the results of its items.
 fn drain(reader: &mut Reader<'_>, layout: &Layout, items: &[Fetched]) -> Vec<(Record, Vec<Found>)> {
     let next = || {
         let (_, bytes) = reader.next_record().unwrap()?;
@@ -84,7 +85,8 @@ fn the_escape_is_taken_before_anything_is_done() {
     };
     let plain = argument();
     let vetoes = [never];
-    // The first member would count and the second record; for the others the ring has no room.
+    // Without the escape, the first member counts a veto, and all others record. The ring does not have room for
+    // all of them.
     let mut members = vec![member(&vetoes[..], &plain), member(&[], &plain)];
     members.extend([member(&[], &reads); 20]);
     let ring = quiet(&arena, 32);
@@ -122,7 +124,7 @@ fn the_escape_is_taken_before_anything_is_done() {
             assert_eq!(done() == before, escapes, "{ac:x} {disabled}");
         }
     }
-    // Two hits count: each has a record, and further ones as far as there was room.
+    // Two runs did not escape. In each of them, every member but the first has written a record or counts as lost.
     let mut reader = Reader::new(&arena, ring);
     let records = std::iter::from_fn(|| reader.next_record().unwrap());
     assert_eq!(records.count() as u64 + word(lost), 2 * 21);
@@ -132,11 +134,12 @@ fn the_escape_is_taken_before_anything_is_done() {
 #[test]
 fn a_fault_whose_handler_runs_into_the_detour_ends_at_the_escape() {
     const CALLS: u64 = 20;
-    /// Records of each call: its own, and one for the hit at each of its two faults. The hits at the faults of
-    /// those escape.
+    /// Records of each call: one of the call itself, and one of the hit at each of its two faults. The hits at the
+    /// faults of these nested hits escape.
     const RECORDS: u64 = 1 + 2;
     const ESCAPES: u64 = 4;
-    /// First argument of the handler's calls. Arguments are addresses without memory.
+    /// First argument of the calls that the fault handler makes. All arguments are addresses at which no memory is
+    /// mapped.
     const FROM_HANDLER: u64 = 1000;
     let _room = SignalStack::new().unwrap();
     let arena = Arena::new().unwrap();
@@ -176,7 +179,7 @@ fn a_fault_whose_handler_runs_into_the_detour_ends_at_the_escape() {
         assert_eq!(probed.planted.escapes(), ESCAPES * (call + 1));
         let records = drain(&mut reader, &probed.layout, &items);
         assert_eq!(records.len() as u64, RECORDS);
-        // The interrupted call has begun first.
+        // The record of the interrupted call was begun first.
         assert_eq!(records[0].0.regs.rdi, call);
         for (record, found) in records {
             assert_eq!(found, expected);
@@ -200,7 +203,7 @@ fn a_fixup_that_is_probed_itself_ends_at_the_escape() {
     let mut world = world(&arena, &loads, &mut Random::new(&[23]));
     let hole = world.page(ROW);
     world.put(hole - 12, b"eleven long\0");
-    // Numbers of faulting loads: one, two, one, none.
+    // Each item makes one load that faults, except the last item, which makes none.
     let items = [
         at(hole + 8, Read::Bytes(3)),
         at(hole - 12, Read::Text(9)),
@@ -250,7 +253,7 @@ fn a_fixup_that_is_probed_itself_ends_at_the_escape() {
             assert_eq!(found, expected);
             let depth = top - record.regs.rsp;
             *at_depth.entry(depth).or_insert(0) += 1;
-            // In a fixup, RAX still holds the address of the load.
+            // In a fixup, RAX still holds the address that the load accessed.
             let read = [8, 16, 0_u64.wrapping_sub(12), 0_u64.wrapping_sub(4)];
             let address = record.regs.rax.wrapping_sub(hole);
             assert!(depth == 0 || read.contains(&address), "{address:x}");
@@ -266,7 +269,7 @@ fn a_fixup_that_is_probed_itself_ends_at_the_escape() {
 #[test]
 fn reads_nest_wherever_they_are_interrupted() {
     const WANTED: u64 = 500;
-    /// Range of the arguments of plain calls.
+    /// Size of the range of the arguments of calls outside the handler.
     const SOME: u64 = 4 * (ROW + 1) * PAGE;
     let arena = Arena::new().unwrap();
     let (kernel_half, process_end) = REAL_HALVES;
@@ -277,7 +280,8 @@ fn reads_nest_wherever_they_are_interrupted() {
     for _ in 0..2000 {
         world.put(first + random.below(SOME * 4), &[0]);
     }
-    // The handler's arguments begin before an absent page, and may continue where all memory is zero.
+    // The handler's arguments begin before an absent page. They can go on after the last page, where all memory is
+    // zero.
     let others = world.page(5 * (ROW + 1) + ROW) - 0x400;
     assert!(others > first + SOME + 64);
     let behind = arena.pages().end;

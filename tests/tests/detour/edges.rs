@@ -1,4 +1,5 @@
-//! Items that end at the end of memory or of addresses, tried at each place.
+//! Tests items that end at an edge: texts of every length at and near an absent page, memory up to the end of the
+//! processes' addresses, and items of no bytes.
 
 use super::world::{Found, PAGE, REAL_HALVES, ROW, found, halves, world};
 use super::{assemble, no_registers, quiet};
@@ -14,7 +15,7 @@ use hvprobe_tests::differential::random::Random;
 use iced_x86::code_asm::{dword_ptr, registers::*};
 use std::sync::atomic::Ordering;
 
-/// A nop with one probe that reads these items.
+/// A probed nop. Its only probe reads `items`.
 struct Probed<'a> {
     bench: &'a Bench<'a>,
     items: Vec<Fetched>,
@@ -81,7 +82,7 @@ impl<'a> Probed<'a> {
     }
 }
 
-/// Returns an item at the address in RDI.
+/// Returns an item that reads at the address in RDI.
 pub(crate) fn at_rdi(read: Read, memory: Memory) -> Fetched {
     Fetched {
         base: Base::Register(Gpr::Rdi),
@@ -142,7 +143,7 @@ fn texts_are_as_the_host_reads_them_wherever_they_end() {
 
 #[test]
 fn memory_is_read_up_to_the_very_end_of_a_process() {
-    // Without randomization, a process has its arguments and environment there.
+    // A process that is not randomized has its arguments and environment at the very end of its addresses.
     let arena = Arena::new().unwrap();
     let bench = Bench::new(&arena).unwrap();
     let [(kernel_half, process_end), ..] = halves(&arena);
@@ -178,7 +179,7 @@ fn nothing_is_written_for_an_item_of_no_bytes() {
     let bench = Bench::new(&arena).unwrap();
     let (kernel_half, process_end) = REAL_HALVES;
     let loads = Loads::new(&arena, kernel_half, process_end).unwrap();
-    // Three words and these four fill the cell.
+    // A cell has room for seven words of a record: the time, the flags, the bits of unread items, and these four.
     let constant = |read| Fetched {
         base: Base::Constant(0x1122_3344_5566_7788),
         pointers: Vec::new(),

@@ -1,4 +1,4 @@
-//! A return probe without exits, and functions to probe with it.
+//! A return probe whose hits take no exits, and functions on which it can be planted.
 
 use super::interrupts::Function;
 use super::{argument, assemble, next};
@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering;
 pub(crate) const LOST: u64 = 0;
 pub(crate) const VETOED: u64 = 1;
 pub(crate) const MISSED: u64 = 2;
-/// Counter that holds the first free list.
+/// Index of the counter that holds the free list of return probe 0. Those of other return probes follow.
 pub(crate) const FREE: u64 = 8;
 
 /// Instances and code of a return probe.
@@ -35,7 +35,7 @@ pub(crate) struct Returns<'a> {
 }
 
 impl<'a> Returns<'a> {
-    /// Creates the arena's return probe `number`.
+    /// Creates return probe `number` of the arena, with `count` instances.
     pub(crate) fn new(
         room: &mut Room<'a>,
         arena: &'a Arena,
@@ -89,7 +89,7 @@ impl<'a> Returns<'a> {
         }
     }
 
-    /// Checks that every instance is free and on the list once.
+    /// Checks that every instance is free, and is on the free list exactly once.
     pub(crate) fn check_idle(&self) {
         let layout = InstanceLayout::new(&self.entry).unwrap();
         let at = |index: u64| {
@@ -134,7 +134,7 @@ pub(crate) fn everything(arena: &Arena) -> (EntryCapture, Capture) {
     (entry, capture)
 }
 
-/// Captures the argument at entry, and the result at the return.
+/// Returns captures of the argument at the entry and of the result at the return.
 pub(crate) fn in_and_out() -> (EntryCapture, Capture) {
     let entry = EntryCapture {
         registers: RegisterSet::from_iter([Gpr::Rdi]),
@@ -149,7 +149,8 @@ pub(crate) fn in_and_out() -> (EntryCapture, Capture) {
     (entry, capture)
 }
 
-/// Writes a function that begins with a five-byte nop.
+/// Writes a function that begins with a five-byte nop and continues with the code of `build`. Returns the span of
+/// the nop.
 pub(crate) fn function_with(
     arena: &Arena,
     build: impl FnOnce(&mut CodeAssembler) -> Result<(), IcedError>,
@@ -161,7 +162,7 @@ pub(crate) fn function_with(
     Span::find(&code, arena.function(), arena.function()).unwrap()
 }
 
-/// Writes such a function, and plants `members` on it.
+/// Writes a function as [`function_with`] does, and plants `members` on it.
 pub(crate) fn plant<'a>(
     arena: &'a Arena,
     room: &mut Room<'a>,

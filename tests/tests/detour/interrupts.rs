@@ -1,4 +1,5 @@
-//! Interrupts a thread repeatedly at any point, to call a function: as an NMI whose handler hits a probe.
+//! Interrupts a thread repeatedly, at any instruction, and makes it call a function there, like an NMI whose
+//! handler hits a probe.
 
 use hvprobe_tests::detour::traps::{self, SignalStack};
 use std::cell::Cell;
@@ -12,8 +13,10 @@ pub(crate) use hvprobe_tests::detour::traps::Function;
 const INTERVAL: Duration = Duration::from_micros(20);
 
 thread_local! {
-    /// Data of the handler. It is initialised statically and has no destructor.
+    /// Function that the handler calls, and the argument of its first call. Like all data of the handler, this is
+    /// initialised statically and has no destructor, so a signal handler can access it.
     static CALL: Cell<Option<(Function, u64)>> = const { Cell::new(None) };
+    /// Start and end of the code whose interruptions are counted separately.
     static CODE: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
     static INSIDE: Cell<u64> = const { Cell::new(0) };
     static NESTED: Cell<u64> = const { Cell::new(0) };
@@ -37,7 +40,7 @@ extern "C" fn nest(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::
 /// Numbers of interruptions of the thread.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Counts {
-    /// All interruptions, each with a call.
+    /// All interruptions. At each of them, the function was called.
     pub(crate) nested: u64,
     /// Interruptions inside the given code.
     pub(crate) inside: u64,
@@ -47,12 +50,14 @@ pub(crate) struct Counts {
 pub(crate) struct Interrupts {
     /// Dropped before the stack on which its signals are handled.
     timer: Timer,
-    /// The called function may fault, which takes a second frame: two fill the stack that threads have of their own.
+    /// Needed because the called function may fault, which puts a second signal frame on the stack. Two frames fill
+    /// the alternate stack that a thread has by default.
     stack: SignalStack,
 }
 
 impl Interrupts {
-    /// Makes the thread call `function` at any time, with `first` and then the numbers that follow.
+    /// Makes the current thread call `function` at each interruption, with `first` and then the numbers that
+    /// follow. [`Interrupts::inside`] counts the interruptions inside `code`.
     pub(crate) fn start(function: Function, first: u64, code: Range<u64>) -> io::Result<Self> {
         CALL.set(Some((function, first)));
         CODE.set((code.start, code.end));
@@ -81,7 +86,7 @@ impl Interrupts {
     }
 }
 
-/// Signals this thread repeatedly until dropped.
+/// Timer that signals the thread that started it, until it is dropped.
 struct Timer(libc::timer_t);
 
 impl Timer {

@@ -1,4 +1,4 @@
-//! Runs of instructions of a stock kernel.
+//! Compares sequences of instructions from a stock kernel with their detours.
 
 use super::assemble;
 use super::compare::{Seen, compare};
@@ -12,7 +12,7 @@ use hvprobe_tests::differential::random::Random;
 use hvprobe_tests::differential::text::{Text, stock_kernel};
 use iced_x86::{Instruction, Mnemonic, OpKind, Register};
 
-/// Returns whether the instruction accesses only general registers and the stack, so that it can run here.
+/// Returns whether the instruction can run in this process: it accesses only general registers and the stack.
 fn tame(instruction: &Instruction) -> bool {
     use Mnemonic as M;
     const STACK: i64 = 0x800;
@@ -68,7 +68,8 @@ fn tame(instruction: &Instruction) -> bool {
     );
     let is_near = |displacement: u64| {
         let displacement = displacement.cast_signed();
-        // Memory below the stack pointer is undefined: a barrier may read it.
+        // Excludes memory below the stack pointer, whose content is undefined. Barriers access it
+        // (`lock addl $0, -4(%rsp)`).
         (0..STACK).contains(&displacement)
     };
     let operand = |index: u32| match instruction.op_kind(index) {

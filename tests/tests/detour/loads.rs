@@ -1,5 +1,5 @@
-//! Detours that read memory: they find what a model finds, for any address, and all other effects are those of
-//! the displaced instructions in place.
+//! Tests detours that read memory. For any address they must find what a model finds, and all their other effects
+//! must be those of the displaced instructions in place.
 
 use super::compare::{After, Before, capture, condition, tsc};
 use super::world::{
@@ -27,7 +27,7 @@ struct Draft<'t, 'a> {
     random: &'t mut Random,
     world: &'t mut World<'a>,
     state: &'t mut State,
-    /// Registers in use, which keep their values.
+    /// Registers that items already use, and whose values must not change.
     given: HashSet<Gpr>,
     task: u64,
 }
@@ -38,7 +38,7 @@ impl Draft<'_, '_> {
         self.world.page(row * (ROW + 1) + ROW)
     }
 
-    /// Returns an address, usually one of `len` accessible bytes.
+    /// Returns an address, usually one at which `len` bytes are accessible.
     fn place(&mut self, len: u64) -> u64 {
         match self.random.below(32) {
             0 => self.random.below(0x1000),
@@ -49,10 +49,10 @@ impl Draft<'_, '_> {
             3 => self.random.pick(&[1 << 63, 1 << 47, 0x1234_5678_9abc_def0]),
             4 => REAL_HALVES.0.0 + self.random.below(1 << 40),
             5 => self.hole() + self.random.below(PAGE),
-            // Before an absent page: so that it just fits, or not quite.
+            // Just before an absent page, where `len` bytes fit or do not quite fit.
             6..10 => self.hole() - len.saturating_sub(self.random.below(4)).max(1),
             10..13 => self.hole() - self.random.below(len + 10) - 1,
-            // Across two pages, in the processes' last page, in the kernel's first page.
+            // The next three: across two pages, in the last pages of processes, and in the kernel's first page.
             13..15 => self.hole() - PAGE - self.random.below(len.min(16)),
             15 => self.world.page(BETWEEN) - self.random.below(3 * PAGE) - 1,
             16 => self.world.page(BETWEEN + 1) + self.random.below(8),
@@ -104,11 +104,12 @@ impl Draft<'_, '_> {
         }
     }
 
-    /// Writes a text near `at`, often without an end: zeros are rare.
+    /// Writes a text at `at`, and in most cases the zero that ends it. Without that zero the text often has no end,
+    /// because zeros are rare in the pages.
     fn text(&mut self, at: u64, most: u64) {
         let len = self.random.below(most + 10);
         let mut text: Vec<u8> = (0..len).map(|n| b'a' + (n % 26) as u8).collect();
-        // Bytes that resemble a zero in tests of whole words, and their neighbours.
+        // Bytes that a wrong test of a whole word could take for a zero, and their neighbours.
         if self.random.chance(50) {
             for byte in &mut text {
                 if self.random.chance(20) {
@@ -137,7 +138,7 @@ impl Draft<'_, '_> {
             self.text(to, len);
         }
         let mut pointers = Vec::new();
-        // From the last pointer to the first; each is stored where the one before it points.
+        // Chooses the pointers from the last to the first. Each is stored where the one before it points.
         for _ in 1..count {
             let (at, offset, memory) = (self.place(8), self.offset(), self.memory());
             let value = to.wrapping_sub(offset.cast_unsigned());
@@ -150,7 +151,7 @@ impl Draft<'_, '_> {
             let memory = self.memory();
             pointers.push(Pointer { offset, memory });
         }
-        // Without restrictions most chains get further.
+        // Chains get further if their pointers are not restricted to one kind of memory.
         if self.random.chance(70) {
             for pointer in &mut pointers {
                 pointer.memory = Memory::Either;
@@ -165,7 +166,7 @@ impl Draft<'_, '_> {
     }
 }
 
-/// Returns all cells of a ring, including those into which records at the end extend.
+/// Returns the bytes of all cells of a ring, and of the cells after its end into which a record can extend.
 pub(crate) fn cells(arena: &Arena, ring: &Ring) -> Vec<u8> {
     arena.read(ring.cells, CELL * (ring.capacity as usize + 16))
 }
@@ -181,7 +182,7 @@ fn litter(arena: &Arena, ring: &Ring, random: &mut Random) {
     arena.write(ring.cells, &cells);
 }
 
-/// Counts of all comparisons.
+/// Totals of all comparisons.
 #[derive(Debug, Default)]
 struct Seen {
     skipped: u64,
@@ -210,7 +211,8 @@ impl Seen {
     }
 }
 
-/// Compares a detour that reads with the instructions it displaces, and its results with the model's.
+/// Compares a detour that reads memory with the instructions that it displaces, and what it read with what the
+/// model finds.
 fn compare(
     bench: &Bench<'_>,
     span: &Span,
@@ -346,7 +348,7 @@ fn compare(
         for (item, found) in items.iter().zip(&found) {
             seen.note(item, found);
         }
-        // Only the record's own words and its first mark may have changed.
+        // Only the record's words may have changed, and of the marks only that of its first cell.
         for (cell, (before, after)) in (0..).zip(
             cells_before[at..at + layout.size()]
                 .chunks_mut(CELL)
@@ -366,7 +368,7 @@ fn compare(
 
 #[test]
 fn what_is_found_is_what_the_host_would_find() {
-    /// Minimum count of each kind, for each division of the addresses.
+    /// Minimum of each count except `skipped`, for each division of the addresses between the kernel and processes.
     const ENOUGH: u64 = 100;
     let arena = Arena::new().unwrap();
     let bench = Bench::new(&arena).unwrap();

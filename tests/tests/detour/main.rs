@@ -1,4 +1,4 @@
-//! Detours run in this process, compared with the instructions they displace.
+//! Tests detours, which run in this process, and compares them with the instructions that they displace.
 #![allow(
     clippy::unwrap_used,
     reason = "a test fails where something is not as it must be"
@@ -71,7 +71,7 @@ fn next(reader: &mut Reader<'_>, layout: &Layout) -> Option<Record> {
     Some(record)
 }
 
-/// Yields the processor if the ring is more than half full, because the reader may need it.
+/// Yields the processor to the reader if the ring is more than half full.
 fn give_way(arena: &Arena, ring: &Ring) {
     let head = arena.word(ring.head).load(Ordering::SeqCst);
     if head.wrapping_sub(arena.tail(ring)) > u64::from(ring.capacity / 2) {

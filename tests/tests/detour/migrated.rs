@@ -1,5 +1,6 @@
-//! Threads that are preempted at any instruction of a detour, or of the code that a call returns to, and continue on
-//! another CPU. The counters of two CPUs may differ, so a time and a number must be of the same CPU.
+//! Tests threads that are preempted at any instruction of a detour, or of the code to which a followed call
+//! returns, and continue on another CPU. The time stamp counters of two CPUs may differ, so the time and the CPU
+//! number that are recorded together must be those of one CPU.
 
 use super::followed::{LOST, Returns, VETOED, drain, everything, function_with};
 use super::stops::{instructions, run_until};
@@ -14,16 +15,18 @@ use hvprobe_tests::detour::probed::{Planted, Room};
 use hvprobe_tests::detour::reader::Reader;
 use iced_x86::{Instruction, Mnemonic};
 
-/// Exits of the bench: stopped at an int3, has returned, is inside the function.
+/// Exit of the bench: the thread has stopped at an int3.
 const STANDS: u64 = 0;
+/// Exit of the bench: the call has returned.
 const RETURNED: u64 = 1;
+/// Exit of the bench: the thread is inside the function.
 const INSIDE: u64 = 2;
-/// CPU on which a thread continues.
+/// CPU on which a thread continues after its migration.
 const OTHER: u32 = CPU + 1;
 
 /// Returns this processor's time stamp counter.
 fn counter() -> u64 {
-    // SAFETY: every x86-64 processor has it, and Linux lets user mode read it.
+    // SAFETY: every x86-64 processor has RDTSC, and Linux lets user mode execute it.
     unsafe { std::arch::x86_64::_rdtsc() }
 }
 
@@ -35,8 +38,9 @@ fn set_cpu(arena: &Arena, cpu: u32) {
 /// A time and a CPU that were recorded together.
 type Recorded = (u64, Option<u32>);
 
-/// Runs the code at `at`, whose instructions are `code`, once for each of them, and lets its thread migrate there.
-/// `prepare` returns the state to begin with, and `recorded` all that the run recorded.
+/// Runs the code at `at` once for each instruction in `code`, and makes the thread migrate at that instruction.
+/// `prepare` returns the state in which a run begins. `recorded` gets the exit of a run, and returns all times and
+/// CPUs that the run recorded.
 fn migrate_everywhere(
     bench: &Bench<'_>,
     at: impl Fn() -> Gva,
@@ -51,7 +55,7 @@ fn migrate_everywhere(
         set_cpu(bench.arena(), CPU);
         let left = run_until(bench, at(), &state, stop, STANDS);
         if left.exit != STANDS {
-            // A run without migration does not execute every instruction.
+            // The run did not reach this instruction: a run does not execute every instruction.
             recorded(left.exit);
             continue;
         }
@@ -164,7 +168,7 @@ fn a_call_has_the_time_and_the_number_of_one_cpu_at_its_entry_and_at_its_return(
         },
     );
 
-    // The common code is after the only stub.
+    // After the only stub comes the code that stubs share.
     let common = stub.wrapping_add(u64::from(STUB));
     let leaving = instructions(&arena, common, |it| it.mnemonic() != Mnemonic::Ret);
     migrate_everywhere(

@@ -1,9 +1,9 @@
-//! The free list of a return probe, when other calls overtake a call between any two instructions of its detour
-//! or of the code it returns to.
+//! Tests the free list of a return probe when other calls overtake one call, between any two instructions of the
+//! detour or of the code to which a followed call returns.
 //!
 //! Everything happens in one thread, in an order that the test decides. A call inside the function has left the
-//! bench by an exit. A call that stopped in generated code has left the bench by an int3 there, and is resumed
-//! with the registers it left with.
+//! bench by an exit. A call that stopped in generated code has left the bench by an int3 there, and is resumed with
+//! the registers that it had there.
 
 use super::followed::{Returns, drain, function_with, in_and_out};
 use super::quiet;
@@ -19,9 +19,11 @@ use iced_x86::{Code, Instruction, Mnemonic, Register};
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
-/// Exits of the bench: a call stopped at an int3, has returned, is inside the function.
+/// Exit of the bench: a call has stopped at an int3.
 const STANDS: u64 = 0;
+/// Exit of the bench: a call has returned.
 const RETURNED: u64 = 1;
+/// Exit of the bench: a call is inside the function.
 const INSIDE: u64 = 2;
 const NOP: u8 = 0x90;
 /// Number of instances: the maximum number of simultaneous calls.
@@ -52,7 +54,8 @@ impl<'a> Calls<'a> {
         calls
     }
 
-    /// Notes the free list's word, which must be a new value whenever the list has changed.
+    /// Notes the value of the free list's word. With tags, a value that differs from the last one must be one that
+    /// the word has never had.
     fn note_word(&mut self) {
         let word = self.word(self.returns.instances.free);
         if self.word != Some(word) {
@@ -62,7 +65,7 @@ impl<'a> Calls<'a> {
         }
     }
 
-    /// Returns the address of the return address of `call`.
+    /// Returns the address of the stack slot with the return address of `call`.
     fn slot(&self, call: u64) -> Gva {
         self.arena.stack().start.wrapping_add(0x1000 * (call + 1))
     }
@@ -71,21 +74,22 @@ impl<'a> Calls<'a> {
         self.arena.word(at).load(Ordering::SeqCst)
     }
 
-    /// Continues at `at` until the call leaves the bench by `exit`.
+    /// Runs a call from `at` on until it leaves the bench, which must be by `exit`. Returns its state there.
     fn go(&self, at: Gva, state: &State, exit: u64) -> State {
         let left = self.bench.run(at, state);
         assert_eq!(left.exit, exit);
         left.state
     }
 
-    /// Does the same; if the call reaches `stop` first, returns its state there.
+    /// Runs a call from `at` on until it reaches `stop`, or leaves the bench by `exit` before that. Returns its
+    /// state at `stop`, or `None` if it did not reach that.
     fn go_until(&self, at: Gva, state: &State, exit: u64, stop: Gva) -> Option<State> {
         let left = run_until(self.bench, at, state, stop, STANDS);
         assert!(left.exit == STANDS || left.exit == exit, "{}", left.exit);
         (left.exit == STANDS).then_some(left.state)
     }
 
-    /// Returns the state at the start of `call`.
+    /// Writes the return address of `call` to its stack. Returns the state in which the call enters the function.
     fn made(&self, call: u64) -> State {
         let slot = self.slot(call);
         let back = self.bench.exit(RETURNED);
@@ -93,7 +97,7 @@ impl<'a> Calls<'a> {
         self.registers(slot, call)
     }
 
-    /// Returns the state at the return of `call`.
+    /// Returns the state in which the function returns from `call`.
     fn done(&self, call: u64) -> State {
         self.registers(self.slot(call).wrapping_add(8), call)
     }
@@ -123,7 +127,7 @@ impl<'a> Calls<'a> {
         self.note_word();
     }
 
-    /// Returns the instance of `call`, which is inside the function.
+    /// Returns the number of the instance of `call`, which must be inside the function.
     fn instance(&self, call: u64) -> u64 {
         let slot = self.slot(call);
         let offset = Gva(self.word(slot)).offset_from(self.returns.stubs);
@@ -144,8 +148,8 @@ impl<'a> Calls<'a> {
         assert_eq!(instances.len(), calls.len(), "{calls:?}: {instances:?}");
     }
 
-    /// Other calls take the first and the second instance and free the first: then the list has the same first
-    /// entry as before, but continues differently.
+    /// Makes two other calls take the first and the second instance of the free list, and makes the first of these
+    /// calls return. Then the list begins with the same instance as before, but continues differently.
     fn overtake(&mut self) {
         self.enter(1);
         self.enter(2);
@@ -190,7 +194,7 @@ fn overtake_everywhere(tagged: bool) {
 
     let tail = detour.tail();
     let entering = instructions(&arena, detour.at(), |it| it.ip() < tail.0);
-    // The common code is after the stubs. After its return come pieces for a full ring.
+    // After the stubs comes the code that they share. What comes after the return in it is for a full ring.
     let common = returns.stubs.wrapping_add(COUNT * u64::from(STUB));
     let leaving = instructions(&arena, common, |it| it.mnemonic() != Mnemonic::Ret);
     if !tagged {
@@ -212,7 +216,8 @@ fn overtake_everywhere(tagged: bool) {
             };
             let standing = calls.go_until(at, &state, exit, stop);
             calls.note_word();
-            // A call that is not overtaken does not execute every instruction.
+            // If the call did not reach the instruction, it is overtaken afterwards: a call does not execute every
+            // instruction.
             if let Some(state) = standing {
                 stood += 1;
                 exchanges[usize::from(enters)] += usize::from(is_exchange(instruction));
@@ -240,6 +245,6 @@ fn overtake_everywhere(tagged: bool) {
         }
         assert!(stood > 20, "{stood} of {}", instructions.len());
     }
-    // The reservation of a record is an exchange, too.
+    // A leaving call has two exchanges, because the reservation of a record is one, too. An entering call has one.
     assert_eq!(exchanges, [2, 1]);
 }

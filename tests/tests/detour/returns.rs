@@ -1,5 +1,5 @@
-//! Return probes without exits: functions return the same value with the same registers, and each followed call
-//! returns once, with the data saved at its entry.
+//! Tests return probes without exits. A probed function returns the same value with the same registers, and each
+//! followed call has one record, with the data that was saved at its entry.
 
 use super::followed::{
     LOST, MISSED, Returns, VETOED, counter, drain, everything, function, function_with, in_and_out,
@@ -103,7 +103,7 @@ fn a_return_leaves_every_register_and_flag_as_the_function_did() {
             assert_eq!(call.stack.as_slice(), [bench.exit(1).0, words[2]]);
             assert!(call.tsc < record.tsc);
             assert!(record.task.is_some() && record.cpu.is_some());
-            // The list is a stack, so it is always the same instance.
+            // The free list is a stack, so every call gets the same instance.
             let first = u64::from(returns.first_stub) << 40;
             assert_eq!(call.id, 1 << 63 | first | generation);
             returns.check_idle();
@@ -209,8 +209,8 @@ fn two_probes_of_one_function_return_one_through_the_other() {
             && inner.source == 1
         {
             let (inner, outer) = (inner.call.unwrap(), outer.call.unwrap());
-            // Both have the caller's address, although the first one's instance may belong to another call when
-            // the record is read.
+            // Both records have the caller's address, even if the first probe's instance belongs to another call
+            // when they are read.
             assert_eq!(inner.return_address, outer.return_address);
         }
     }

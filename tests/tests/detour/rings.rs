@@ -1,5 +1,5 @@
-//! The ring under pressure: full, above its watermark, with several writers, and with writers that are
-//! interrupted by others on the same thread, as by NMIs.
+//! Tests the ring under pressure: full, above its watermark, with several writers, and with a writer that another
+//! one interrupts on the same thread, as an NMI does.
 
 use super::interrupts::{Counts, Function, Interrupts};
 use super::{argument, assemble, give_way, next, quiet};
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// Time limit of a wait in the tests.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A probed function that adds one.
+/// A probed function that adds one to its argument.
 pub(crate) struct Probed<'a> {
     arena: &'a Arena,
     ring: Ring,
@@ -92,7 +92,8 @@ impl<'a> Probed<'a> {
 #[test]
 fn a_full_ring_loses_what_does_not_fit_and_keeps_what_is_there() {
     let arena = Arena::new().unwrap();
-    // A record has three cells, which divide no power of two, so records extend past the end of the ring.
+    // A record has three cells, and the ring's capacity is no multiple of three, so records extend past the end of
+    // the ring.
     let capture = Capture {
         registers: RegisterSet::default(),
         ..Capture::default()
@@ -198,7 +199,7 @@ fn detours_nest_wherever_they_are_interrupted() {
         task: Some(arena.task()),
         ..Capture::default()
     };
-    // Every record rings, as in a handler at the worst of times.
+    // Every record rings the doorbell, even those of the handler, which is the worst case.
     traps::install();
     let probed = Probed::new(&arena, arena.ring(1024, 1, 0), &capture);
     let mut seen = HashSet::new();

@@ -1,4 +1,4 @@
-//! Copies of the stack: the whole stack to its last word, or the escape.
+//! Tests copies of the stack. A detour copies the stack up to its last word, or takes the escape.
 
 use super::compare::{Before, capture};
 use super::{assemble, quiet};
@@ -13,10 +13,12 @@ use hvprobe_tests::differential::random::Random;
 use iced_x86::code_asm::{dword_ptr, registers::*};
 
 const ROUNDS: u64 = 400;
-/// More cells than a record with a copy has, but few enough that records reach the end of the ring.
+/// Capacity of the ring: more cells than a record with a copy has, but few enough that records reach the end of the
+/// ring.
 const CELLS: u32 = 256;
 
-/// Returns a number of bytes of stack, mostly one that is copied.
+/// Returns a distance in bytes from the stack pointer to the end of the stack. A stack of that length is usually
+/// copied.
 fn depth(random: &mut Random) -> u64 {
     let most = STACK_MAX as u64;
     match random.below(10) {
@@ -60,7 +62,7 @@ fn a_copy_has_the_stack_up_to_its_end_and_what_cannot_be_copied_takes_the_escape
         let detour = Room::new(&arena).detour(&span, &ring, &members).unwrap();
         let before = Before::random(&mut random, &arena);
         let (rsp_is, depth) = (before.state.regs.rsp, depth(&mut random));
-        // The end is aligned, whatever the stack pointer is.
+        // The end is aligned, even if the stack pointer is not.
         let end = Gva((rsp_is & !7).wrapping_add(depth));
         arena.set_stack_end(end);
         let in_place = before.run(&bench);

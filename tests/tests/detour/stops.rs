@@ -1,4 +1,5 @@
-//! Stops at any instruction of generated code: an int3 there leaves the bench, with the registers to continue with.
+//! Stops a run at any instruction of generated code: an int3 there makes the run leave the bench, with the
+//! registers with which it can continue.
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::trap::INT3;
@@ -7,7 +8,7 @@ use hvprobe_tests::detour::bench::{Bench, Left, State};
 use hvprobe_tests::detour::traps;
 use iced_x86::{Decoder, DecoderOptions, Instruction};
 
-/// Runs the code at `at` with `state` until it leaves the bench, or reaches `stop`: then it leaves by `exit`.
+/// Runs the code at `at` with `state` until it leaves the bench. At `stop`, it leaves the bench by `exit`.
 pub(crate) fn run_until(bench: &Bench<'_>, at: Gva, state: &State, stop: Gva, exit: u64) -> Left {
     let arena = bench.arena();
     let original = arena.read(stop, 1);
@@ -19,7 +20,7 @@ pub(crate) fn run_until(bench: &Bench<'_>, at: Gva, state: &State, stop: Gva, ex
     left
 }
 
-/// Returns the instructions from `at` on, while `wanted` accepts them.
+/// Returns the instructions from `at` on, up to the first one that `wanted` does not accept.
 pub(crate) fn instructions(
     arena: &Arena,
     at: Gva,

@@ -1,5 +1,5 @@
-//! A record whose writer stopped at any instruction of the detour: the records after it are found, whatever
-//! the values of registers and stack words.
+//! Tests that the reader finds the records after one whose writer has stopped at any instruction of the detour,
+//! whatever the values of registers and stack words are.
 
 use super::{assemble, quiet};
 use hvprobe_arch::Gva;
@@ -15,15 +15,16 @@ use iced_x86::code_asm::{dword_ptr, registers::*};
 use iced_x86::{Decoder, DecoderOptions};
 use std::sync::atomic::Ordering;
 
-/// Exits of the bench: a call stopped at an int3, or has finished.
+/// Exit of the bench: a call has stopped at an int3.
 const STANDS: u64 = 0;
+/// Exit of the bench: a call has finished.
 const THROUGH: u64 = 1;
 const SOURCE: u32 = 5;
-/// Number of the call that stops; the calls before it happen meanwhile.
+/// Number of the call that stops. The calls with lower numbers are made meanwhile.
 const LAST: u64 = 3;
 
-/// Returns the state of a call with its own stack, in which all registers look like the mark of a record that
-/// begins a few cells from here.
+/// Returns the state of a call that has a stack of its own. Its registers and stack words look like the mark of a
+/// record that begins a few cells after `position`.
 fn registers(arena: &Arena, call: u64, position: u64) -> State {
     let mut state = State {
         regs: Regs::default(),
@@ -47,7 +48,8 @@ fn records_are_found_behind_one_that_stops_at_any_instruction() {
     traps::install();
     let arena = Arena::new().unwrap();
     let bench = Bench::new(&arena).unwrap();
-    // A record has six cells, which divide no power of two: sometimes it extends past the end of the ring.
+    // A record has six cells, and the ring's capacity is no multiple of six, so some records extend past the end of
+    // the ring.
     let ring = quiet(&arena, 64);
     let capture = Capture {
         registers: RegisterSet::default(),

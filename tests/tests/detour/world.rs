@@ -1,4 +1,4 @@
-//! Model of the memory that tests read, and of following pointers in it as the host does.
+//! Model of the memory that tests read. It follows pointers in that memory as the host does.
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::{Layout, Readers};
@@ -11,7 +11,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 
 pub(crate) const PAGE: u64 = 4096;
-/// Last page of the processes' part, which is absent, if the pages are in both parts.
+/// Absent page between the processes' part and the kernel's part, if the pages are in both parts.
 pub(crate) const BETWEEN: u64 = 31;
 pub(crate) const PAGES: u64 = 64;
 /// Maximum number of consecutive pages that are present.
@@ -20,7 +20,7 @@ pub(crate) const ROW: u64 = 3;
 pub(crate) const REAL_HALVES: (Gva, Gva) = (Gva(0xffff_8000_0000_0000), Gva(0x7fff_ffff_f000));
 /// Nothing is mapped below this address (`mmap_min_addr`).
 const LOWEST: u64 = 0x1000;
-/// A page of the kernel's half that a process may have.
+/// The vsyscall page, which is in the kernel's half, but which a process may have.
 const VSYSCALL: Range<u64> = 0xffff_ffff_ff60_0000..0xffff_ffff_ff60_1000;
 /// Last address of the kernel's half that may be read.
 const LAST: u64 = 0x2000_u64.wrapping_neg();
@@ -28,7 +28,7 @@ const LAST: u64 = 0x2000_u64.wrapping_neg();
 /// Reason why a byte has no value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Not {
-    /// There is no byte.
+    /// No memory is mapped there.
     Mapped,
     /// There may be a byte, but the model does not know it.
     Known,
@@ -48,7 +48,7 @@ pub(crate) struct World<'a> {
     pages: Vec<u8>,
     holes: HashSet<u64>,
     readers: Readers,
-    /// Further memory: start and content.
+    /// Memory outside the pages: start and content of each range.
     pub(crate) beside: Vec<(Gva, Vec<u8>)>,
     pub(crate) calls: Calls,
     pub(crate) faults: Calls,
@@ -85,7 +85,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Writes those of `bytes` that lie in accessible pages, from `at` on.
+    /// Writes `bytes` to the addresses from `at` on, except to those outside accessible pages.
     pub(crate) fn put(&mut self, at: u64, bytes: &[u8]) {
         let pages = self.arena.pages();
         for (at, byte) in (0..).map(|n| at.wrapping_add(n)).zip(bytes) {
@@ -139,7 +139,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Loads `len` bytes with the load of this size.
+    /// Loads `len` bytes at `at`, and counts the load and its fault, if it faults. Returns `None` at a fault.
     fn load(&mut self, half: usize, at: u64, len: usize) -> Result<Option<Vec<u8>>, Not> {
         let size = usize::try_from(len.trailing_zeros()).unwrap();
         self.calls[half][size] += 1;
@@ -200,7 +200,8 @@ impl<'a> World<'a> {
         Ok(Found::Bytes(found))
     }
 
-    /// Does the loads of a text: eight bytes at a time, or one by one if that faults.
+    /// Makes the loads for a text at `at`: eight bytes at a time, or the eight bytes one by one where such a load
+    /// faults.
     fn load_text(&mut self, half: usize, at: u64, most: usize) -> Result<(), Not> {
         for word in 0..=most as u64 / 8 {
             let at = at + 8 * word;
@@ -215,7 +216,7 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// Loads eight bytes one by one. Returns whether the text, or its readable part, ends here.
+    /// Loads the eight bytes at `at` one by one. Returns whether the text, or its readable part, ends in them.
     fn load_slowly(&mut self, half: usize, at: u64) -> Result<bool, Not> {
         for at in at..at + 8 {
             if self
@@ -253,8 +254,8 @@ impl<'a> World<'a> {
     }
 }
 
-/// Returns pairs of a start of the kernel's half and an end of processes, so that the boundary is between the
-/// pages, before them, or after them.
+/// Returns pairs of a start of the kernel's half and an end of the processes' addresses. With them, the boundary is
+/// between the pages, before them, or after them.
 pub(crate) fn halves(arena: &Arena) -> [(Gva, Gva); 3] {
     let page = |number| arena.pages().start.wrapping_add(PAGE * number);
     [

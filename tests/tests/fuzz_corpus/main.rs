@@ -1,8 +1,8 @@
-//! Every decoder against the committed corpus and random mutations of it.
+//! Runs every decoder on the committed corpus and on random mutations of it.
 //!
-//! `HVPROBE_FUZZ_RUNS` sets the number of mutations for each decoder, `HVPROBE_FUZZ_SEED` their seed: a failure
-//! prints the seed with which it was found. An input that breaks a promise is written to the target folder, for
-//! adding it to the corpus.
+//! `HVPROBE_FUZZ_RUNS` sets the number of mutations for each decoder, and `HVPROBE_FUZZ_SEED` the seed of their
+//! random changes. A failure prints its seed. An input that breaks a promise is written to the target folder, from
+//! which it can be added to the corpus.
 
 mod mutate;
 
@@ -17,7 +17,7 @@ use mutate::Random;
 
 /// Default number of mutations of each target's corpus.
 const RUNS: u64 = 1000;
-/// Maximum time of one input, by far more than needed even on a busy machine.
+/// Time limit for one input. Even on a busy machine, an input takes far less.
 const SLOWEST: Duration = Duration::from_secs(20);
 
 fn number(name: &str) -> Option<u64> {
@@ -95,7 +95,7 @@ fn mutations_of_the_corpus_break_no_promise() {
     eprintln!("HVPROBE_FUZZ_SEED={seed} HVPROBE_FUZZ_RUNS={runs}");
     for target in TARGETS {
         let inputs = corpus(target.name);
-        // Seeded for each target separately, so that one can be repeated without the others.
+        // Each target has a seed of its own, so that one target can be repeated without the others.
         let mut random = Random::new(seed ^ number_of(target.name));
         let (mut sound, mut slowest) = (0, Duration::ZERO);
         for _ in 0..runs {
@@ -117,7 +117,8 @@ fn number_of(name: &str) -> u64 {
     name.bytes().fold(0, |sum, byte| sum * 31 + u64::from(byte))
 }
 
-/// Runs one input; writes it to a file if it breaks a promise.
+/// Runs `target` on one input, and returns whether the decoder accepted it. If the input breaks a promise, writes
+/// it to a file and panics.
 fn run(target: Target, input: &[u8], seed: u64) -> bool {
     catch_unwind(AssertUnwindSafe(|| (target.run)(input))).unwrap_or_else(|panic| {
         let name = format!("fuzz-{}-{seed}", target.name);

@@ -72,7 +72,7 @@ fn change(random: &mut Random, data: &mut Vec<u8>, inputs: &[Vec<u8>]) {
             let len = range.len();
             data[range].copy_from_slice(&edge[..len]);
         }
-        // Adds a small number to a word of the width, or subtracts it.
+        // Adds a small number to the word of `width` bytes at `at`, or subtracts it.
         4 => {
             let mut word = [0; 8];
             word[..range.len()].copy_from_slice(&data[range.clone()]);
@@ -88,7 +88,7 @@ fn change(random: &mut Random, data: &mut Vec<u8>, inputs: &[Vec<u8>]) {
         6 => {
             data.drain(range);
         }
-        // Copies a piece of an input, over the bytes that are there or between them.
+        // Copies a piece of an input into `data`, where it is inserted or replaces as many bytes.
         _ => {
             let other = &inputs[random.below(inputs.len())];
             let from = random.below(other.len().max(1));

@@ -1,5 +1,6 @@
-//! Guests that attack the probes in them: whatever they do to our patches, our hidden memory, their own tables
-//! and stacks, the host goes on, probes can be unregistered and machines stopped. On any KVM.
+//! Tests guests that attack the probes in them. Whatever such a guest does to our patches, to our hidden memory, or
+//! to its own tables and stacks, the host continues, the probes can be unregistered, and the machine can be
+//! stopped. Runs on any KVM.
 
 mod region;
 mod tables;
@@ -19,11 +20,12 @@ use hvprobe_tests::rig::{Running, probe};
 use iced_x86::code_asm::registers::*;
 use iced_x86::code_asm::{CodeAssembler, CodeLabel, byte_ptr, ptr, qword_ptr};
 
-/// Offset of the slots in the hidden region, which these guests know, and the size of a slot.
+/// Offset of the slots in the hidden region. These guests know it.
 const SLOTS: u64 = 0x3000;
+/// Size of a slot.
 const SLOT: u64 = 32;
 
-/// Address to which a guest that has found the hidden region maps it for writing.
+/// Address at which a guest that has found the hidden region maps it for writing.
 const WRITABLE: u64 = WINDOW + (33 << 21);
 
 /// Exit status of a guest that reached its end.
@@ -36,7 +38,8 @@ fn with(definition: &str, mechanism: Mechanism) -> ProbeSpec {
     }
 }
 
-/// Returns one probe of each kind: `emulated`, `boosted` in slot 0, `stepped` in slot 1.
+/// Returns three probes, one for each mechanism with an exit: on `emulated`, on `boosted`, whose copy is in slot 0,
+/// and on `stepped`, whose copy is in slot 1.
 fn one_each() -> Vec<ProbeSpec> {
     vec![
         with("p emulated+5", Mechanism::Emulated),
@@ -67,7 +70,8 @@ impl Probed {
         a.call(self.stepped)
     }
 
-    /// Defines the functions with `push rbx`, which is emulated, and a multiplication, which is not.
+    /// Defines the functions: `emulated` with `push rbx`, which is emulated, and the other two with a
+    /// multiplication, which is not.
     fn define(&self, kernel: &mut MicroKernel) -> Asm<()> {
         kernel.function("emulated", self.emulated)?;
         kernel.asm().push(rbx)?;
@@ -88,7 +92,8 @@ fn done(a: &mut CodeAssembler) -> Asm<()> {
     a.ret()
 }
 
-/// Defines `checkpoint`, where the guest waits for the host; its probe is the last.
+/// Defines `checkpoint`, a function where a probe holds the guest until the host resumes it. That probe is
+/// registered last.
 fn checkpoint(kernel: &mut MicroKernel, label: CodeLabel) -> Asm<()> {
     kernel.function("checkpoint", label)?;
     kernel.asm().nop()?;
@@ -101,7 +106,7 @@ fn holding() -> ProbeSpec {
     spec
 }
 
-/// Waits until the guest has reached its checkpoint or has ended.
+/// Waits until the guest has reached its checkpoint or has ended. Returns the machine's state.
 fn at_checkpoint(machine: &Arc<Machine>) -> State {
     let machine = Arc::clone(machine);
     within_limit("the way to the checkpoint", move || {
@@ -118,7 +123,7 @@ fn dismantle(machine: &Arc<Machine>) -> Ending {
     let machine = Arc::clone(machine);
     hangs_not("taking probes out and stopping", move || {
         for probe in machine.probes() {
-            // The machine may have ended.
+            // Fails if the machine has ended.
             let _ = machine.unregister(&[probe.id]);
         }
         machine.stop()
@@ -163,8 +168,8 @@ fn text_that_the_guest_rewrites_is_left_to_it() {
         let (probed, here) = (Probed::new(kernel), kernel.label());
         let a = kernel.asm();
         probed.call(a)?;
-        // Writes another instruction, `clc`, over two probepoints; `stepped` gets the int3 that is already
-        // there.
+        // Writes another instruction, `clc`, over two probepoints. Over that of `stepped` it writes the int3 that
+        // is already there.
         for function in [probed.emulated, probed.boosted] {
             a.lea(rcx, ptr(function))?;
             a.mov(byte_ptr(rcx + 5), 0xf8)?;
@@ -226,7 +231,7 @@ fn guests_whose_steps_never_end_can_be_stopped() {
         return;
     }
     if std::env::var("HVPROBE_RIG").is_ok_and(|rig| rig == "bochs") {
-        // Its processor is not interrupted in a guest that was entered with interrupts off, so the host's
+        // The processor of Bochs is not interrupted in a guest that was entered with interrupts off, so the host's
         // kernel would never run again.
         eprintln!("skipped: endless steps need a processor that is interrupted in a guest");
         return;
@@ -324,7 +329,8 @@ fn probes_come_and_go_while_the_guest_rewrites_the_text_around_them() {
         a.xor(r12d, r12d)?;
         a.set_label(&mut again)?;
         probed.call(a)?;
-        // Writes to the entry nop and the byte after the probepoint, and sometimes to the probepoint itself.
+        // Writes to the last byte of the entry nop and to a byte after the probepoint, and sometimes to the
+        // probepoint itself.
         a.inc(r12d)?;
         for function in [probed.emulated, probed.boosted, probed.stepped] {
             let mut not_now = a.create_label();
@@ -358,7 +364,8 @@ fn probes_come_and_go_while_the_guest_rewrites_the_text_around_them() {
                 // Fails if the guest has just written the int3 back.
                 let _ = busy.enable(&ids);
             }
-            // A guest that has written our int3 back ends there when the int3 has become its own.
+            // If the guest writes our int3 back after we have removed the probe, the int3 is its own, and the guest
+            // ends there.
             if let Err(error) = changed.and_then(|()| busy.unregister(&ids)) {
                 assert_eq!(error.to_string(), "the machine has ended");
                 return;

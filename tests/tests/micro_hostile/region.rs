@@ -1,4 +1,4 @@
-//! Attacks on the hidden region: it is unmapped, overwritten, and jumped into.
+//! Tests attacks on the hidden region: guests unmap it, overwrite it, and jump into it.
 
 use super::*;
 use hvprobe_machine::{EndReason, Mechanism};
@@ -7,7 +7,7 @@ use hvprobe_tests::micro::recorder::{FULL, Record, records};
 use hvprobe_tests::micro::{Asm, PMD, UNEXPECTED_EXCEPTION, UNMAPPED, WINDOW};
 use iced_x86::code_asm::{CodeAssembler, ptr, qword_ptr, registers::*};
 
-/// Offsets in the hidden region, which these guests know.
+/// Offset of the stubs in the hidden region. These guests know it, as they know the next two offsets.
 const STUBS: u64 = 0x1000;
 
 const TRAMPOLINE: u64 = 0x1440;
@@ -76,7 +76,8 @@ fn a_guest_that_unmaps_the_slots_gets_the_faults_and_no_more() {
                     let seen: Vec<Record> = records(&machine);
                     assert!(seen.iter().any(|r| r.vector == 14), "{what} {seen:#x?}");
                 }
-                // Also in the exception window, whose table is unmapped as well: the guest may end in any way.
+                // Otherwise the guest may end in any way. A stepped copy, for example, faults in the exception
+                // window, whose table is unmapped as well.
                 (_, EndReason::TripleFault(_) | EndReason::Crash(_) | EndReason::Reset) => {}
                 _ => panic!("{what}"),
             }

@@ -1,4 +1,4 @@
-//! Hits with unsuitable page tables, descriptor tables and stacks.
+//! Tests hits with unsuitable page tables, descriptor tables and stacks.
 
 use super::*;
 use hvprobe_machine::{EndReason, Mechanism};
@@ -35,7 +35,7 @@ fn hits_need_no_tables_of_the_guests() {
     config.probes = one_each();
     let (_, ending, events) = ended(config);
     if mode == CatchMode::IdtGate {
-        // No int3 is delivered without a table.
+        // Without a table, no int3 can be delivered.
         assert!(
             matches!(ending.reason, EndReason::TripleFault(_)),
             "{ending:?}"
@@ -121,8 +121,9 @@ fn stacks_that_are_not_there_are_the_guests_own_trouble() {
     }
 }
 
-/// Copies the page tables that map the kernel to RAM at 8 MiB, the one of 2 MiB pages last, lets `change`
-/// modify that one, and loads the copies. Changes all registers except R12 to R15.
+/// Assembles code that copies the page tables that map the kernel, and loads the copy. The copy is in RAM, 8 MiB
+/// after the start of the kernel. Before it is loaded, code that `change` assembles may modify its last table, the
+/// one of 2 MiB pages, whose address is in RDI. Changes all registers except R12 to R15.
 fn other_tables(
     a: &mut CodeAssembler,
     change: impl FnOnce(&mut CodeAssembler) -> Asm<()>,

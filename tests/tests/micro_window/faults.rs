@@ -1,4 +1,5 @@
-//! State shown by a fault, in place and displaced.
+//! Compares the state that a fault shows at an instruction in place with the state that it shows at the displaced
+//! one.
 
 use hvprobe_hit::event::EventKind;
 use hvprobe_machine::{Event, Mechanism};
@@ -21,9 +22,11 @@ const WORDS: u64 = 4;
 /// An instruction that faults.
 struct Case {
     name: &'static str,
-    /// Values of RBX, RSP and RBP before; 0 leaves RSP and RBP unchanged.
+    /// Value of RBX before the instruction.
     operand: u64,
+    /// Value of RSP before the instruction, or 0 to leave RSP unchanged.
     stack: u64,
+    /// Value of RBP before the instruction, or 0 to leave RBP unchanged.
     frame: u64,
     vector: u64,
     code: fn(&mut CodeAssembler) -> Asm<()>,
@@ -146,7 +149,7 @@ fn same_faults(cases: &[Case], mechanism: Mechanism) {
     let Some(mode) = catch_mode("faults") else {
         return;
     };
-    // With the IDT gate int3s are delivered before they are caught, which an absent stack prevents.
+    // With the IDT gate, an int3 is delivered before it is caught, which is not possible on an absent stack.
     let on_stack = |case: &&Case| mode != CatchMode::IdtGate || case.stack == 0;
     let cases: Vec<&Case> = cases.iter().filter(on_stack).collect();
     for flags in [0x2, 0x8d7 | IF] {
@@ -170,8 +173,8 @@ fn same_faults(cases: &[Case], mechanism: Mechanism) {
             };
             let plain = relative("plain", &records[2 * n]);
             let probed = relative("probed", &records[2 * n + 1]);
-            // A jump to a non-canonical address faults at the target on some processors (QEMU's), and on
-            // others, which we emulate, before the jump.
+            // On some processors (QEMU's), a jump to a non-canonical address faults at the target. On others, which
+            // the emulator follows, it faults before the jump.
             let no_address = plain.vector == GP && plain.rip == case.operand;
             // QEMU's processor leaves RF clear where others set it.
             let same = Record {

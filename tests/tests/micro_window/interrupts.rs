@@ -1,4 +1,4 @@
-//! Interrupts and NMIs around a stepped copy, and after an emulated `sti`.
+//! Tests interrupts and NMIs around a stepped copy, and after an emulated `sti`.
 
 use hvprobe_hit::event::EventKind;
 use hvprobe_machine::Mechanism;
@@ -11,7 +11,7 @@ use iced_x86::code_asm::{CodeAssembler, dword_ptr, qword_ptr};
 
 use super::*;
 
-/// Returns whether the record shows code of ours, which must never be seen.
+/// Returns whether the record shows an address of code of ours, which a guest must never see.
 fn is_hidden(record: &Record) -> bool {
     (WINDOW..WINDOW + (16 << 20)).contains(&record.rip)
 }
@@ -30,7 +30,8 @@ fn exit(a: &mut CodeAssembler) -> Asm<()> {
     a.nop()
 }
 
-/// Makes `main` send itself `command`, by the instruction at `plain+5` and, displaced, by that at `probed+5`.
+/// Makes `main` send `command` to its own processor twice: by the instruction at `plain+5`, in place, and by the
+/// one at `probed+5`, displaced.
 fn sends(kernel: &mut MicroKernel, command: u32, flags: u64) -> Asm<()> {
     kernel.start_recording()?;
     let (plain, function) = (kernel.label(), kernel.label());
@@ -75,7 +76,8 @@ fn what_a_stepped_copy_sends_its_own_processor_comes_right_after_it() {
         assert!(!is_hidden(&displaced), "{displaced:#x?}");
         assert_eq!(displaced.idt, IDT_BASE);
         assert_eq!(displaced.rflags & IF, flags & IF);
-        // Hosts that emulate the guest may deliver it later.
+        // The interrupt is compared only if it came right after the instruction in place. Hosts that emulate the
+        // guest may deliver it later.
         if offset(&plain, "plain") == 11 {
             assert_eq!(offset(&displaced, "probed"), 11, "{records:#x?}");
             let same = Record {
@@ -98,14 +100,14 @@ fn interrupts_of_a_timer_never_show_a_stepped_copy() {
     }
     /// Number of interrupts after which the guest ends.
     const ENOUGH: u8 = 3;
-    /// Number of hits after which it ends if the timer never fires.
+    /// Number of hits after which the guest ends if the timer never fires.
     const MOST: u32 = 20_000;
     let (_folder, mut config) = build(|kernel| {
         kernel.start_recording()?;
         let (function, mut again) = (kernel.label(), kernel.label());
         let mut over = kernel.label();
         let a = kernel.asm();
-        // Periodic, vector 0x40, 1/16 of the bus frequency (SDM vol. 3, 11.5.4).
+        // Starts the timer: periodic, vector 0x40, 1/16 of the bus frequency (SDM vol. 3, 11.5.4).
         a.mov(rbx, APIC)?;
         a.mov(dword_ptr(rbx + 0x3e0), 3)?;
         a.mov(dword_ptr(rbx + 0x320), 1 << 17 | 0x40)?;
@@ -153,7 +155,7 @@ fn an_emulated_sti_holds_interrupts_off_for_one_instruction() {
         .items
         .iter()
         .any(|item| item.what == "interrupts held off after sti" && item.verdict == Verdict::Good);
-    // The instruction after `sti`, without and with a probe.
+    // First without and then with a probe on the instruction after `sti`.
     for more in [&[][..], &["p probed+6"]] {
         let (_folder, mut config) = build(|kernel| {
             kernel.start_recording()?;
@@ -187,7 +189,7 @@ fn an_emulated_sti_holds_interrupts_off_for_one_instruction() {
         let [plain, displaced] = records[..] else {
             panic!("{records:#x?}")
         };
-        // After `sti` and the next instruction, or later on hosts that emulate the guest.
+        // The interrupt comes after `sti` and the next instruction, or later on hosts that emulate the guest.
         let [plain, displaced] = [(plain, "plain"), (displaced, "probed")]
             .map(|(record, name)| record.rip.wrapping_sub(symbol(&machine, name)));
         if plain == 10 && holds_off {

@@ -1,4 +1,5 @@
-//! What the guest sees of a fault or an interrupt at a displaced instruction: the same as in place. On any KVM.
+//! Tests that a fault or an interrupt at a displaced instruction shows the guest the same as one at the instruction
+//! in place. Runs on any KVM.
 
 mod faults;
 mod interrupts;

@@ -1,4 +1,4 @@
-//! Actions of a hit on a stock guest: captures, changes, skipped functions, post-handlers and faults.
+//! Tests the actions of a hit in a stock guest: captures, changes, skipped functions, post-handlers and faults.
 
 use std::collections::HashMap;
 
@@ -9,21 +9,21 @@ use hvprobe_machine::{Event, Mechanism, ProbeId};
 use hvprobe_spec::{Base, Change, Fetched, Item, Memory, Pointer, Read, Then};
 use hvprobe_tests::rig::{Running, assert_clean, guest, info, probe, rig, values};
 
-/// Offsets in `struct pt_regs` (arch/x86/include/asm/ptrace.h), which the function of a system call gets in
-/// RDI.
+/// Offsets in `struct pt_regs` (arch/x86/include/asm/ptrace.h). The function of a system call gets the address of
+/// that structure in RDI.
 const PT_SI: i64 = 104;
 const PT_DI: i64 = 112;
 const PT_ORIG_AX: i64 = 120;
 
 const SYS_GETPGID: u64 = 121;
 const ENTRY: &str = "__x64_sys_getpgid";
-/// Function called by [`ENTRY`] with the process id in EDI.
+/// Function that [`ENTRY`] calls, with the process id in EDI.
 const INNER: &str = "do_getpgid";
 const EPERM: i64 = 1;
 const ESRCH: i64 = 3;
 const EFAULT: i64 = 14;
 const ENOSYS: i64 = 38;
-/// Process id of no process in the guest.
+/// A process id that no process in the guest has.
 const NOBODY: u64 = 31_007;
 /// An address of user space where nothing is mapped.
 const UNMAPPED: u64 = 0x0066_6000;
@@ -104,7 +104,8 @@ fn a_changed_argument_is_the_one_the_kernel_acts_on() {
     if rig("changes").is_none() {
         return;
     }
-    // In the memory that the entry reads, and in the register that the inner function reads.
+    // One change is in the memory that the entry reads, one in the register that the inner function reads, and one
+    // at an address that is not mapped.
     let mut memory = probe(&format!("p {ENTRY}"));
     memory.actions.changes = vec![Change::Memory {
         base: Some(Gpr::Rdi),
@@ -151,7 +152,7 @@ fn memory_of_the_process_is_captured_and_changed_at_a_hit() {
     if rig("user memory").is_none() {
         return;
     }
-    // The function gets the path to open in RSI, and has not read it yet.
+    // At its entry, the function has the address of the path in RSI, and has not read the path yet.
     let mut spec = probe("p do_sys_openat2");
     spec.actions.capture = vec![Item::Memory {
         base: Gpr::Rsi,
@@ -163,8 +164,8 @@ fn memory_of_the_process_is_captured_and_changed_at_a_hit() {
         offset: 0,
         bytes: Box::new(*b"/other\0"),
     }];
-    // The path is written by the shell itself: before 5.11 a program's arguments were writable only after a
-    // fault.
+    // The shell itself writes the path to memory and opens it: before 5.11 a program's arguments were writable only
+    // after a fault.
     let commands = "echo one > /first; echo two > /other; echo first; read line; \
                     read what </first; echo $what; echo second; read line; \
                     workload held raw 257 -100 buffer 0";
@@ -243,7 +244,8 @@ fn a_function_sent_elsewhere_runs_there() {
     if rig("changed paths").is_none() {
         return;
     }
-    // The system call that takes one integer and ignores it: getppid of a child of process 1.
+    // Sends getpgid(0) to getppid, which ignores the argument. So both calls return the id of the parent, the
+    // shell.
     let config = guest(
         1,
         &script("read line; workload raw 121 0; workload raw 110; echo done"),
@@ -276,8 +278,8 @@ fn probeable(running: &Running, function: &str) -> Vec<u64> {
         .collect()
 }
 
-/// Returns items by which events tell how many interrupts the only CPU has handled: the vectors that the kernel counts
-/// by name (`irq_stat`, arch/x86/include/asm/hardirq.h), and those of devices (`kstat.irqs_sum`,
+/// Returns items that capture how many interrupts the only CPU has handled: the vectors that the kernel counts by
+/// name (`irq_stat`, arch/x86/include/asm/hardirq.h), and those of devices (`kstat.irqs_sum`,
 /// include/linux/kernel_stat.h).
 fn interrupts(running: &Running) -> Vec<Item> {
     let mut offset = [0; 8];
@@ -351,10 +353,10 @@ fn a_post_handler_sees_what_the_next_pre_handler_sees() {
         calls += usize::from(pre.regs.rip == at.0);
         let post = events.next().expect("a post-handler for each pre-handler");
         assert_eq!((post.kind, post.probe), (EventKind::Post, pre.probe));
-        // A call executes another function before our next probepoint.
+        // At a call, another function runs before our next probepoint.
         if inside(post.regs.rip).is_some() {
             let next = events.peek().expect("a hit where the guest goes on");
-            // The frames of interrupts have RF set in QEMU 10.0, so that it is set where the guest goes on.
+            // QEMU 10.0 sets RF in the frames of interrupts, so after an interrupt the guest continues with RF set.
             let mut expected = post.regs;
             if rig == "tcg" && words(pre) != words(next) {
                 expected.rflags |= next.regs.rflags & rflags::RF;
@@ -371,14 +373,15 @@ fn a_post_handler_sees_what_the_next_pre_handler_sees() {
     );
 }
 
-/// A place where an instruction of the kernel accesses user memory, and a system call that gets there with the
-/// memory's address as the argument `@`.
+/// A place where an instruction of the kernel accesses user memory, and a system call that leads there. The address
+/// of the memory is the call's argument `@`.
 struct UserAccess {
-    /// Candidate functions with offsets; the processor's features decide which one is used.
+    /// Candidates: functions, each with the offset of the instruction. The processor's features decide which one is
+    /// used.
     places: &'static [(&'static str, u64)],
-    /// Register with the address at the instruction.
+    /// Register that holds the address of the memory at the instruction.
     register: Gpr,
-    /// Arguments of the call, with `@` for the address.
+    /// Number and arguments of the system call, with `@` for the address.
     call: &'static str,
     write: bool,
 }
@@ -400,8 +403,8 @@ const USER_ACCESSES: [UserAccess; 3] = [
     },
     // copy_from_user of nanosleep.
     UserAccess {
-        // With neither `rep_good` nor `erms`, or with `erms` but not `fsrm`; with `fsrm`; with
-        // `rep_good` only (copy_user_generic in arch/x86/include/asm/uaccess_64.h).
+        // In this order: for a processor with neither `rep_good` nor `erms`, or with `erms` but not `fsrm`; for one
+        // with `fsrm`; for one with `rep_good` only (copy_user_generic in arch/x86/include/asm/uaccess_64.h).
         places: &[
             ("copy_user_short_string", 0xa),
             ("copy_user_enhanced_fast_string", 0xa),
@@ -454,7 +457,7 @@ fn an_access_to_user_memory_faults_in_its_place() {
     }
     machine.console_input(b"\n");
     running.wait_printed(|printed| values(printed, "result").len() == 6 * TIMES);
-    // Other tasks in the guest copy user memory as well: nothing is counted from here on.
+    // Other tasks in the guest copy user memory as well. Their hits must not change the counts from here on.
     machine.disable(&ids).expect("registered");
     let counts: HashMap<_, _> = ids
         .iter()
@@ -475,7 +478,7 @@ fn an_access_to_user_memory_faults_in_its_place() {
         let is_fault = |event: &Event| matches!(event.kind, EventKind::Fault { .. });
         assert_eq!(counts.hits, count(&|event| event.kind == EventKind::Hit));
         assert_eq!(counts.faults, count(&is_fault));
-        // Each hit ends in one of the two ways.
+        // Each hit ends with a fault or with the post-handler.
         let posts = count(&|event| event.kind == EventKind::Post);
         assert_eq!(counts.hits, counts.faults + posts);
         assert_eq!(counts.missed, 0);

@@ -1,4 +1,4 @@
-//! The gRPC interface, driven by a generated client over a real socket.
+//! Tests the gRPC interface with a generated client over a real socket.
 
 #![allow(
     clippy::unwrap_used,

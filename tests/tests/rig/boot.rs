@@ -1,4 +1,4 @@
-//! A stock kernel boots under our VMM, and its probes count exactly.
+//! Tests that a stock kernel boots under our VMM, and that probes in it count exactly.
 
 use hvprobe_machine::{Mechanism, ProbeSpec};
 use hvprobe_tests::names;
@@ -69,7 +69,7 @@ fn a_guest_with_its_mitigations_on_is_probed_like_any_other() {
     }
     let script = "cat /sys/devices/system/cpu/vulnerabilities/*; grep -m 1 flags /proc/cpuinfo; \
                   workload calls getpgid 500";
-    // With the kernel's own choice of page-table isolation, and with isolation forced on.
+    // Page-table isolation as the kernel chooses it, and forced on, each with and without optimization.
     let ways = [(false, true), (true, false), (false, false), (true, true)];
     for (pti, optimize) in ways.into_iter().take(if is_short() { 2 } else { 4 }) {
         let mut config = guest(1, &["sh", "-c", script]);

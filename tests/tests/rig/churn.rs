@@ -1,8 +1,8 @@
-//! Probes that are registered and unregistered at functions that sleep: calls wait in the code of unregistered
-//! probes, often of several at once, and every call returns to its caller.
+//! Tests probes that are registered and unregistered at functions that sleep. Calls wait in the code of
+//! unregistered probes, often of several at once, and every call must return to its caller.
 //!
-//! A seed decides the random choices and is printed: `HVPROBE_CHURN_SEED` sets it, and
-//! `HVPROBE_CHURN_SECONDS` makes the test longer.
+//! A seed decides the random choices. The test prints it, `HVPROBE_CHURN_SEED` sets it, and `HVPROBE_CHURN_SECONDS`
+//! makes the test longer.
 
 use std::env;
 use std::time::{Duration, Instant};
@@ -32,7 +32,7 @@ const FUNCTIONS: [&str; 10] = [
 const MOST: usize = 12;
 /// Minimum number of changes.
 const CHANGES: u32 = 40;
-/// Time for which changes continue until an unregistered probe has had a hit.
+/// Maximum time for which changes continue because no unregistered probe has had a hit.
 const PATIENCE: Duration = Duration::from_secs(90);
 
 /// Four loops that block and wake, until a line is read.
@@ -46,8 +46,8 @@ fn setting(name: &str) -> Option<u64> {
     Some(number.unwrap_or_else(|_| panic!("{name}={value} is no number")))
 }
 
-/// Returns a random probe: a return probe with 4096 instances, so that others soon need its memory; one with
-/// the default number; or a kprobe.
+/// Returns a random probe: a return probe with 4096 instances, so that others soon need its memory; a return probe
+/// with the default number of instances; or a kprobe.
 fn newcomer(random: &mut Random, functions: &[&str]) -> ProbeSpec {
     let function = random.pick(functions);
     let mut spec = probe(&match random.below(10) {
@@ -65,7 +65,7 @@ fn newcomer(random: &mut Random, functions: &[&str]) -> ProbeSpec {
     spec
 }
 
-/// Makes random changes, one probe at a time, on a guest with `cpus` CPUs.
+/// Registers and unregisters random probes, one at a time, in a guest with `cpus` CPUs.
 fn every_call_comes_home(cpus: u32) {
     let seed = setting("HVPROBE_CHURN_SEED").unwrap_or(u64::from(cpus));
     let time = Duration::from_secs(setting("HVPROBE_CHURN_SECONDS").unwrap_or(0));
@@ -160,7 +160,7 @@ fn a_call_that_sleeps_while_others_take_its_probes_place_comes_home() {
     let sleeping = register(&sleeping.each_ref().map(String::as_str));
     machine.console_input(b"\n");
     running.wait_while_running(|machine| info(machine, sleeping[2]).counts.hits > 0);
-    // Of the two return probes' stubs, only the second is on the reader's stack.
+    // Both return probes follow the reader's call, but only the stub of the second one is on its stack.
     unregister(&sleeping[..1]);
     for _ in 0..3 {
         let others = register(&["r4096:c vfs_write", "r4096:d vfs_read"]);

@@ -1,4 +1,4 @@
-//! The program `hvprobe` as a user runs it: its output, its exit status, and that it leaves nothing behind.
+//! Tests the program `hvprobe` as a user runs it: its output, its exit status, and that it leaves nothing behind.
 
 #![allow(
     clippy::unwrap_used,
@@ -19,7 +19,7 @@ use rustix::process::{Signal, test_kill_process_group};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// Calls getpgid without end; nothing else does.
+/// Calls getpgid without end. Nothing else in the guest calls it.
 const BUSY: [&str; 4] = ["--", "workload", "stdin-hold", "1"];
 /// Calls getpgid without end, but slowly enough for a reader to keep up.
 const CALM: [&str; 4] = [
@@ -91,7 +91,7 @@ fn stderr_has(finished: &Finished, text: &str) -> bool {
 
 const FUNCTION: &str = "__x64_sys_getpgid";
 
-/// Returns the table's name of the place `offset` bytes into the function.
+/// Returns the place `offset` bytes into the function, as the table at the end of a trace writes it.
 fn place_at(offset: u64) -> String {
     match offset {
         0 => FUNCTION.to_owned(),
@@ -99,7 +99,7 @@ fn place_at(offset: u64) -> String {
     }
 }
 
-/// Returns the text that marks a printed hit of `calls` at the entry.
+/// Returns the text that marks a printed hit of the probe `calls` at the entry.
 fn called() -> String {
     format!("calls: ({FUNCTION}+{:#x})", names::entry(FUNCTION))
 }
@@ -171,7 +171,7 @@ fn run_stops_after_as_many_hits_as_asked_for_and_prints_them_as_json() {
     let run = hvprobe(&[&["run", "--json", "--hits", "3"], &probe[..], &BUSY].concat());
     assert_eq!(run.status, Some(0), "{run:#?}");
     let mut lines = json(&run.out);
-    // The function is called at the highest rate: events without room are reported as dropped.
+    // The guest calls the function as fast as it can. Events for which there is no room are reported as dropped.
     lines.retain(|line| line["type"] != "dropped" || line["count"] == 0);
     let (summaries, events): (Vec<_>, Vec<_>) = lines
         .into_iter()
@@ -281,7 +281,7 @@ fn server_keeps_machines_and_probes_for_clients_that_come_and_go() {
     let added = json(&ok(&[&add[..], &at, &calls].concat()));
     assert_eq!(added.len(), 1);
     assert_eq!(added[0]["name"], "calls");
-    // Returns when the guest is up and calls the function.
+    // The trace ends once the guest is up and calls the function.
     let trace = ["trace", "--json", "--probe", "calls", "--hits", "5"];
     let traced = json(&ok(&[&trace[..], &at].concat()));
     let hits = traced.iter().filter(|line| line["type"] == "event");
@@ -335,7 +335,7 @@ fn server_keeps_machines_and_probes_for_clients_that_come_and_go() {
     server.signal(Signal::TERM);
     let served = server.finish();
     assert_eq!(served.status, Some(0), "{served:#?}");
-    // A busy emulated machine may prevent the server from determining the time of a hit, which it logs once.
+    // A busy emulated machine may prevent the server from determining the time of a hit. The server logs that once.
     let unknown_time = "there are hits whose time is unknown";
     let said: Vec<_> = served
         .err
@@ -347,7 +347,7 @@ fn server_keeps_machines_and_probes_for_clients_that_come_and_go() {
     assert_eq!(test_kill_process_group(group), Err(Errno::SRCH));
 }
 
-/// Checks that probes at source lines are planted only in the kernel that the lines belong to.
+/// Checks that probes at source lines are planted only in the kernel to which the lines belong.
 fn refuses_debug_information_of_other_kernels(at: &[&str], folder: &Path) {
     let shown = json(&ok(&[&["vm", "show", "web"], at].concat()));
     let own = shown[0]["kernel_build_id"].as_str().unwrap();
@@ -446,7 +446,7 @@ fn what_a_trace_plants_goes_with_it_when_it_ends_dies_or_does_not_run_for_long()
     assert_eq!(interrupted.status, Some(130), "{interrupted:#?}");
     let (_, hits, _, events) = row(&interrupted.err, "mine");
     assert!(hits >= events && events > 0, "{interrupted:#?}");
-    // The trace ends only after that.
+    // The trace ends only after its probe has been removed.
     assert_eq!(traced.names(), [r#""stays""#]);
 
     let killed = traced.trace();
@@ -454,7 +454,7 @@ fn what_a_trace_plants_goes_with_it_when_it_ends_dies_or_does_not_run_for_long()
     assert_eq!(killed.finish().status, None);
     traced.only_one_stays("killed");
 
-    // Its connection stays open, but carries no data.
+    // The connection of a frozen trace stays open, but carries no data.
     let frozen = traced.trace();
     frozen.signal(Signal::STOP);
     traced.only_one_stays("frozen");
@@ -466,8 +466,8 @@ fn what_a_trace_plants_goes_with_it_when_it_ends_dies_or_does_not_run_for_long()
     traced.end();
 }
 
-/// Sets the host name of an emulated machine, and returns it. Other machines have a name of their own, which
-/// may be part of any word; for them returns `None`.
+/// Sets the host name of an emulated machine, and returns it. On another machine returns `None`, because that has a
+/// name of its own, which may be part of any word.
 fn host_name() -> Option<String> {
     const NAME: &str = "tower-of-tests";
     let emulated = env::var("HVPROBE_RIG").is_ok_and(|rig| rig != "direct");
@@ -519,7 +519,7 @@ fn report_of_the_doctor_describes_all_of_the_host_but_which_one_it_is() {
             "kprobe, stepped" => 2.0,
             _ => 1.0,
         };
-        // The rest is due to the console and to other work of the guest's kernel.
+        // Further exits are due to the console and to other work of the guest's kernel.
         assert!((exits - expected).abs() < 0.1, "{row}");
     }
     assert!(report.contains("the function is as it was"));

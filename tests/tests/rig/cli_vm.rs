@@ -1,4 +1,4 @@
-//! The commands about machines and about traces, as scripts use them: a machine from its boot to its removal,
+//! Tests the commands about machines and about traces as scripts use them: a machine from its boot to its removal,
 //! and a trace into a file.
 
 #![allow(
@@ -144,7 +144,7 @@ fn a_trace_writes_into_a_file_with_dates_and_has_an_owner_meanwhile() {
     let command = ["--", "workload", "stdin-hold", "1"];
     server.ok(&[&["vm", "boot", "--name", "web"], &command[..]].concat());
     watch.wait_out("web  running");
-    // No hit happens before the planted probes have been checked.
+    // Pauses the machine, so that no hit happens before the planted probes have been checked.
     server.ok(&["vm", "pause", "web"]);
     let file = server.folder.path().join("hits");
     let path = file.to_str().unwrap();

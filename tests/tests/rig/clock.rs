@@ -1,5 +1,5 @@
-//! Accuracy of times on a stock guest: durations of calls whose length the guest knows, for every mechanism at
-//! entry and return; and one order of all events.
+//! Tests the accuracy of times in a stock guest. The durations of calls whose length the guest knows must be right
+//! with every mechanism at entry and return, and all events must be in one order.
 
 use std::arch::x86_64::_rdtsc;
 use std::collections::BTreeMap;
@@ -53,15 +53,15 @@ const WAYS: [Ways; 4] = [
 ];
 
 impl Ways {
-    /// Returns a return probe and a kprobe on the function, and a kprobe on its caller with the other
-    /// mechanism.
+    /// Returns a kprobe on [`CALLER`], and a kprobe and a return probe on [`FUNCTION`]. If those two take an exit
+    /// at the entry, the first takes none, and the other way round.
     fn specs(&self) -> Vec<ProbeSpec> {
         let mut returns = ProbeSpec {
             mechanism: self.entry,
             ..probe(&format!("r8:back {FUNCTION}"))
         };
         if self.trampoline {
-            // Memory other than the stack cannot be read without an exit.
+            // A return probe that reads memory when the function returns needs an exit there.
             returns.actions.capture_at_return = vec![Item::Memory {
                 base: Gpr::Rsp,
                 offset: 0,
@@ -115,9 +115,9 @@ impl Counter {
     }
 }
 
-/// Duration of a call by each of the guest's clocks, and by its kernel's own probes (`slept`): from just before
-/// the function to the end of the sleep in it. Except for a few instructions that is the duration of the
-/// function, and it includes the time taken by a probe at the function's entry.
+/// Duration of a call by each of the guest's clocks, and by the probes of the guest's own kernel (`slept`). Those
+/// measure from just before the function to the end of the sleep in it. Except for a few instructions that is the
+/// duration of the function, and it includes the time taken by a probe at the function's entry.
 #[derive(Clone, Copy, Debug)]
 struct GuestTimes {
     clock: Duration,
@@ -126,16 +126,17 @@ struct GuestTimes {
 }
 
 impl GuestTimes {
-    /// Returns the duration on which both clocks agree. If they disagree, `clock` is wrong. It is derived from
-    /// the processor's counter, which on a host with an unstable counter sometimes stops for milliseconds; then
-    /// the clock catches up, so that a nap ends early.
+    /// Returns the duration if both clocks agree on it. If they do not, `clock` is wrong, and the result is `None`.
+    /// `clock` is derived from the processor's counter, which sometimes stops for milliseconds on a host with an
+    /// unstable counter. Then the clock catches up, so that a nap ends early.
     fn agreed(self) -> Option<Duration> {
         let agreed = self.clock.abs_diff(self.pit) <= OFF;
         agreed.then_some(self.clock.max(self.pit))
     }
 }
 
-/// Returns the durations that the guest printed, by thread: a call that does not sleep and a nap in turn.
+/// Returns the durations that the guest printed, by thread. They alternate: that of a call that does not sleep,
+/// then that of a nap.
 fn naps(printed: &str) -> BTreeMap<i32, Vec<GuestTimes>> {
     let mut naps: BTreeMap<i32, Vec<GuestTimes>> = BTreeMap::new();
     for line in printed.lines() {
@@ -158,7 +159,7 @@ fn naps(printed: &str) -> BTreeMap<i32, Vec<GuestTimes>> {
 }
 
 /// Compares all calls of a batch with the durations that the guest printed. Returns the number of naps whose
-/// duration agrees with that of the kernel's own probes.
+/// duration agrees with what the kernel's own probes measured.
 fn check(
     name: &str,
     ids: &[ProbeId],
@@ -188,8 +189,8 @@ fn check(
                 let off = times.slept.abs_diff(took);
                 close += usize::from(off <= times.slept.mul_f64(0.05) + OFF);
             }
-            // Next to a call during which the guest's clock was wrong, a record may have no time, or be ordered
-            // among the records of the neighbouring call, which another virtual CPU made.
+            // Skips calls during which the guest's clock was wrong, and those next to them. Their records may have
+            // no time, or be ordered among the records of the neighbouring call if another virtual CPU made those.
             let around = &agreed[n.saturating_sub(1)..agreed.len().min(n + 2)];
             let (Some(longest), true) = (agreed[n], around.iter().all(Option::is_some)) else {
                 continue;
@@ -201,10 +202,11 @@ fn check(
             if is_nap {
                 assert!(took + OFF >= NAP.mul_f64(0.95), "{took:?}: {what}");
             }
-            // Both are hits of one entry, but the guest may have handled an interrupt between them.
+            // The kprobe and the return probe are hit at the same entry, but the guest may have handled an
+            // interrupt between the two hits.
             let off = Duration::from_nanos(entry.host_ns.abs_diff(call.entry_ns));
             let between = match call.entry_tsc {
-                // One exit serves both.
+                // One exit serves both probes.
                 0 => Duration::ZERO,
                 tsc => since.took(tsc.abs_diff(entry.guest_tsc)),
             };
@@ -223,7 +225,7 @@ fn check(
 fn durations(cpus: u32) {
     let count = rounds(NAPS);
     let ways = WAYS.len();
-    // Each line that is typed starts the next batch, the last one ends the guest.
+    // Each line that is typed starts the next batch, and the last line ends the guest.
     let script = format!("workload naps {THREADS} {count} {ways} && read line");
     let mut running = Running::boot(optimizing_guest(cpus, &["sh", "-c", &script]));
     let since = Counter::now();
@@ -254,8 +256,8 @@ fn durations(cpus: u32) {
         let all = THREADS * count;
         let summary = format!("{name}: {close} of {all} durations as the guest has them");
         eprintln!("{summary}");
-        // Not all: threads may be preempted between two probes, and on a host without spare processors the
-        // clocks disagree.
+        // Not all of them agree: threads may be preempted between two probes, and on a host without spare
+        // processors the clocks disagree.
         assert!(close * 2 > all, "{summary}");
         machine.unregister(&ids).expect("they are registered");
     }

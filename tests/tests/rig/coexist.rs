@@ -1,6 +1,5 @@
-//! Probes beside the guest's own ways of patching text and catching breakpoints: its own kprobes and
-//! kretprobes, static keys and tracepoints, a debugger in user space, and ftrace on the functions that we
-//! probe.
+//! Tests probes beside the guest's own ways of patching text and catching breakpoints: its own kprobes and
+//! kretprobes, static keys and tracepoints, a debugger in user space, and ftrace on the functions that we probe.
 
 mod any_order;
 
@@ -19,7 +18,7 @@ fn the_guests_own_breakpoints_and_patches_go_on_beside_ours() {
     if rig("the guest's own breakpoints").is_none() {
         return;
     }
-    // Our probes are on the caller of the function with the guest's own probes.
+    // Our probes are on `FUNCTION`, and the guest's own probes on a function that it calls.
     let inner = names::behind_entry("do_getpgid");
     let script = &format!(
         "workload calls getpgid 50; \
@@ -52,7 +51,8 @@ fn the_guests_own_breakpoints_and_patches_go_on_beside_ours() {
     }
 }
 
-/// Patterns of functions in a guest that does not use the network and only reads files.
+/// Patterns that match hundreds of functions. The guest calls few of them, because it does not use the network and
+/// only reads files.
 const HUNDREDS: [&str; 4] = ["tcp_*", "vfs_*", "ip_*", "skb_*"];
 
 #[test]
@@ -129,8 +129,8 @@ fn a_function_entry_is_left_to_the_guests_ftrace_while_it_traces_it() {
 /// A function in which a jump can displace several instructions.
 const SPANNED: &str = "do_getpgid";
 
-/// Returns an offset into [`SPANNED`] at which a probe gets a jump over several instructions, and the offset of
-/// the second of them.
+/// Returns an offset into [`SPANNED`] at which a probe gets a jump over several instructions, and the offset of the
+/// second of these instructions.
 fn spanned(running: &Running) -> [u64; 2] {
     let start = running.address(SPANNED);
     let code = running.text(SPANNED);
@@ -180,9 +180,9 @@ fn a_jump_and_the_guests_own_kprobe_never_meet() {
            done; \
          done"
     );
-    // A look would take stale words, in freed memory and on the stacks of ended tasks, for tasks under a jump
-    // where an int3 cannot guard an instruction. So freed memory is cleared, and until a line is read, new
-    // tasks overwrite these stacks.
+    // Where an int3 cannot guard an instruction under a jump, a scan looks for tasks there. It would take stale
+    // words, in freed memory and on the stacks of ended tasks, for such tasks. So the guest clears freed memory
+    // and, until it reads a line, starts tasks that overwrite these stacks.
     let mut config = optimizing_guest(2, &["sh", "-c", &script]);
     config.cmdline += " init_on_free=1";
     let mut running = Running::boot(config);
@@ -193,9 +193,9 @@ fn a_jump_and_the_guests_own_kprobe_never_meet() {
     let spec = probe(&format!("p {SPANNED}+{offset}"));
     let count = |printed: &str, key| values(printed, key).len();
 
-    // Ours is first: its jump has become an int3 when the guest looks, so the guest refuses. It would take a
-    // jump for an ordinary instruction. Shortly afterwards the jump is back, because the guest has registered
-    // nothing.
+    // Our probe is first. When the guest checks the text, our jump has become an int3, so the guest refuses its own
+    // kprobe. It would take a jump for an ordinary instruction. Shortly afterwards the jump is back, because the
+    // guest has registered nothing.
     let id = running.register(spec.clone());
     assert_eq!(info(&machine, id).mechanism, Some(Mechanism::Optimized));
     machine.console_input(format!("{offset}\n").as_bytes());
@@ -209,7 +209,7 @@ fn a_jump_and_the_guests_own_kprobe_never_meet() {
     running.wait_printed(|printed| count(printed, "gone") == 1);
     machine.console_input(b"\n");
 
-    // The guest's kprobe is first, but not armed yet, under the jump that ours would get.
+    // The guest's kprobe is first. It is not armed yet, and is under the jump that our probe would get.
     machine.console_input(format!("{second}\n").as_bytes());
     running.wait_printed(|printed| count(printed, "own") == 2);
     let there = probe(&format!("p {SPANNED}+{second}"));
@@ -226,7 +226,7 @@ fn a_jump_and_the_guests_own_kprobe_never_meet() {
     assert_eq!(info(&machine, id).counts.hits, 200);
     machine.console_input(b"\n");
     running.wait_printed(|printed| count(printed, "gone") == 2);
-    // Now nothing prevents the jump.
+    // The guest's kprobe is gone, so nothing prevents the jump.
     running.wait_while_running(|machine| info(machine, id).unoptimized.is_none());
     machine.unregister(&[id]).expect("registered");
     assert_eq!(running.text(SPANNED), text);

@@ -1,9 +1,11 @@
-//! Compares definitions, filters and histograms that others wrote with the guest's own kernel: hvprobe takes what
-//! the kernel takes and refuses what it refuses, at the same column if the kernel points at one.
+//! Compares how hvprobe and the guest's own kernel judge definitions, filters and histograms that others wrote.
+//! hvprobe must take what the kernel takes and refuse what it refuses, at the same column if the kernel points at
+//! one.
 //!
 //! `HVPROBE_CONFORMANCE` names a file of lines from the kernel's own tests and documentation, which
-//! `cargo lab conformance` makes. Without it a few lines of our own are judged in the same way. Intended differences
-//! are listed in `filters`, `histograms` and, for definitions, in `definitions::exceptions`, with their reasons.
+//! `cargo lab conformance` makes. Without it, a few lines of our own are judged in the same way. Intended
+//! differences are listed, with their reasons, in `filters`, in `histograms` and, for definitions, in
+//! `definitions::exceptions`.
 
 mod filters;
 mod histograms;
@@ -21,10 +23,10 @@ use hvprobe_tests::rig::rig;
 use crate::definitions;
 use crate::verdicts::{self, Case, Exception, Kernel, Tally};
 
-/// Our own lines, `FILE TEXT`.
+/// Our own lines, each of the form `FILE TEXT`.
 const SAMPLE: &str = include_str!("conformance/sample.txt");
 
-/// Kind of a line, by the file it is for.
+/// Kind of a line, which follows from the tracefs file that the line is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Definition,
@@ -107,7 +109,7 @@ impl<'a> Asked<'a> {
         })
     }
 
-    /// Whether the kernel does what the line's source expects.
+    /// Returns whether the kernel does what the line's source expects.
     fn is_as_expected(&self, kernel: &Kernel) -> bool {
         match (self.expected, kernel) {
             (Expected::Nothing, _) | (Expected::Refused, Kernel::Refuses(_)) => true,
@@ -212,7 +214,8 @@ fn every_difference_has_its_reason_in_the_reference() {
     }
 }
 
-/// Reports how often the kernel does what its own tests expect, and lists the lines where it does not.
+/// Returns a report that says how often the kernel does what its own tests expect, and lists the lines where it
+/// does not.
 fn judged_by_its_tests(all: &[Asked<'_>], answers: &[Kernel]) -> String {
     let (mut as_expected, mut text) = (0, String::new());
     for (asked, kernel) in all.iter().zip(answers) {

@@ -1,4 +1,4 @@
-//! Control of probes and machines while a stock guest is busy: stops at a hit, the global switch, forced
+//! Tests the control of probes and machines while a stock guest is busy: stops at a hit, the global switch, forced
 //! mechanisms, and batches of thousands.
 
 use std::time::Instant;
@@ -14,7 +14,7 @@ use hvprobe_tests::rig::{Running, assert_clean, chain, guest, info, probe, rig, 
 /// Offset of the first argument in `struct pt_regs` (arch/x86/include/asm/ptrace.h).
 const PT_DI: i64 = 112;
 const ENTRY: &str = "__x64_sys_getpgid";
-/// Function called by [`ENTRY`] with the process id in EDI.
+/// Function that [`ENTRY`] calls, with the process id in EDI.
 const INNER: &str = "do_getpgid";
 
 fn script(commands: &str) -> [&str; 3] {
@@ -25,7 +25,7 @@ fn of(events: &[Event], id: ProbeId) -> Vec<&Event> {
     events.iter().filter(|event| event.probe == id).collect()
 }
 
-/// Waits until a hit has stopped the machine; returns its probe and CPU.
+/// Waits until a hit has stopped the machine. Returns the probe and the CPU of that hit.
 fn wait_stopped(machine: &Machine) -> (ProbeId, usize) {
     let mut status = machine.status();
     loop {
@@ -61,7 +61,7 @@ fn a_hit_stops_the_machine_until_it_is_resumed() {
         assert_eq!(probe, id);
         let events = running.wait_events(|events| of(events, id).len() == stop);
         let event = of(events, id)[stop - 1];
-        // Memory is in the state of the hit: the argument is where the registers point.
+        // Memory is still in the state of the hit: the registers of the event lead to the argument.
         let mut argument = [0xff; 8];
         let pt_di = Gva(event.regs.rdi).wrapping_add(PT_DI.cast_unsigned());
         machine.read_kernel(pt_di, &mut argument).expect("mapped");
@@ -92,8 +92,8 @@ fn a_hit_stops_the_machine_until_it_is_resumed() {
     assert_clean(&ending, &printed, 0);
     assert_eq!(values(&printed, "calls"), [10]);
     assert_eq!((before.hits, before.missed), (10, 0));
-    // The probe that stopped the machine was unregistered during its last stop, so the probe after it did not
-    // run at that hit.
+    // The probe that stopped the machine was unregistered during the last stop, so the probe after it did not run
+    // at that hit.
     assert_eq!(behind.hits + behind.missed, 10);
     assert_eq!(machine.status().stopped_at, None);
 }
@@ -143,7 +143,7 @@ fn the_global_switch_takes_every_patch_out_and_puts_it_back_under_load() {
         assert!(placed());
         assert_eq!(machine.probes().iter().filter(|p| p.disabled).count(), 1);
         machine.unregister(&[late]).expect("registered");
-        // Only calls in flight can have been counted.
+        // Nothing was counted while the switch was off.
         assert_eq!(hits(), off);
         machine.set_armed(true).expect("running");
     }
@@ -188,7 +188,7 @@ fn a_forced_mechanism_counts_every_call_of_two_busy_vcpus() {
         assert_eq!(posts.count() as u64, if post { calls } else { 0 });
         eprintln!("{definition} {mechanism:?}: {calls} calls");
     }
-    // The entry nop needs no copy.
+    // The entry nop needs no copy, so it cannot be boosted.
     let mut config = guest(1, &["workload", "hammer", "1", "1"]);
     config.probes = vec![ProbeSpec {
         mechanism: Some(Mechanism::Boosted),

@@ -1,5 +1,6 @@
-//! Compares definitions with fetch arguments with the guest's own kernel: hvprobe takes what the kernel's
-//! `kprobe_events` takes, and refuses each syntax error with the kernel's words, at the kernel's column.
+//! Compares how hvprobe and the guest's own kernel judge definitions with fetch arguments. hvprobe must take what
+//! the kernel's `kprobe_events` takes, and refuse each syntax error with the kernel's words, at the kernel's
+//! column.
 //!
 //! Intended differences are listed in `exceptions`, with their reasons.
 

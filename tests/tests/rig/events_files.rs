@@ -1,5 +1,5 @@
-//! Compares the results of files of definitions with filters and histograms, on a stock guest, with those of the
-//! guest's own kernel for the same lines.
+//! Runs files of definitions with filters and histograms on a stock guest, and compares the results with those of
+//! the guest's own kernel for the same lines.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,13 +9,13 @@ use std::process::{Child, Command, Stdio};
 use hvprobe_tests::rig::{quickly, rig};
 use serde_json::Value;
 
-/// Lines for events, which both a shell in the guest and hvprobe read.
+/// Lines that set triggers of events. Both a shell in the guest and hvprobe read them.
 const LINES: &str = "\
 echo 'hist:keys=len:vals=len if comm == \"dd\"' > events/kprobes/reads/trigger
 echo 'hist:keys=len.log2 if comm == \"dd\" && len > 10' >> /sys/kernel/tracing/events/kprobes/reads/trigger
 echo 'hist:keys=n.hex if comm == \"dd\"' > events/g/done/trigger
 ";
-/// An event that is printed, not counted.
+/// An event whose hits are printed, not counted.
 const PRINTED: &str = "\
 p:opens do_sys_openat2 name=+0(%si):ustring
 events/kprobes/opens/filter:name ~ \"/proc/v*\"
@@ -23,7 +23,7 @@ events/kprobes/opens/filter:name ~ \"/proc/v*\"
 /// Printed by a guest whose kernel has no histograms.
 const NONE: &str = "no histograms here";
 
-/// Returns the definitions of the events to count: reads through `function`.
+/// Returns the definitions of the events to count, which are calls of `function` and returns from it.
 fn definitions(function: &str) -> [String; 2] {
     [
         format!("p:reads {function} len=%dx:u64"),
@@ -31,7 +31,8 @@ fn definitions(function: &str) -> [String; 2] {
     ]
 }
 
-/// Returns the entries of the histograms in `printed`, by whether they are ours and by their triggers.
+/// Returns the entries of each histogram in `printed`. The key says whether the histogram is ours, and what its
+/// trigger is.
 fn histograms(printed: &str) -> BTreeMap<(bool, String), Vec<String>> {
     let mut found = BTreeMap::new();
     for section in printed.split("# event histogram").skip(1) {
@@ -58,7 +59,7 @@ fn lines_of_a_file_do_what_they_do_in_a_guest() {
         return;
     }
     let file = tempfile::NamedTempFile::new().expect("there is room");
-    // `ksys_read` calls `vfs_read` with the same length.
+    // Our probes are on `ksys_read`, and the kernel's on `vfs_read`, which `ksys_read` calls with the same length.
     let ours = definitions("ksys_read").join("\n");
     fs::write(&file, format!("{ours}\n{LINES}{PRINTED}")).expect("it can be written");
     let theirs = definitions("vfs_read").map(|line| format!("echo '{line}' >> kprobe_events\n"));

@@ -1,4 +1,4 @@
-//! Compares the output of `hvprobe explain` for definitions with the probes in a guest with the same kernel.
+//! Compares what `hvprobe explain` says of definitions with the probes in a guest with the same kernel.
 
 use std::process::{Command, Stdio};
 
@@ -6,7 +6,7 @@ use hvprobe_tests::names;
 use hvprobe_tests::rig::{is_short, quickly, rig};
 use serde_json::Value;
 
-/// Options beside the definitions, and whether return probes support them.
+/// Options in addition to the definitions, and whether return probes support them.
 const OPTIONS: [(&[&str], bool); 3] = [
     (&[], true),
     (&["--mechanism", "emulated"], true),
@@ -81,7 +81,7 @@ fn probes_become_what_was_said_of_them() {
                 .find(|line| line["type"] == "summary" && line["event"].as_str() == event)
                 .unwrap_or_else(|| panic!("{said}: {ran:?}"));
             let (mechanism, with_exits) = (text(said, "mechanism"), text(said, "with_exits"));
-            // Only the guest shows whether a task stands there.
+            // Only the guest shows whether a task stands under the jump, so the explanation names two mechanisms.
             let provided = said["provided"].to_string().contains("no task stands");
             let may_be = |it| it == mechanism || provided && it == with_exits;
             assert!(may_be(text(is, "mechanism")), "{said}\n{is}");

@@ -1,8 +1,8 @@
-//! Probes on, in and near features of newer kernels: return thunks, BPF programs called at a function's entry,
-//! lazy preemption, Rust.
+//! Tests probes on, in and near features of newer kernels: return thunks, BPF programs called at a function's
+//! entry, lazy preemption, Rust.
 //!
-//! Which of these exist depends on the kernel and on its processor. The guest shows that; for a missing feature
-//! the test prints a line that starts with `skipped:`.
+//! Which of these exist depends on the kernel and the processor, and the guest shows it. For a missing feature the
+//! test prints a line that starts with `skipped:`.
 
 use hvprobe_linux::symbols::SymbolKind;
 use hvprobe_machine::{Machine, MachineConfig, Mechanism, ProbeSpec, ProbeState, Refusals};

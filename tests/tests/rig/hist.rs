@@ -1,7 +1,7 @@
 //! Compares histograms of events on a stock guest with those of the guest's own kernel, and with the calls that
 //! were made.
 //!
-//! `HVPROBE_COUNTED` is the number of calls to count on four virtual CPUs, instead of a hundred thousand.
+//! `HVPROBE_COUNTED` is the number of calls to count on four virtual CPUs. The default is a hundred thousand.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -30,7 +30,7 @@ const NEWER: &str = "buckets";
 /// Printed by a guest whose kernel has no histograms.
 const NONE: &str = "no histograms here";
 
-/// Part of the one histogram whose sort values are all different, so that its order is defined.
+/// Part of the trigger of the only histogram whose order is defined, because its sort values are all different.
 const SORTED: &str = ":sort=len:";
 
 /// Entries of a histogram as printed, and the number of hits that it shows.
@@ -79,7 +79,7 @@ fn entries_are_those_of_the_guests_own_histograms() {
         .iter()
         .map(|it| format!("echo 'hist:{it}' >> events/kprobes/e/trigger || echo refused"))
         .collect();
-    // `ksys_read` calls `vfs_read` with the same length.
+    // Our probe is on `ksys_read`, and the kernel's on `vfs_read`, which `ksys_read` calls with the same length.
     let script = format!(
         "mount -t tracefs t /sys/kernel/tracing 2>/dev/null; cd /sys/kernel/tracing; \
          grep -q hist:keys README || echo {NONE}; \
@@ -124,9 +124,9 @@ fn entries_are_those_of_the_guests_own_histograms() {
     assert!(compared > 30, "{printed}");
 }
 
-/// Counts the calls that two programs make of each of two system calls, one probed without exits and one with
-/// exits, in enough histograms that the guest outruns them. Returns the hits in one histogram, the lost hits, and
-/// the number of calls.
+/// Makes two programs call each of two system calls, one of which is probed without exits and the other with exits.
+/// Counts the calls in enough histograms that the guest makes calls faster than hvprobe counts them. Returns the
+/// number of hits in one histogram, of lost hits, and of calls.
 fn count_calls(running: &mut Running, wait_for_room: bool) -> (u64, u64, u64) {
     const CALLS: [u64; 2] = [60_000, 15_000];
     const HISTOGRAMS: usize = 12;
@@ -194,7 +194,7 @@ fn every_hit_is_counted_with_and_without_exits() {
                   echo finished $round; done; read line";
     let mut running = Running::shared(&optimizing_guest(cpus, &["sh", "-c", script]));
     running.wait_for("ready");
-    // A hit that finds the ring full is lost and counted as lost, or waits.
+    // In the first round, a hit that finds the ring full is lost and counted as lost. In the second, it waits.
     let (hits, lost, calls) = count_calls(&mut running, false);
     eprintln!("{calls} calls, {hits} hits counted and {lost} lost, as none waits");
     assert_eq!(hits + lost, calls);

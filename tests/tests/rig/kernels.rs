@@ -14,8 +14,8 @@ use hvprobe_tests::rig::{
 const FUNCTION: &str = "__x64_sys_getpgid";
 const SLEEP: &str = "__x64_sys_clock_nanosleep";
 
-/// Registers a probe of [`FUNCTION`] with mechanism `wanted` at one of `offsets`, and removes that offset from
-/// them.
+/// Registers a probe of [`FUNCTION`] with the mechanism `wanted` at one of `offsets`, and removes that offset from
+/// `offsets`.
 fn register(running: &Running, wanted: Mechanism, offsets: &mut Vec<u64>) -> ProbeId {
     let machine = &running.machine;
     let mut reasons = Vec::new();
@@ -95,8 +95,8 @@ fn mechanisms() {
     assert!(events.iter().all(named), "a hit without its task");
 }
 
-/// Checks that return probes report return values and durations, with exits or without. Returns the mechanisms
-/// used.
+/// Checks that return probes report return values and durations, in a guest with the configuration that `config`
+/// returns. Returns the mechanisms used.
 fn follow(config: impl FnOnce(u32, &[&str]) -> MachineConfig) -> [Mechanism; 2] {
     const SLEPT: Duration = Duration::from_millis(50);
     const ESRCH: i64 = 3;
@@ -155,8 +155,8 @@ fn returns_without_exits() {
     }
 }
 
-/// Checks that probes of modules are refused if the kernel's symbols do not lead to its modules, and that the
-/// guest goes on.
+/// Checks that probes of modules are refused if the kernel's symbols do not lead to its modules, and that the guest
+/// continues.
 fn without_modules(mut running: Running, definitions: &[&str]) {
     let machine = running.machine.clone();
     for definition in definitions {
@@ -166,7 +166,7 @@ fn without_modules(mut running: Running, definitions: &[&str]) {
         let why = chain(&refused);
         assert!(why.contains("CONFIG_KALLSYMS_ALL"), "{definition}: {why}");
     }
-    // The guest may lack a module for this kernel.
+    // Ends the guest's script, whose commands may fail: the guest may lack a module for this kernel.
     machine.console_input(b"\n\n\n");
     let (ending, printed) = running.end();
     assert_clean(&ending, &printed, 0);

@@ -1,4 +1,4 @@
-//! Guests that leave their kernel for another, by kexec or after a panic: the probes of the first kernel are
+//! Tests guests that leave their kernel for another, by kexec or after a panic: the probes of the first kernel are
 //! gone, and the second is left alone.
 
 use std::fs;
@@ -12,11 +12,13 @@ use hvprobe_tests::rig::{
 use hvprobe_vm::loader::command_archive;
 use tempfile::NamedTempFile;
 
-/// Paths in the guest of the second kernel and of its initramfs.
+/// Path of the second kernel in the guest.
 const KERNEL: &str = "second/kernel";
+/// Path of the second kernel's initramfs in the guest.
 const INITRD: &str = "second/initrd";
 
-/// Gives the guest a second kernel, the same as the first, which runs `command`.
+/// Gives the guest a second kernel, which is the same as the first and runs `command`. Returns the file with the
+/// guest's own initramfs, which must exist until the boot.
 fn with_second(config: &mut MachineConfig, command: &str) -> NamedTempFile {
     let first = config.initrd.as_ref().expect("stock guests have one");
     let first = fs::read(first).expect("it is there");

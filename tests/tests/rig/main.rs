@@ -1,5 +1,5 @@
-//! Tests with stock Linux guests. The lab runs the tests of each module in one process, one after another: most
-//! of them share guests (`Running::shared`).
+//! Tests with stock Linux guests. The lab runs the tests of each module in one process, one after another, because
+//! most of them share guests (`Running::shared`).
 
 mod actions;
 mod api;

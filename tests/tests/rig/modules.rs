@@ -1,4 +1,4 @@
-//! Probes in kernel modules that are loaded and unloaded, on a stock guest.
+//! Tests probes in kernel modules that are loaded and unloaded, in a stock guest.
 
 mod arguments;
 mod builds;
@@ -42,8 +42,8 @@ fn text_at(running: &Running, at: Gva) -> [u8; 32] {
     text
 }
 
-/// Returns the number of hits of probe `id` in the program that reads the statistics; the network stack reads
-/// them, too.
+/// Returns the number of hits of probe `id` by the program that reads the statistics. The network stack reads them,
+/// too.
 fn by_cat(events: &[Event], id: ProbeId) -> usize {
     let by_cat = |event: &&Event| event.task.is_some_and(|task| task.comm() == "cat");
     let hits = events.iter().filter(|event| event.probe == id);
@@ -97,7 +97,7 @@ fn a_pending_probe_fires_once_its_module_is_there_and_is_gone_with_it() {
     let counted = hits(&running, stats);
     assert_eq!(hits(&running, returned), counted);
 
-    // A gone probe stays gone; a new registration uses the module that is loaded now.
+    // A gone probe stays gone. A later registration uses the module that is loaded then.
     have(&mut running, "load", 2);
     have(&mut running, "stats", 2);
     assert_eq!(

@@ -1,8 +1,9 @@
-//! NMIs into guests with probes. An NMI may arrive anywhere: inside a detour, before a stepped copy has run, or
-//! between an int3 and its exit. The NMI's handler hits probes itself, also in the very detour it interrupted.
+//! Tests NMIs to guests with probes. An NMI may arrive anywhere: inside a detour, before a stepped copy has run, or
+//! between an int3 and its exit. The NMI's handler hits probes itself, also in the very detour that the NMI
+//! interrupted.
 //!
-//! A seed decides when the NMIs are sent, and a failing test prints it; `HVPROBE_STRESS_SEED` sets it, which
-//! repeats the test as far as possible.
+//! A seed decides when the NMIs are sent. The test prints it, and `HVPROBE_STRESS_SEED` sets it, which repeats the
+//! test as far as possible.
 
 use std::env;
 use std::thread::{JoinHandle, sleep, spawn};
@@ -21,11 +22,12 @@ use hvprobe_tests::rig::{
 
 /// Log lines of kernels that find their emulated time stamp counter unstable.
 const OF_THE_COUNTER: [&str; 2] = ["clocksource: ", "tsc: Marking TSC unstable"];
-/// Called once for each NMI without a known reason, on the NMI's own stack.
+/// Function that the kernel calls once for each NMI without a known reason, on the NMI's own stack. The probe on it
+/// is called the witness.
 const WITNESS: &str = "default_get_nmi_reason";
 /// Further functions that the kernel calls for such an NMI and that can be probed.
 const NMI_PATH: [&str; 3] = ["vprintk_store", "irq_work_queue", "nmi_handle.part.0"];
-/// Distance from the witness's stack pointer to the bytes that it captures.
+/// Distance in bytes from the witness's stack pointer to the bytes that it captures.
 const SKIPPED: i64 = 64;
 const CAPTURED: u16 = 240;
 
@@ -64,7 +66,7 @@ struct Storm {
 }
 
 impl Storm {
-    /// Sends `count` NMIs at random times, between which the probe `busy` is hit.
+    /// Sends `count` NMIs at random times. After every 500 of them, waits until the probe `busy` is hit again.
     fn send(&mut self, running: &mut Running, count: u64, busy: ProbeId) {
         let mut progress = Progress::start();
         let machine = running.machine.clone();
@@ -79,7 +81,7 @@ impl Storm {
             for (index, sent) in self.sent.iter_mut().enumerate() {
                 *sent += u64::from(all || index == cpu);
             }
-            // The NMI may arrive anywhere in the guest. The sleep gives this CPU to its virtual CPUs.
+            // The NMI may arrive anywhere in the guest. The sleep leaves this CPU to the guest's virtual CPUs.
             sleep(Duration::from_micros(self.random.below(4000)));
             if number % 500 == 0 {
                 let seen = hits(&machine);
@@ -109,7 +111,7 @@ fn every_call_is_counted(
     });
     running.wait_for("ready");
     let machine = running.machine.clone();
-    // Some kernels lack some of these.
+    // Some kernels lack some of these functions.
     let is_there = |name: &&&str| machine.image().symbols().lookup(name).is_ok();
     let nmi_path: Vec<&str> = NMI_PATH.iter().filter(is_there).copied().collect();
     let probed = [&["__x64_sys_getpgid", "do_getpgid", WITNESS][..], &nmi_path].concat();
@@ -172,7 +174,8 @@ fn every_call_is_counted(
     for (sent, taken) in storm.sent.iter().zip(&taken) {
         assert!((1..=*sent).contains(taken), "{taken} of {sent}");
     }
-    // While a stepped instruction is postponed, its hit is not over: hits in the NMI's handler are missed.
+    // If an NMI arrives before a stepped copy has run, that hit is not over yet, so hits in the NMI's handler are
+    // missed.
     let counts = info(&machine, witness).counts;
     let (hits, missed) = (counts.hits, counts.missed);
     assert_eq!(hits + missed, taken.iter().sum::<u64>(), "{printed}");
@@ -232,7 +235,7 @@ fn taken(printed: &str) -> Vec<u64> {
     words.map_while(|word| word.parse().ok()).collect()
 }
 
-/// Collects the events of a probe until the machine ends.
+/// Starts a thread that collects the events of a probe until the machine ends.
 fn follow(machine: &Machine, id: ProbeId) -> JoinHandle<Vec<Event>> {
     let mut stream = machine.subscribe(vec![id], 1 << 16);
     spawn(move || {
@@ -301,8 +304,9 @@ fn every_call_is_counted_by_breakpoints_that_nmis_interrupt() {
             (probe("r64 __x64_sys_getpgid"), Mechanism::Emulated),
         ]
     });
-    // Interrupts are on in this function, and off while a copy is stepped: such an NMI arrived before the copy
-    // ran, and is among the missed ones.
+    // Interrupts are on in this function, and off while a copy is stepped. So an event of the witness with
+    // interrupts off at this address would be of an NMI that arrived before the copy ran. But the witness's hits
+    // for such NMIs are missed.
     let stepping = interrupted
         .iter()
         .filter(|it| it.rip == stepped_at && it.rflags & rflags::IF == 0)

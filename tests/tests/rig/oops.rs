@@ -1,5 +1,5 @@
-//! Oops messages of a stock guest for a fault at a probepoint, for every mechanism: they name the probed
-//! function, as if there were no probe.
+//! Tests the oops messages of a stock guest for a fault at a probepoint, with each mechanism that runs a copy: they
+//! name the probed function, as if there were no probe.
 
 use hvprobe_arch::regs::Gpr;
 use hvprobe_machine::{EndReason, Mechanism, ProbeSpec};
@@ -7,12 +7,12 @@ use hvprobe_spec::Change;
 use hvprobe_tests::names;
 use hvprobe_tests::rig::{Running, info, optimizing_guest, probe, rig};
 
-/// Loads the process id from the address in RDI, right after the entry nop.
+/// Function that loads the process id from memory to which RDI points, right after the entry nop.
 const ENTRY: &str = "__x64_sys_getpgid";
 /// Address at which nothing is mapped.
 const NOWHERE: u64 = 0x10;
 
-/// Each process is killed by its fault.
+/// Makes three calls, each in a process of its own, which is killed by its fault.
 const COMMANDS: &str = "for n in 1 2 3; do \
        echo ready $n; read line; workload calls getpgid 1; echo died $n; \
      done; dmesg | grep -o 'RIP: 0010:[^ ]*'; echo told; exit 5";

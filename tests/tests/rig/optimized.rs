@@ -1,4 +1,4 @@
-//! Probes without exits, on a stock guest.
+//! Tests probes without exits, in a stock guest.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -76,7 +76,8 @@ fn calls_whose_entry_exits_are_followed_to_their_returns_without_another() {
     }
 }
 
-/// Follows calls by return probes and a kprobe, all with mechanism `forced`. Each call takes `expected` exits.
+/// Follows calls with two return probes and a kprobe, all with the mechanism `forced`, if one is given. Each call
+/// must take `expected` exits.
 fn follow_calls(forced: Option<Mechanism>, expected: usize) {
     const CALLS: usize = 5_000;
     let calls = CALLS.to_string();
@@ -124,7 +125,8 @@ fn follow_calls(forced: Option<Mechanism>, expected: usize) {
                 let is_timed = call.entry_ns > 0 && event.host_ns > 0;
                 assert!(!is_timed || call.entry_ns <= event.host_ns, "{event:?}");
                 untimed += usize::from(!is_timed);
-                // If the entry takes an exit, the host determines its time, and its counter value is unknown.
+                // If the entry takes an exit, the host determines the time of the entry, and the counter's value
+                // there is unknown.
                 let is_known = call.entry_tsc != 0;
                 assert_eq!(is_known, expected == 0, "{event:?}");
                 assert!(!is_known || call.entry_tsc < event.guest_tsc, "{event:?}");
@@ -168,7 +170,7 @@ fn a_breakpoint_and_a_jump_report_the_same() {
             }];
             spec
         };
-        // RSI holds getpgid's number there.
+        // At the entry, RSI holds the number of the system call.
         let number = u64::try_from(libc::SYS_getpgid).expect("a number");
         let taken = |kind| spec(&format!("{kind} {FUNCTION}"), number);
         let left = |kind| spec(&format!("{kind} {FUNCTION}"), number + 1);
@@ -238,7 +240,7 @@ fn every_call_of_busy_vcpus_is_counted_while_the_probe_changes_its_mechanism() {
     let cpus = u32::try_from(rig_cpus()).expect("few");
     let threads = cpus.to_string();
     let mut config = optimizing_guest(cpus, &["workload", "stdin-hold", &threads]);
-    // Only the workload calls it.
+    // Only the workload calls this function.
     config.probes = vec![probe(&format!("p {FUNCTION}"))];
     let mut running = Running::shared(&config);
     running.hear_no_more();
@@ -248,7 +250,7 @@ fn every_call_of_busy_vcpus_is_counted_while_the_probe_changes_its_mechanism() {
     // A second probe, which is unregistered during the test.
     let (inner, text) = ("do_getpgid", running.text("do_getpgid"));
     let leaving = running.register(probe(&format!("p {inner}")));
-    // Each listing first reads the records in the ring: much work for one processor.
+    // Each listing of probes first reads the records in the ring, which is much work for one processor.
     let mut hits = 0;
     let turns = rounds(12);
     for turn in 0..=turns {
@@ -310,7 +312,7 @@ fn tasks_that_are_preempted_in_detours_hold_nothing_up() {
         }
         counts
     });
-    // Each listing reads all finished records, even those after unfinished ones.
+    // Each listing of probes reads all finished records, even those after unfinished ones.
     let listed = |machine: &Machine| machine.probes().iter().map(|it| it.counts.hits).min();
     let last = Cell::new(listed(&machine));
     for _ in 0..rounds(20) {
@@ -370,8 +372,8 @@ fn hot_functions_carry_jumps_further_in_too() {
     }
 }
 
-/// Tries probes at these `offsets` from the entries of the hot functions, one offset after the other. There
-/// must be more than `more_than` jumps, over one instruction and over several.
+/// Tries probes at these `offsets` from the entries of the hot functions, one offset after the other. More than
+/// `more_than[0]` of them must become jumps over one instruction, and more than `more_than[1]` jumps over several.
 fn jumps_at(offsets: &[u64], more_than: [u32; 2]) {
     let cpus = u32::try_from(rig_cpus()).expect("few");
     let threads = cpus.to_string();

@@ -1,4 +1,4 @@
-//! A guest that was paused reports no lockup and no stall afterwards.
+//! Tests that a guest that was paused reports no lockup and no stall afterwards.
 //!
 //! `HVPROBE_PAUSE_SECONDS` adds a pause of this length, of a guest with 4 GiB and 4 CPUs.
 
@@ -12,7 +12,7 @@ use hvprobe_tests::rig::{Running, assert_clean, info, optimizing_guest, probe, r
 
 /// Shortest timeouts that the kernel accepts.
 const WATCHDOGS: &str = " rcupdate.rcu_cpu_stall_timeout=3 watchdog_thresh=1";
-/// Several times these timeouts.
+/// Duration of a pause: several times these timeouts.
 const PAUSE: Duration = Duration::from_secs(12);
 
 #[test]
@@ -52,7 +52,7 @@ fn pause(mut config: MachineConfig, length: Duration) {
     let machine = running.machine.clone();
     let calls = running.register(probe("p __x64_sys_getpgid"));
     machine.console_input(b"\n");
-    // In the middle of its work.
+    // Pauses the guest in the middle of its work.
     running.wait_while_running(|machine| info(machine, calls).counts.hits > 100);
     machine.pause().expect("it runs");
     let since = Instant::now();

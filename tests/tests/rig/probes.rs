@@ -1,5 +1,5 @@
-//! Properties of probes on a stock guest: colocation, changes while the guest is busy, the guest's own
-//! breakpoints, and the cost of a hit.
+//! Tests probes in a stock guest: colocation, changes while the guest is busy, the guest's own breakpoints, and the
+//! cost of a hit.
 
 use hvprobe_arch::Gva;
 use hvprobe_linux::symbols::SymbolKind;
@@ -28,7 +28,7 @@ const HOT: [&str; 16] = [
 ];
 
 const FUNCTION: &str = "__x64_sys_getpgid";
-/// Enough for the function and for all bytes that may have been patched.
+/// Number of bytes to compare: enough for the function and for all bytes that may have been patched.
 const FUNCTION_BYTES: usize = 64;
 
 /// Returns the value of the line `key: value` that the workload prints.
@@ -117,7 +117,7 @@ fn an_emulated_hit_costs_one_kvm_run_and_no_other_ioctl() {
     machine.pause().expect("running");
     let (after, hits_after) = (machine.ioctls()[0], hits());
     let hits = hits_after - hits_before;
-    // Parking reads the guest's TSC; nothing else needs an ioctl other than KVM_RUN.
+    // Parking a virtual CPU reads its TSC. Nothing else needs an ioctl other than KVM_RUN.
     assert!(
         after.other - before.other <= 2,
         "{before:?} {after:?} {hits} hits"
@@ -201,8 +201,8 @@ fn the_guests_own_kprobe_counts_every_call_beside_ours() {
     if rig("the guest's own kprobe").is_none() {
         return;
     }
-    // Ours is on the caller. The guest's is on the called function after its entry nop, where ftrace cannot be
-    // used, so it is an int3.
+    // Our probe is on the caller. The guest's own probe is in the called function, after the entry nop. Ftrace
+    // cannot be used there, so that probe is an int3.
     let inner = format!("do_getpgid+{}", names::behind_entry("do_getpgid"));
     let mut config = guest(1, &["workload", "kprobe-event", &inner, "300"]);
     config.probes = vec![probe(&format!("p {FUNCTION}"))];
@@ -271,7 +271,7 @@ fn hundreds_of_probes_all_over_the_kernel_leave_the_guest_sound() {
     for name in everywhere.map(String::as_str).chain(HOT.map(names::own)) {
         let register = |offset: u64| machine.register(&[probe(&format!("p {name}+{offset}"))]);
         entries += usize::from(register(0).is_ok());
-        // First instruction after the entry nop, 6 to 29 bytes into the function.
+        // The first instruction that can be probed after the entry nop, 6 to 29 bytes into the function.
         inside += usize::from((6..30).any(|offset| register(offset).is_ok()));
     }
     assert!(

@@ -1,4 +1,4 @@
-//! Detours that read memory, on a stock guest: unmapped addresses, while NMIs arrive.
+//! Tests detours that read memory in a stock guest, at unmapped addresses and while NMIs arrive.
 //!
 //! `HVPROBE_STORM` sets the number of calls with bad pointers; the default is a few thousand.
 
@@ -13,9 +13,9 @@ use hvprobe_tests::rig::{
 };
 
 const FUNCTION: &str = "__x64_sys_getpgid";
-/// Reads the call's argument, which the system call entry has put into `pt_regs`, and the memory it points to:
-/// as the kernel's, as the process's, as a text of either, as more bytes than one load, and through a further
-/// pointer.
+/// Reads the call's argument, which the system call entry has put into `pt_regs`, and the memory to which it
+/// points. Reads that memory as the kernel's, as the process's, as a text of either, as more bytes than one load
+/// reads, and through a further pointer.
 const READS: &str = "at=+112(%di):u64 k=+0(+112(%di)):u64 u=+u0(+112(%di)):u32 t=+0(+112(%di)):string \
                      m=+0(+112(%di)):x8[24] far=+8(+0(+112(%di))):u16";
 /// Number of leading items that can be read.
@@ -24,7 +24,8 @@ const ITEMS: usize = 6;
 /// Maximum time between two NMIs in microseconds.
 const APART: u64 = 4000;
 
-/// Returns what is wrong with the event of a call in which only the pointer itself can be read.
+/// Returns the event as text if it is wrong. It is right if the pointer itself was read, and nothing else could be
+/// read.
 fn complaint(event: &Event) -> Option<String> {
     let unread: Vec<usize> = (0..ITEMS)
         .filter(|index| event.captured.is_unreadable(*index))

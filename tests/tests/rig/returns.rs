@@ -1,5 +1,5 @@
-//! Properties of return probes on a stock guest: values and durations, exact counts, calls that sleep, nest,
-//! move between CPUs or never return, and unregistering with calls in flight.
+//! Tests return probes in a stock guest: values and durations, exact counts, calls that sleep, nest, move between
+//! CPUs or never return, and unregistering with calls in flight.
 
 use std::time::Duration;
 
@@ -14,14 +14,15 @@ use hvprobe_tests::rig::{Running, assert_clean, chain, guest, info, probe, rig, 
 /// Offset of the first argument in `struct pt_regs` (arch/x86/include/asm/ptrace.h).
 const PT_DI: i64 = 112;
 const ENTRY: &str = "__x64_sys_getpgid";
-/// Function called by [`ENTRY`] with the process id in EDI.
+/// Function that [`ENTRY`] calls, with the process id in EDI.
 const INNER: &str = "do_getpgid";
 const EPERM: i64 = 1;
 const ESRCH: i64 = 3;
-/// Process id of no process in the guest.
+/// A process id that no process in the guest has.
 const NOBODY: u64 = 31_007;
 
-/// Blocks readers of a pipe: `start N` starts N of them, `close` lets them read its end.
+/// Shell functions that block readers of a pipe: `start N` starts N readers, and `close` lets them read the pipe's
+/// end.
 const READERS: &str = "mkfifo /tmp/pipe; exec 3<>/tmp/pipe; \
     start() { n=0; while [ $n -lt $1 ]; do cat </tmp/pipe 3>&- & n=$((n+1)); done; }; \
     close() { exec 3>&-; wait; }; ";
@@ -50,7 +51,7 @@ fn of(events: &[Event], id: ProbeId) -> Vec<&Event> {
     events.iter().filter(|event| event.probe == id).collect()
 }
 
-/// Returns hits, missed, vetoed and orphans of probe `id`.
+/// Returns the numbers of hits, missed calls, vetoed calls and orphans of probe `id`.
 fn counts(machine: &Machine, id: ProbeId) -> [u64; 4] {
     let counts = info(machine, id).counts;
     assert_eq!((counts.errors, counts.faults), (0, 0));
@@ -69,8 +70,8 @@ fn value(printed: &str, key: &str) -> u64 {
     }
 }
 
-/// Runs `command` on `cpus` CPUs with the probes `specs` from the start; returns the guest, its events and its
-/// output.
+/// Runs `command` in a guest with `cpus` CPUs, with the probes `specs` from the start. Returns the guest, its
+/// events and its output.
 fn run(cpus: u32, command: &[&str], specs: &[ProbeSpec]) -> (Running, Vec<Event>, String) {
     let mut config = guest(cpus, command);
     config.probes = specs.to_vec();
@@ -104,7 +105,7 @@ fn a_return_reports_the_value_and_how_long_the_call_took() {
         assert!(took >= slept && took < 10 * slept, "{took:?}");
         assert!(event.guest_tsc > call.entry_tsc);
         assert_eq!(returned(event), 0);
-        // RIP is the caller, at the address the entry found on the stack.
+        // RIP is in the caller. It is the return address that the entry found on the stack.
         let caller = machine.image().symbols().containing(Gva(event.regs.rip));
         assert_eq!(caller.expect("the caller").0.name, "do_syscall_64");
         assert_eq!(event.regs.rsp, call.entry.rsp + 8);
@@ -345,7 +346,7 @@ fn tasks_that_die_in_a_call_leave_orphans_whose_instances_come_back() {
     let [hits, missed, vetoed, orphans] = counts(machine, ids[0]);
     assert_eq!((missed, vetoed, orphans), (0, 0, killed));
     assert_eq!(hits, of(&events, ids[0]).len() as u64);
-    // More tasks died there than there are instances, so instances were reused.
+    // All tasks died there, except one in every second round, which called `exit_group`.
     assert!(killed > 20);
     let [hits, missed, vetoed, orphans] = counts(machine, ids[1]);
     assert_eq!((hits, missed, vetoed, orphans), (reads, 0, 0, 0));
@@ -470,7 +471,8 @@ fn unregister_in_flight(optimize: bool) {
     running.wait_events(|events| of(events, entry).len() == BLOCKED);
     machine.unregister(&ids).expect("registered");
     assert_eq!(running.text("do_task_dead"), task_dead);
-    // A new return probe: some calls of its function have frames of the old probes, others have none.
+    // Another return probe. Calls of its function that are in flight have frames of the removed probes, later ones
+    // have none.
     let later = running.register(pipe_read("r"));
     machine.console_input(b"\n");
     running.wait_events(|events| of(events, entry).len() == BLOCKED + 3);
@@ -582,7 +584,7 @@ fn tasks_that_end_take_no_instance_of_what_they_call_last() {
         running.wait_for("over");
         let machine = running.machine.clone();
         let id = machine.probes()[0].id;
-        // The last tasks are freed a grace period later.
+        // A task is freed a grace period after its end.
         running.wait_while_running(|machine| counts(machine, id)[3] >= ENDED);
         let [hits, missed, vetoed, _] = counts(&machine, id);
         assert!(hits > ENDED, "{hits}");

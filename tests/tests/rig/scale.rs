@@ -1,4 +1,4 @@
-//! Many probes and too many hits: patterns, a batch of 10,000 probes, and budgets, on a stock guest.
+//! Tests many probes and too many hits in a stock guest: patterns, a batch of 10,000 probes, and budgets.
 
 use std::time::Instant;
 
@@ -113,7 +113,7 @@ fn ten_thousand_probes_are_planted_in_one_stop_and_count_exactly() {
     let functions: Vec<&str> = symbols
         .iter()
         .filter(|symbol| {
-            // After an ENDBR64, if there is one.
+            // The site of ftrace is at the start of the function, or after the ENDBR64 there.
             let mut entries = [0, 4]
                 .map(|into| symbol.addr.wrapping_add(into))
                 .into_iter();
@@ -124,7 +124,7 @@ fn ten_thousand_probes_are_planted_in_one_stop_and_count_exactly() {
         .map(|symbol| symbol.name)
         .collect();
     assert!(functions.len() > PROBES, "{}", functions.len());
-    // Spread over the kernel.
+    // Spreads the probes over the kernel.
     let spread = functions.iter().step_by(functions.len() / PROBES);
     let mut batch: Vec<_> = spread.map(|name| probe(&format!("p {name}"))).collect();
     batch.push(probe(&format!("p {FUNCTION}")));

@@ -1,4 +1,5 @@
-//! Scripts in the language of bpftrace on a stock guest, compared with histograms of the guest's own kernel.
+//! Runs scripts in the language of bpftrace on a stock guest, and compares their maps with histograms of the
+//! guest's own kernel.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +13,7 @@ const SIZES: [u64; 9] = [1, 2, 3, 10, 11, 64, 300, 1024, 4096];
 /// Output of a guest whose kernel has no histograms.
 const NONE: &str = "no histograms here";
 
-/// Number of reads of `dd` with this size.
+/// Returns the number of reads with this size that `dd` makes.
 fn count(size: u64) -> u64 {
     size % 5 + 2
 }
@@ -246,7 +247,7 @@ fn traces_carry_out_scripts_for_as_long_as_they_run() {
     let command = ["--", "workload", "stdin-hold", "1"];
     let booted = client_output(&socket, &[&boot[..], &quickly(), &command].concat());
     assert_eq!(booted.trim(), "web");
-    // At this return, the call inside has already been counted.
+    // `printing` acts at the return of the function that calls `do_getpgid`. By then that call has been counted.
     let counted = "kprobe:do_getpgid { @calls[comm, pid] = count(); }";
     // Probes at one return run in the order of the script.
     let printing = "kretprobe:__x64_sys_getpgid /comm == \"workload\"/ { printf(\"<%s\", comm); } \
@@ -261,7 +262,7 @@ fn traces_carry_out_scripts_for_as_long_as_they_run() {
     let second = ["trace", "--vm", "web", "-e", counted, "-e", every];
     let printed = client_output(&socket, &second);
     assert!(printed.starts_with("@calls[workload, "), "{printed}");
-    // The trace's probes are gone with it.
+    // The probes of a trace are gone when it has ended.
     assert_eq!(
         client_output(&socket, &["probe", "list", "--vm", "web", "--json"]),
         ""
@@ -272,7 +273,7 @@ fn traces_carry_out_scripts_for_as_long_as_they_run() {
 struct Server(Child);
 
 impl Server {
-    /// Starts a server, and returns when it listens.
+    /// Starts a server, and waits until it listens.
     fn start(socket: &str) -> Self {
         let mut command = Command::new("hvprobe");
         command.args(["serve", "--socket", socket]);

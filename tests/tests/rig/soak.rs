@@ -1,5 +1,5 @@
-//! A long run: the resources of probes are available again after they were unregistered, however many there
-//! were.
+//! Tests in a long run that the resources of probes are available again after the probes were unregistered, however
+//! many there were.
 //!
 //! `HVPROBE_SOAK_MINUTES` sets the duration; the guest has 8 GiB then (`cargo lab soak` gives the machine
 //! enough for that). `HVPROBE_SOAK_SEED` repeats a run.
@@ -76,9 +76,11 @@ fn any_probe(random: &mut Random, functions: &[&str]) -> ProbeSpec {
 #[derive(Clone, Copy, Debug, Default)]
 struct Held {
     usage: Usage,
-    /// Private data in KiB, file descriptors and threads of this process.
+    /// Private data of this process in KiB.
     private: u64,
+    /// Number of file descriptors of this process.
     descriptors: u64,
+    /// Number of threads of this process.
     threads: u64,
 }
 
@@ -90,8 +92,8 @@ impl Held {
             let number = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
             number.unwrap_or_else(|| panic!("no {name}"))
         };
-        // Not the resident anonymous memory: the guest's memory is anonymous, too, and pages it has touched
-        // stay resident.
+        // Measures private data by `VmData`. The resident anonymous memory would include the guest's memory, which
+        // is anonymous, too, and whose pages stay resident once the guest has touched them.
         Self {
             usage: machine.usage(),
             private: field("VmData:"),
@@ -100,14 +102,15 @@ impl Held {
         }
     }
 
-    /// Returns the name and amount of each resource, and the tolerance of a comparison with another time.
+    /// Returns the name and amount of each resource, and the tolerance of a comparison with an earlier amount.
     fn all(&self) -> [(&'static str, u64, u64); 8] {
         let usage = &self.usage;
         [
             ("slots", usage.slots, 256),
             ("bytes of code", usage.code, 512 << 10),
             ("bytes of counters", usage.counters, 64 << 10),
-            // A return probe with the most calls takes 2 MiB, and until the next look several may be left behind.
+            // A return probe with 4096 instances takes 2 MiB. Until the next scan of the guest's memory, several
+            // such probes may be left behind.
             ("bytes of instances", usage.instances, 6 << 20),
             ("things left behind", usage.left_behind, 2048),
             ("KiB of data", self.private, 64 << 10),
@@ -140,7 +143,7 @@ fn what_probes_take_is_there_again_when_they_have_gone() {
     let original: Vec<Vec<u8>> = functions.iter().map(|name| running.text(name)).collect();
     let (started, mut progress) = (Instant::now(), Progress::start());
     let (mut round, mut probes, mut hits) = (0_u32, 0, 0);
-    // After a third of the time, all resources have been used and reclaimed several times.
+    // Set after a third of the time, when all resources have been used and reclaimed several times.
     let mut settled: Option<Held> = None;
     while round < rounds(ROUNDS) || started.elapsed() < time {
         round += 1;

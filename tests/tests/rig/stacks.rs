@@ -1,4 +1,4 @@
-//! Kernel stacks on a stock guest, compared with those that its own kernel records at the same functions.
+//! Compares kernel stacks in a stock guest with those that its own kernel records at the same functions.
 
 mod modules;
 
@@ -16,13 +16,13 @@ use hvprobe_tests::rig::{
 /// A function whose stacks are compared.
 struct Compared {
     function: &'static str,
-    /// Only stacks of tasks with this name.
+    /// Name of the tasks whose stacks are compared; `None` for all tasks.
     comm: Option<&'static str>,
     /// Whether the stacks are always the same; otherwise most of our stacks must be among those of the kernel.
     exact: bool,
 }
 
-/// Functions reached by a call, an exception and an interrupt, and from a kernel thread.
+/// Functions that are reached by a system call, an exception and an interrupt, and from a kernel thread.
 const COMPARED: [Compared; 4] = [
     Compared {
         function: "vfs_read",
@@ -46,7 +46,7 @@ const COMPARED: [Compared; 4] = [
     },
 ];
 
-/// Frames below this one belong to the interrupted code.
+/// Entry code of the timer interrupt. The frames after it in a stack belong to the interrupted code.
 const INTERRUPT: &str = "asm_sysvec_apic_timer_interrupt";
 /// Calls and page faults of `dd`, and a second for kernel threads. Runs once before the comparison, so that
 /// files are in the page cache.
@@ -68,7 +68,7 @@ fn stacks(definition: &str) -> ProbeSpec {
 /// Functions on a stack, each with the offset, and whether the stack is truncated.
 type Stack = (Vec<String>, bool);
 
-/// Returns the function that contains `at`, with the offset, or the address if there is none now.
+/// Returns the function that contains `at`, with the offset. Returns the address if there is no such function now.
 fn name(machine: &Machine, at: Gva) -> String {
     let named = |(symbol, offset): (Symbol<'_>, u64)| format!("{}+{offset:#x}", symbol.name);
     let of_kernel = machine.image().symbols().containing(at).map(named);
@@ -81,7 +81,7 @@ fn name(machine: &Machine, at: Gva) -> String {
         .unwrap_or_else(|| format!("{:#x}", at.0))
 }
 
-/// Returns the stack in `event`, which captured nothing else.
+/// Returns the stack in `event`, which must have captured nothing else.
 fn stack(machine: &Machine, event: &Event) -> Stack {
     let (header, halves) = event
         .captured
@@ -240,7 +240,8 @@ fn compare_stacks(mechanism: Option<Mechanism>) {
     }
 }
 
-/// Compares the stacks of `vfs_read` in one `dd` with and without a return probe on its caller.
+/// Checks that the stacks of `vfs_read` in `dd` are the same without and with `returning`, a return probe on its
+/// caller.
 fn with_returns(config: impl Fn(&[&str]) -> MachineConfig, returning: &ProbeSpec) {
     let script = format!("{WORKLOAD} echo ready; read line; work; echo more; read line; work");
     let mut running = Running::shared(&config(&["sh", "-c", &script]));

@@ -1,10 +1,9 @@
-//! Busy guests: every call is accounted for while probes are registered and unregistered at random, and guests
-//! die during hits.
+//! Tests busy guests: every call is accounted for while probes are registered and unregistered at random, and the
+//! end of a guest that dies during hits is reported.
 //!
-//! The workload counts its own calls by the kernel function they enter, and rests between stretches. A probe
-//! that stays registered over a stretch must have counted the same calls. A seed decides all random choices,
-//! and a failing test prints it: `HVPROBE_STRESS_SEED` sets it, and `HVPROBE_STRESS_SECONDS` makes the test
-//! longer.
+//! The workload counts its own calls by the kernel function they enter, and rests between stretches. A probe that
+//! stays registered over a stretch must have counted the same number of calls. A seed decides all random choices.
+//! The test prints it, `HVPROBE_STRESS_SEED` sets it, and `HVPROBE_STRESS_SECONDS` makes the test longer.
 
 use std::collections::{BTreeMap, HashMap};
 use std::env;
@@ -52,8 +51,8 @@ const BUSY: [&str; 13] = [
     "wake_up_new_task",
 ];
 
-/// Functions that every CPU enters most of the time, whatever it does: those that read the time, schedule
-/// tasks, handle interrupts and allocate memory. Probed only with jumps, because with so many exits little else
+/// Functions that every CPU enters most of the time, whatever it does: those that read the time, schedule tasks,
+/// handle interrupts and allocate memory. Probed only with jumps, because with exits at all their calls little else
 /// would run.
 const HOT: [&str; 17] = [
     "ktime_get",
@@ -75,7 +74,7 @@ const HOT: [&str; 17] = [
     "update_load_avg",
 ];
 
-/// Number of calls of a counted function followed at a time: more than the workload has tasks.
+/// Maximum number of calls of a counted function that are followed at a time: more than the workload has tasks.
 const MAXACTIVE: usize = 64;
 /// Number of changes in each stretch.
 const CHANGES: usize = 25;
@@ -93,9 +92,11 @@ fn setting(name: &str) -> Option<u64> {
 /// Probes that are registered and unregistered at random.
 struct Crowd {
     random: Random,
-    /// Functions to probe: counted ones and others.
+    /// Functions to probe whose calls the workload counts.
     counted: Vec<&'static str>,
+    /// Further functions to probe.
     busy: Vec<&'static str>,
+    /// Probes that are registered at present.
     here: Vec<ProbeId>,
     changes: u64,
     accepted: usize,
@@ -104,7 +105,7 @@ struct Crowd {
 }
 
 impl Crowd {
-    /// Makes one random change.
+    /// Registers, unregisters, disables or enables random probes.
     fn change(&mut self, running: &Running) {
         let machine = &running.machine;
         self.changes += 1;
@@ -198,7 +199,7 @@ fn hits(machine: &Machine, ids: &[ProbeId]) -> u64 {
     of_these.map(|probe| probe.counts.hits).sum()
 }
 
-/// Returns the calls of each counted function since the workload's start, as it printed them last.
+/// Returns the number of calls of each counted function since the workload's start, as it printed them last.
 fn calls(printed: &str) -> HashMap<&'static str, i64> {
     let last = |function| values(printed, function).last().copied();
     COUNTED
@@ -207,8 +208,8 @@ fn calls(printed: &str) -> HashMap<&'static str, i64> {
         .collect()
 }
 
-/// Makes random changes on a guest with `cpus` CPUs for `stretches` stretches, or as long as the environment
-/// asks for; with optimization or without.
+/// Makes random changes to the probes of a guest with `cpus` CPUs, and checks the counts after each stretch.
+/// Continues for `stretches` stretches, or for as long as `HVPROBE_STRESS_SECONDS` asks for if that is longer.
 fn every_call_is_accounted_for(cpus: u32, stretches: u32, optimize: bool) {
     let seed = setting("HVPROBE_STRESS_SEED").unwrap_or(1);
     let least = Duration::from_secs(setting("HVPROBE_STRESS_SECONDS").unwrap_or(0));
@@ -346,7 +347,7 @@ fn every_call_of_four_vcpus_is_accounted_for_while_jumps_and_breakpoints_take_tu
     }
 }
 
-/// Boots a guest with probes on functions that all its CPUs call, and ends it by `how`.
+/// Boots a guest with probes on functions that all its CPUs call, and makes it end in the way `how`.
 fn dying(how: &str) -> Running {
     let cpus = u32::try_from(rig_cpus().clamp(1, 2)).expect("two at most");
     let mut config = guest(cpus, &["workload", "die", how]);

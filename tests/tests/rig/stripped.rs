@@ -1,6 +1,6 @@
-//! A kernel without `CONFIG_KALLSYMS_ALL`, BTF, ftrace and kprobes of its own, as sandboxes use it
-//! (`--kernel 6.1-stripped`): every place that it patches or looks up itself is still protected. Tests that
-//! hold for all kernels are in `rig::kernels`.
+//! Tests a kernel without `CONFIG_KALLSYMS_ALL`, BTF, ftrace and kprobes of its own, as sandboxes use it
+//! (`--kernel 6.1-stripped`). Every place that the kernel itself patches or looks up must still be protected. Tests
+//! that hold for all kernels are in `rig::kernels`.
 
 use hvprobe_arch::Gva;
 use hvprobe_engine::Refused;
@@ -24,14 +24,15 @@ fn stripped(test: &str) -> bool {
 }
 
 /// Functions with jump labels of `sched_schedstats`, which the workload flips. With more functions of the
-/// scheduler, or those that run at each timer tick, an emulated processor would do nothing else.
+/// scheduler, or with functions that run at each timer tick, an emulated processor would do nothing but handle
+/// hits.
 const LABELLED: [&str; 2] = ["enqueue_task_fair", "dequeue_task_fair"];
 
 /// Probes every instruction of [`LABELLED`] while the kernel rewrites the jump labels among them. Returns the
 /// mechanisms used.
 ///
-/// Uses one processor: in QEMU another one may still execute an int3 that the kernel has already removed, which
-/// only a kernel with kprobes tolerates. Such a guest dies even without probes.
+/// Uses one processor. In QEMU, a second one may still execute an int3 that the kernel has already removed, and
+/// only a kernel with kprobes tolerates that. Such a guest dies even without our probes.
 fn rewrite_labels(config: impl FnOnce(u32, &[&str]) -> MachineConfig) -> Vec<Mechanism> {
     let script = "echo ready; read go; workload static-keys 3; echo flipped; read go; \
         workload static-keys 1";
@@ -178,7 +179,7 @@ fn what_cannot_be_known_is_refused_with_the_reason() {
         ("p exc_page_fault", "noinstr code"),
         ("p asm_exc_int3", "entry code"),
         ("p __x86_indirect_thunk_rax", "thunk"),
-        // Refused by its name: this kernel has no list.
+        // Refused by its name, because this kernel has no list of such functions.
         ("p notify_die", "kprobe blacklist"),
     ] {
         let error = machine

@@ -1,5 +1,5 @@
-//! A machine that really hangs: the thread of its virtual CPU is stopped in the host and never continues. Other
-//! machines, and requests about all machines, do not wait for it.
+//! Tests a machine that really hangs: the thread of its virtual CPU is stopped in the host and never continues.
+//! Other machines, and requests about all machines, must not wait for it.
 
 #![allow(
     clippy::unwrap_used,
@@ -14,10 +14,11 @@ use hvprobe_tests::program::{Program, ok};
 use hvprobe_tests::rig::rig;
 use rustix::process::Signal;
 
-/// Time for which a server waits for machines that do not end, and for all else that stopping takes in a rig.
+/// Time limit for stopping a server: it waits ten seconds for machines that do not end, and all else may take
+/// twenty seconds in a rig.
 const STOPPED: Duration = Duration::from_secs(10 + 20);
 
-/// Time limit of a request about other machines meanwhile, including the start of a program in a rig.
+/// Time limit of a request while the machine hangs, including the start of a program in a rig.
 const ANSWERED: Duration = Duration::from_secs(5);
 
 /// Returns the thread called `name` of process `process`.
@@ -32,7 +33,7 @@ fn thread(process: i32, name: &str) -> i32 {
     number.expect("such a thread").parse().unwrap()
 }
 
-/// Stops a thread of another process for the life of this thread.
+/// Stops a thread of another process until the calling thread ends.
 fn freeze(thread: i32) {
     let none = std::ptr::null_mut::<libc::c_void>();
     for request in [libc::PTRACE_SEIZE, libc::PTRACE_INTERRUPT] {
@@ -43,10 +44,9 @@ fn freeze(thread: i32) {
     assert!(libc::WIFSTOPPED(changed(thread)));
 }
 
-/// Returns the next wait status of a thread that this one has stopped or is stopping.
+/// Waits until a thread that the calling thread traces stops or ends, and returns its wait status.
 ///
-/// Waits until the thread stops or has ended, and reaps it in the latter case: before that, its process cannot
-/// be reaped.
+/// Reaps a thread that has ended: before that, the process of that thread cannot be reaped.
 fn changed(thread: i32) -> i32 {
     let mut status = 0;
     // SAFETY: the kernel may write a status to `status`.

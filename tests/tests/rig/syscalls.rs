@@ -1,4 +1,4 @@
-//! Arguments of system calls, compared with the guest's own events of them.
+//! Compares the arguments of system calls with those that the guest's own events of these calls show.
 
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
@@ -10,7 +10,7 @@ use hvprobe_tests::rig::{Running, assert_clean, chain, optimizing_guest, probe, 
 /// Output of a guest whose kernel has no events of system calls.
 const NONE: &str = "no events of calls";
 
-/// Prints each call with the types and names of its arguments in one line.
+/// Prints each system call with the types and names of its arguments, one call in each line.
 const FORMATS: &str = "mount -t tracefs t /sys/kernel/tracing 2>/dev/null; \
      cd /sys/kernel/tracing/events/syscalls || echo 'no events of calls'; \
      awk '/^name: sys_enter_/ { sub(\"sys_enter_\", \"\", $2); call = $2 } \
@@ -91,7 +91,7 @@ fn calls_take_what_the_guests_own_events_say() {
         );
         let ids: Vec<_> = machine.probes().iter().map(|info| info.id).collect();
         machine.unregister(&ids).expect("registered");
-        // At its return, the registers are those of the new program.
+        // When execve returns, the registers are those of the new program.
         let of_execve = probe("r __x64_sys_execve filename:ustring");
         let refused = machine.register(&[of_execve]).expect_err("it has none");
         let why = chain(&refused);
@@ -103,7 +103,8 @@ fn calls_take_what_the_guests_own_events_say() {
     assert_clean(&ending, &printed, 0);
 }
 
-/// Returns the numbers of one call, from the kernel's event or ours.
+/// Returns the numbers in the list of a call's arguments, as the kernel's event or ours shows them. `between`
+/// separates a name from its value.
 fn numbers(list: &str, between: char) -> Vec<u64> {
     let values = list.split([',', ' ', ')']).filter_map(|word| {
         let word = match between {
@@ -121,7 +122,7 @@ fn opened(list: &str, between: char) -> Option<(i32, &str, &str)> {
     let value = |name: &str| list.split_once(&format!("{name}{between}")).map(|it| it.1);
     let (number, _) = value("dfd")?.split_once(',')?;
     let number = number.trim().parse::<i64>().ok()?;
-    // The kernel prints it as unsigned.
+    // The kernel prints the folder's number as unsigned.
     let number =
         u32::try_from(number).map_or_else(|_| number.try_into(), |it| Ok(it.cast_signed()));
     let text = list.split('"').nth(1)?;

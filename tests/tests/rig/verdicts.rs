@@ -1,5 +1,5 @@
-//! Compares lines for tracefs files with the guest's own kernel: whether it takes them, and if not, the column and
-//! the words of its error.
+//! Compares how hvprobe and the guest's own kernel judge lines for tracefs files: whether they take a line, and if
+//! not, the column and the words of the error.
 //!
 //! Invariant: each case has exactly one [`Verdict`]. A case in which the two differ is named by an exception, with
 //! its reason, or fails the test.
@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 use hvprobe_spec::ParseError;
 use hvprobe_tests::rig::{Running, assert_clean, guest, progress, values};
 
-/// Number of lines that the guest answers at a time; the same as in its program.
+/// Number of lines that the guest answers at a time, the same as in `tests/workload/src/tracefs.rs`.
 const GROUP: usize = 50;
 
 /// The kernel's answer to a line.
@@ -59,7 +59,8 @@ pub(crate) struct Exception {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     BothTake,
-    /// With the same words, if we have the kernel's, and at the same column, if the kernel logs one.
+    /// Both refuse the line: with the same words if our errors have the kernel's words, and at the same column if
+    /// the kernel logs one.
     BothRefuse,
     /// The case differs, and the exception with this index names it.
     Named(usize),
@@ -88,18 +89,18 @@ impl Case<'_> {
         Some((self.text.get(column..)?, column, words))
     }
 
-    /// Whether we have no error before `column`.
+    /// Returns whether we have no error before `column`.
     pub(crate) fn goes_on(&self, column: usize) -> bool {
         self.our_error().is_none_or(|(ours, _)| ours >= column)
     }
 
-    /// Whether both take the line, or our error matches the kernel's.
+    /// Returns whether both take the line, or both refuse it with errors that match.
     fn agrees(&self) -> bool {
         let ours = self.our_error();
         match &self.kernel {
             Kernel::Accepts => ours.is_none(),
             Kernel::HasNoFile => false,
-            // All that is known is that the kernel refuses the line.
+            // The kernel's error is unknown. Only that the kernel refuses the line is known.
             Kernel::Refuses(None) => ours.is_some() && !self.has_words,
             Kernel::Refuses(Some((column, words))) => ours.is_some_and(|(at, said)| {
                 at == *column && (!self.has_words || said == words.as_str())
@@ -157,7 +158,7 @@ pub(crate) fn ask(lines: &[String]) -> Verdicts {
     let mut config = guest(1, &["sh", "-c", &script]);
     config.cmdline += " rcupdate.rcu_expedited=1";
     let mut running = Running::boot(config);
-    // In steps, so that a guest that makes progress is not taken for one that hangs.
+    // Waits in steps, so that a guest that makes progress is not taken for one that hangs.
     for number in (0..lines.len()).step_by(GROUP) {
         running.wait_for(&format!("\n{number} "));
         progress(&format!("{number} of {} lines", lines.len()));
@@ -219,7 +220,7 @@ pub(crate) struct Tally {
     exceptions: &'static [Exception],
     pub(crate) both_take: usize,
     pub(crate) both_refuse: usize,
-    /// Of these, the number for which the kernel logs a column.
+    /// Number of cases in `both_refuse` for which the kernel logs a column.
     pub(crate) same_column: usize,
     /// Cases of each exception, as printed.
     named: Vec<Vec<String>>,
@@ -262,7 +263,7 @@ impl Tally {
         self.named.iter().map(Vec::len).sum()
     }
 
-    /// Lists the number of differences for each reason; if `shown`, with the cases themselves.
+    /// Returns the number of differences for each reason, and with `shown` also the cases themselves.
     pub(crate) fn differences(&self, shown: bool) -> String {
         let mut text = String::new();
         for (exception, cases) in self.exceptions.iter().zip(&self.named) {

@@ -12,11 +12,12 @@ use crate::sys;
 /// The port at which PCs show the progress of their firmware. No device listens there.
 const IDLE_PORT: u16 = 0x80;
 
-/// The text that a call's argument points to, in static memory. Its address is not a valid process id.
+/// Text to which the argument of [`Call::Text`] points, in static memory. Its address is not a valid process id.
 static TEXT: [u8; 65] = *b"0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef\0";
 
-/// Unreadable addresses: near zero; in a process; just below the end of the process's addresses and the start
-/// of the kernel's; non-canonical; in an empty part of the kernel's half; and values that look like errors.
+/// Unreadable addresses: near zero; in a process; just below the end of the processes' addresses, and just below
+/// the start of the kernel's; non-canonical; in an empty part of the kernel's half; and values that look like
+/// errors.
 const NOWHERE: [u64; 12] = [
     0,
     8,

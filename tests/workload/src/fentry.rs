@@ -15,9 +15,9 @@ use crate::calls::{self, Call};
 use crate::files;
 use crate::sys::checked;
 
-/// Makes `count` calls of getpgid three times: before a program is at the entry of `function`, while it is
-/// there, and after it is gone. Prints `attached` before the second time, which waits for a line on stdin, and
-/// `runs: N`, the number of runs of the program, after it.
+/// Makes `count` calls of getpgid three times: before a program is at the entry of `function`, while it is there,
+/// and after it is gone. Before the second time, prints `attached` and waits for a line on stdin. After it, prints
+/// `runs: N`, the number of runs of the program.
 pub(crate) fn run(function: &str, count: u64) -> Result<(), Box<dyn Error>> {
     files::write("/proc/sys/kernel/bpf_stats_enabled", "1")?;
     let types = fs::read("/sys/kernel/btf/vmlinux")?;

@@ -14,10 +14,10 @@ const TRACE: &str = "/sys/kernel/tracing/trace";
 const FILE: &str = "/tmp/fetched";
 const TEXT: &[u8] = b"what the file says\0 and what is behind it in the file\n";
 
-/// Adds the definitions in `file` as kprobe events of the guest's kernel, `group` lines at a time, and makes
-/// the calls. Prints the kernel's trace lines (`K LINE`), and for each definition that the kernel refuses its
-/// line number (`R LINE`). Then makes the same calls again, once for each group in each of `rounds` rounds.
-/// Each time it waits for a line on stdin, so that probes from outside can be planted before.
+/// Adds the definitions in `file` as kprobe events of the guest's kernel, `group` lines at a time, and makes the
+/// calls. Prints the kernel's trace lines (`K LINE`) and, for each definition that the kernel refuses, its line
+/// number (`R LINE`). Then makes the same calls again, once for each group in each of `rounds` rounds. Before each
+/// time it waits for a line on stdin, so that probes from outside can be planted.
 pub(crate) fn run(file: &str, group: usize, rounds: usize) -> Result<(), Box<dyn Error>> {
     let definitions = files::read(file)?;
     let definitions: Vec<&str> = definitions.lines().collect();
@@ -63,14 +63,14 @@ pub(crate) fn run(file: &str, group: usize, rounds: usize) -> Result<(), Box<dyn
     Ok(())
 }
 
-/// Calls that are the same each time. The file stays open, and the buffer stays at its address. The memory
-/// around it stays as it is, as far as definitions read it.
+/// Calls that are the same each time. The file stays open, and the buffer stays at its address. The memory around
+/// the buffer stays unchanged, as far as definitions read it.
 struct Calls {
     file: File,
     around: Box<[u8]>,
 }
 
-/// Number of bytes before and after the buffer that stay as they are.
+/// Number of bytes before and after the buffer that stay unchanged.
 const AROUND: usize = 1 << 16;
 
 impl Calls {

@@ -23,7 +23,8 @@ fn connect(client: &TcpStream, to: &str) -> io::Result<()> {
     thread::scope(|scope| {
         let back = scope.spawn(|| pass(&server, client));
         pass(client, &server);
-        // The result is ignored: by then the other direction has passed on all bytes, and their end.
+        // Waits until the other direction has passed on all bytes, and their end. The result would only report a
+        // panic.
         let _done = back.join();
     });
     Ok(())

@@ -1,4 +1,4 @@
-//! Many threads that call `getpgid` at once, each on its own CPU.
+//! Many threads that call `getpgid` at once, each pinned to a CPU.
 //!
 //! Every thread counts its own calls, and the total is computed after all have ended. So the printed number is
 //! exact, whenever the threads were stopped.

@@ -1,10 +1,10 @@
 //! Keeps KVM's static keys unchanged while other machines come and go.
 //!
-//! KVM patches its own text when the first or last virtual machine, the first or last virtual CPU
-//! without a local APIC, or the first or last one with its APIC disabled comes or goes. QEMU's TCG
-//! with several host threads sometimes goes on executing the int3 of such a patch after it is gone
-//! (seen with 7.2), and the emulated machine hangs. One machine of each kind that stays until the
-//! end keeps all those counts above zero.
+//! KVM patches its own text when the first of certain things comes, and when the last of them goes: virtual
+//! machines, virtual CPUs without a local APIC, and virtual CPUs whose APIC is disabled. QEMU's TCG with several
+//! host threads sometimes continues to execute the int3 of such a patch after it is gone (seen with 7.2), and the
+//! emulated machine hangs. Two machines that stay until the end, one with and one without an interrupt controller
+//! of KVM's, keep all those counts above zero.
 
 use std::error::Error;
 use std::ffi::{CStr, c_int, c_ulong};
@@ -17,7 +17,7 @@ const KVM_CREATE_VCPU: c_ulong = 0xae41;
 const KVM_CREATE_IRQCHIP: c_ulong = 0xae60;
 const DEVICE: &CStr = c"/dev/kvm";
 
-/// Creates the machines and leaves them with a process in the background.
+/// Creates the machines, and leaves them to a process in the background.
 pub(crate) fn hold() -> Result<(), Box<dyn Error>> {
     // SAFETY: a constant path with its NUL; the descriptor is meant to stay open.
     let kvm = unsafe { libc::open(DEVICE.as_ptr(), libc::O_RDWR) };
@@ -39,7 +39,7 @@ pub(crate) fn hold() -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// Makes a request whose argument is zero; returns its result, here a new descriptor.
+/// Makes a request whose argument is zero. Returns its result, which is a new descriptor.
 fn ask(fd: c_int, request: c_ulong) -> io::Result<c_int> {
     // SAFETY: the requests used here take an integer and touch no memory of ours.
     checked(unsafe { libc::ioctl(fd, request, 0) })

@@ -1,9 +1,8 @@
 //! Kprobes and kretprobes of the guest itself, set through tracefs: int3s in guest text that are not hvprobe's.
 //!
-//! Jump optimization is switched off first unless it is asked for, because an optimized kprobe replaces its
-//! int3 by a jump. Without it the kernel still uses ftrace for a probe on a function's first instruction: give
-//! an offset inside the function to get an int3. A kretprobe has an int3 at the entry only if ftrace is not
-//! used there.
+//! Jump optimization is switched off first unless it is asked for, because an optimized kprobe replaces its int3 by
+//! a jump. Even then, the kernel uses ftrace for a probe on a function's first instruction: give an offset inside
+//! the function to get an int3. A kretprobe has an int3 at the entry only if ftrace is not used there.
 
 use std::error::Error;
 use std::fs::OpenOptions;
@@ -100,8 +99,8 @@ impl OwnEvent {
         files::write(&path, if on { "1" } else { "0" })
     }
 
-    /// Waits until the kernel has optimized the enabled event, if it is to be optimized. The kernel does so
-    /// later, and reports it only in its list.
+    /// Waits until the kernel has optimized the enabled event, if it is to be optimized. The kernel does so some
+    /// time after the event was enabled, and reports it only in its list of kprobes.
     pub(crate) fn settle(&self) -> io::Result<()> {
         if self.trigger != Trigger::Optimized {
             return Ok(());

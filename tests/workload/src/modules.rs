@@ -10,8 +10,8 @@ use std::path::Path;
 use crate::files;
 use crate::sys::checked;
 
-/// Loads the module at `path` and unloads it `count` times. In between, reads `file` if there is one. Prints
-/// the number of loads.
+/// Loads and unloads the module at `path`, `count` times. While the module is loaded, reads `file` if there is one.
+/// Prints the number of loads.
 pub(crate) fn run(path: &str, count: u64, file: Option<&str>) -> Result<(), Box<dyn Error>> {
     let name = name(path).ok_or_else(|| format!("{path} has no module's name"))?;
     for _ in 0..count {

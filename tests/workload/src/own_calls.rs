@@ -30,7 +30,7 @@ impl OwnCalls {
         Ok(calls)
     }
 
-    /// Returns the durations of all calls since this was called last, for each thread in order.
+    /// Returns the durations of all calls since the last call of this method, for each thread in order.
     pub(crate) fn take(&self) -> io::Result<BTreeMap<i32, VecDeque<Duration>>> {
         let path = format!("{TRACEFS}/trace");
         let durations = durations(&files::read(&path)?);

@@ -1,6 +1,5 @@
-//! The second channel of the machine's interval timer, as a clock that does not depend on the processor's
-//! counter: KVM computes its count from the host's time when it is read (`pit_get_count` in
-//! arch/x86/kvm/i8254.c).
+//! Channel 2 of the machine's interval timer, as a clock that does not depend on the processor's counter: KVM
+//! computes its count from the host's time when it is read (`pit_get_count` in arch/x86/kvm/i8254.c).
 //!
 //! Stock kernels do not use that channel, which is the loudspeaker's.
 
@@ -22,7 +21,7 @@ const FREQUENCY: u64 = 1_193_182;
 /// The running timer.
 #[derive(Debug)]
 pub(crate) struct Pit {
-    /// Locked from the latch to the second byte.
+    /// Locked from the latch command until the second byte has been read.
     reading: Mutex<()>,
 }
 

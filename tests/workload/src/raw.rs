@@ -8,8 +8,8 @@ use libc::c_long;
 /// Length in bytes of the buffer for a call.
 const BUFFER: usize = 1 << 16;
 
-/// Makes the call with this number. An argument is a number, or `buffer`: zeroed memory of ours that was not
-/// touched yet. Prints the result; an error as a negative number.
+/// Makes the call with this number. An argument is a number, or `buffer`, which stands for the address of zeroed
+/// memory that was not touched yet. Prints the result, or for an error its negated number.
 pub(crate) fn call(number: &str, arguments: &[&str]) -> Result<(), Box<dyn Error>> {
     let number: c_long = number.parse()?;
     let mut words = [0; 6];

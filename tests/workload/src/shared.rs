@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 /// Types that are valid when all their bytes are zero, and that several processes may use at once.
 ///
 /// # Safety
-/// Both must hold. In practice these are atomics, and arrays and structs of them.
+/// The type must have both properties. In practice such types are atomics, and arrays and structs of them.
 pub(crate) unsafe trait Shareable: Sync {}
 
 /// A `T` in memory that stays shared across `fork`. Never unmapped before the program ends.

@@ -1,9 +1,9 @@
 //! System calls without additions of the C library: each function here enters the kernel once, through the call
 //! it names.
 //!
-//! This makes the workload's counts exact, as does the fact that the Rust runtime and busybox do not use the
-//! calls that are counted (`nanosleep`: they use `clock_nanosleep`; `fork`: `clone`; `stat`: `newfstatat` or
-//! `statx`; `waitid`: `wait4`).
+//! So the workload's counts are exact. They are also exact because the Rust runtime and busybox do not use the
+//! calls that are counted: they use `clock_nanosleep` for `nanosleep`, `clone` for `fork`, `newfstatat` or `statx`
+//! for `stat`, and `wait4` for `waitid`.
 
 use std::arch::asm;
 use std::ffi::CStr;

@@ -18,8 +18,9 @@ const COMMAND: &str = "  Command: ";
 /// Number of answers printed at a time.
 const GROUP: usize = 50;
 
-/// Writes the text of each line of `file`, `FILE TEXT`, to that tracefs file, and prints the result: `LINE ok`,
-/// `LINE absent` if there is no such file, `LINE ERRNO` or `LINE ERRNO COLUMN MESSAGE`, counted from 0.
+/// Takes each line of `file` as `FILE TEXT`, writes the text to that tracefs file, and prints the result:
+/// `LINE ok`, `LINE absent` if there is no such file, `LINE ERRNO` or `LINE ERRNO COLUMN MESSAGE`. Lines and
+/// columns count from 0.
 pub(crate) fn run(file: &str) -> Result<(), Box<dyn Error>> {
     let mut answers = String::new();
     let lines = files::read(file)?;
@@ -74,8 +75,8 @@ fn take_back(path: &str) -> io::Result<()> {
     files::write(path, "\n")
 }
 
-/// Returns the column and the message of the last entry of the log. The entry shows `text` or only its end: for a
-/// trigger it may show the filter alone.
+/// Returns the column and the message of the last entry of the log. The entry may show only the end of `text`, such
+/// as the filter of a trigger.
 fn last_error<'a>(log: &'a str, text: &str) -> Option<(usize, &'a str)> {
     let lines: Vec<&str> = log.lines().collect();
     let [message, command, caret] = *lines.get(lines.len().checked_sub(3)?..)? else {

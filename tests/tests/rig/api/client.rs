@@ -1,4 +1,4 @@
-//! A server on its own socket, and a client of it.
+//! A server on a socket of its own, and a client of that server.
 
 use std::path::PathBuf;
 
@@ -23,13 +23,13 @@ use tokio::task::JoinHandle;
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
 
-/// Maximum number of pages of a list, with one probe each: more than any list here has.
+/// Maximum number of pages of a list: more than any list here has. Each page has one probe.
 const PAGES: usize = 1000;
 
 /// A command that prints that it is ready, then exits with the status that it reads.
 pub(crate) const OBEDIENT: &[&str] = &["sh", "-c", "echo ready; read status; exit $status"];
 
-/// A server on its own socket.
+/// A server on a socket of its own.
 pub(crate) struct Running {
     folder: TempDir,
     stop: oneshot::Sender<()>,

@@ -1,4 +1,4 @@
-//! The wall clock is set while a server runs: only the meaning of times depends on it.
+//! Tests a server whose wall clock is set while it runs: only the meaning of times changes.
 
 use std::time::{Duration, Instant};
 
@@ -23,14 +23,14 @@ const CALM: &[&str] = &[
     "echo ready; while workload calls getpgid 10; do :; done",
 ];
 const HOUR: i64 = 3600;
-/// Time for which the session outlives its client: far less than the steps.
+/// Time for which the session outlives its client: far less than the steps of the clock.
 const TTL: Duration = Duration::from_secs(5);
 /// Minimum time for which the stream is read after a step.
 const AFTER: Duration = Duration::from_secs(1);
-/// Maximum error of a reported step in seconds.
+/// Maximum error, in seconds, of a step as the server reports it.
 const OFF: i64 = 60;
 
-/// Offset in seconds of the rig's wall clock from its original time; restored when dropped.
+/// Offset in seconds by which the rig's wall clock was moved. Dropping this moves the clock back.
 struct Wall(i64);
 
 impl Wall {
@@ -56,7 +56,7 @@ fn monotonic() -> u64 {
     u64::try_from(time.tv_sec).unwrap() * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap()
 }
 
-/// Returns by how many seconds the wall clock is ahead of the monotonic clock.
+/// Returns the number of seconds by which the wall clock is ahead of the monotonic clock in `anchor`.
 fn ahead(anchor: Anchor) -> i64 {
     let apart = i128::from(anchor.realtime_ns) - i128::from(anchor.monotonic_ns);
     i64::try_from(apart / 1_000_000_000).unwrap()
@@ -92,7 +92,8 @@ impl Reader {
         message
     }
 
-    /// Reads until there are events made after `since`; returns the anchor of their times.
+    /// Reads messages for at least [`AFTER`], and until an event was made after `since`. Returns the last anchor,
+    /// which applies to the event's time.
     async fn anchor(&mut self, since: u64) -> Anchor {
         let begun = Instant::now();
         let mut anchor = None;
@@ -100,10 +101,11 @@ impl Reader {
         while begun.elapsed() < AFTER || !seen {
             assert!(begun.elapsed() < LONG, "no events are from after the step");
             let message = self.next().await;
-            // The last anchor counts: a new one is also sent after a reading of the clocks that took long.
+            // The last anchor counts. The server also sends another one after a reading of the clocks that took
+            // long.
             anchor = message.anchor.or(anchor);
             events += message.events.len();
-            // The first message made after the step carries its anchor.
+            // The first message made after the step carries the anchor that applies after it.
             seen |= message.events.iter().any(|event| event.host_ns > since);
             assert!(anchor.is_some() || !seen, "the step is not told");
         }
@@ -169,7 +171,7 @@ async fn a_wall_clock_that_is_set_changes_what_times_stand_for_and_nothing_else(
         before = after;
         is_well(&mut client, &id).await;
     }
-    // Nor does the expiry of a session wait for the hour by which the clock was set back.
+    // The expiry of the session does not wait for the hour by which the clock is set back.
     wall.step(-HOUR);
     let begun = Instant::now();
     let ended = reader.session.ended().await;

@@ -1,4 +1,4 @@
-//! Histograms that clients open.
+//! Tests histograms that clients open.
 
 use hvprobe_proto::v1::aggregate_request::What as Ask;
 use hvprobe_proto::v1::aggregate_response::What as Answer;
@@ -143,7 +143,7 @@ async fn histograms_count_for_as_long_as_their_streams_live() {
     let info = error.get_details_error_info().unwrap();
     let metadata = ["limit", "most", "left"].map(|name| info.metadata[name].as_str());
     assert_eq!(metadata, ["histograms_per_machine", "64", "0"]);
-    // A histogram whose stream has ended makes room once the server has noticed that.
+    // A histogram whose stream has ended makes room for another once the server has noticed the end.
     histograms.truncate(2);
     let room = async {
         while let Err(error) = aggregate(&mut client, keys.clone()).await {

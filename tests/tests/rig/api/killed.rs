@@ -1,12 +1,12 @@
-//! Clients that are killed at random moments together with all they own: nothing is left behind.
+//! Tests clients that are killed at random moments, together with all they own: nothing must be left behind.
 //!
 //! A client plants probes that count, stop the machine or ask the client. It pauses the machine, decides,
 //! subscribes, and is killed in one of three ways: its connection is closed; or the connection stays open but
-//! carries no more data, as with a host that is gone; or it carries none for longer than the session's
-//! lifetime, as with a frozen process. The clients run in rounds. When all of a round are gone, the machine
-//! must run. In every other round no client resumes it, because that would hide a pause that was left. At the
-//! end the kernel's text must be unchanged. `HVPROBE_CLIENTS` sets the number of clients;
-//! `HVPROBE_STRESS_SEED` repeats a run.
+//! carries no more data, as with a host that is gone; or it carries none for longer than the session's lifetime, as
+//! with a frozen process. The clients run in rounds. When all of a round are gone, the machine must run. In every
+//! other round no client resumes the machine, because a resume would hide a pause that was left behind. At the end
+//! the kernel's text must be unchanged. `HVPROBE_CLIENTS` sets the number of clients; `HVPROBE_STRESS_SEED` repeats
+//! a run.
 
 use std::env;
 use std::io;
@@ -36,11 +36,13 @@ use super::client::{Client, Running, detail, request, specs};
 use super::sessions::{BUSY, LONG, Session, asking, plant, stopping, wait_until};
 use super::used::Used;
 
-/// Default number of clients, and number of concurrent clients.
+/// Default number of clients.
 const CLIENTS: u64 = 16;
+/// Maximum number of clients at a time.
 const AT_A_TIME: usize = 8;
-/// Number of clients of a round, and of the first round, after which the reference of used resources is taken.
+/// Number of clients of a round.
 const ROUND: u64 = 16;
+/// Number of clients that run first, before the reference of used resources is taken.
 const FIRST: u64 = 8;
 /// Time for which a session outlives its client.
 const TTL: Duration = Duration::from_secs(1);
@@ -116,7 +118,7 @@ async fn live(
         match random.below(10) {
             0..4 => {
                 let probes = (0..=random.below(3)).map(|_| some(&mut random)).collect();
-                // A probe of another kind may be there, or the session may end meanwhile.
+                // Fails if a probe of another kind is there, or if the session ends meanwhile.
                 let _refused = plant(&mut client, &machine, &session.id, probes).await;
             }
             4 => {
@@ -157,7 +159,7 @@ fn some(random: &mut Random) -> ProbeSpec {
     }
 }
 
-/// Decides for a probe, and lets some questions expire.
+/// Becomes the decider of a probe, receives some questions, and lets them expire.
 async fn decide(client: &mut Client, machine: &str, session: &Session, random: &mut Random) {
     let asks = asking("p do_getpgid", 50);
     let Ok(probes) = plant(client, machine, &session.id, vec![asks]).await else {
@@ -184,7 +186,7 @@ async fn decide(client: &mut Client, machine: &str, session: &Session, random: &
     }
 }
 
-/// Runs one client until it is killed; returns how.
+/// Runs one client until it is killed. Returns the way in which it was killed.
 async fn one(socket: PathBuf, machine: String, resumes: bool, mut random: Random) -> Death {
     let (freeze, frozen) = watch::channel(false);
     let mut client = connect(socket, frozen).await;
@@ -202,7 +204,7 @@ async fn one(socket: PathBuf, machine: String, resumes: bool, mut random: Random
             let _killed = timeout(life, lives).await;
         }
         Death::HalfOpen | Death::Frozen => {
-            // Frozen in the middle of whatever it does.
+            // The client is frozen in the middle of whatever it does.
             let frozen = async {
                 sleep(life).await;
                 freeze.send_replace(true);
@@ -223,8 +225,8 @@ async fn one(socket: PathBuf, machine: String, resumes: bool, mut random: Random
     death
 }
 
-/// Runs clients with these numbers, a few at a time; returns how often each way of dying occurred. If `resume`
-/// is set, those with even numbers resume the machine.
+/// Runs the clients with these numbers, a few at a time, until all are killed. Returns the number of clients for
+/// each [`Death`], in the order of its variants. If `resume` is set, clients with even numbers resume the machine.
 async fn kill(
     server: &Running,
     machine: &str,
@@ -274,7 +276,8 @@ async fn none_left(client: &mut Client) {
     }
 }
 
-/// Waits until the machine runs without any client to resume it.
+/// Waits until no session is left and the machine runs, although there is no client to resume it. Only the probe
+/// `stays` must be left.
 async fn goes_on(client: &mut Client, machine: &str) {
     none_left(client).await;
     let names: Vec<_> = client

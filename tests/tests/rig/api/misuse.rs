@@ -1,5 +1,5 @@
-//! Malicious clients of a machine whose guest runs: the guest goes on as if they had called nothing. And
-//! clients that abandon long calls: the call is either done or not, and nothing of it is left behind.
+//! Tests malicious clients of a machine whose guest runs: the guest must continue as if they had made no call. Also
+//! tests clients that abandon long calls: such a call is either done or not done, and leaves nothing behind.
 
 use std::env;
 use std::hash::{BuildHasher as _, RandomState};
@@ -25,11 +25,12 @@ use super::client::{Client, OBEDIENT, Running, request};
 use super::sessions::LONG;
 use super::used::Used;
 
-/// Number of calls, and of concurrent calls.
+/// Number of calls.
 const CALLS: u64 = 500;
+/// Maximum number of concurrent calls.
 const AT_ONCE: usize = 8;
-/// Methods that would end the guest, wait for its end, or concern another machine. Another test abandons most
-/// of them.
+/// Methods that are not called, because they would end the guest, wait for its end, or concern another machine.
+/// Another test calls most of them, and abandons the calls.
 const LEFT_OUT: [&str; 6] = [
     "/hvprobe.v1.Host/Report",
     "/hvprobe.v1.Machines/Boot",
@@ -38,14 +39,15 @@ const LEFT_OUT: [&str; 6] = [
     "/hvprobe.v1.Machines/Stop",
     "/hvprobe.v1.Machines/Wait",
 ];
-/// Number of boots that are abandoned, number of boots before the reference of used resources is taken, and
-/// maximum time in milliseconds until a boot is abandoned.
+/// Number of boots that are abandoned.
 const BOOTS: u64 = 10;
+/// Number of boots before the reference of used resources is taken.
 const FIRST: u64 = 2;
+/// Maximum time in milliseconds until a boot is abandoned.
 const BOOT_LEFT_AFTER: u64 = 2000;
 /// Maximum time in milliseconds until other calls are abandoned.
 const LEFT_AFTER: u64 = 20;
-/// Functions that the guest does not call, so that no action is ever taken at a hit.
+/// Pattern of functions that the guest does not call, so that no action is ever taken at a hit.
 const FUNCTIONS: &str = "__x64_sys_getp[gp]id";
 const DEFINITIONS: [&str; 9] = [
     "p __x64_sys_getpgid",
@@ -59,7 +61,7 @@ const DEFINITIONS: [&str; 9] = [
     "p nowhere",
 ];
 
-/// Reads the functions in the guest's memory.
+/// Returns the functions that match [`FUNCTIONS`], with their text in the guest's memory.
 async fn text(client: &mut Client, machine: &str) -> Vec<(Symbol, Vec<u8>)> {
     let request = ListSymbolsRequest {
         machine: machine.to_owned(),
@@ -169,7 +171,8 @@ async fn nonsense_about_a_machine_leaves_its_guest_as_it_was() {
     server.stop().await;
 }
 
-/// Waits until the machine `name` is listed: the one of the abandoned boot or, if the name is free, a new one.
+/// Boots a machine called `name`, unless the abandoned boot has taken the name. Waits until the machine of that
+/// name, whichever it is, is listed.
 async fn listed(client: &mut Client, name: &str) {
     let mut again = request(OBEDIENT, &[]);
     again.name = name.to_owned();
@@ -192,8 +195,8 @@ async fn listed(client: &mut Client, name: &str) {
     }
 }
 
-/// Makes calls that take long or change something, and abandons them. No NMI is among them: a kernel that has
-/// no handlers yet dies of an NMI, as on any machine.
+/// Makes calls that take long or change something, and abandons them. No NMI is among them, because a kernel that
+/// has no handlers yet dies of an NMI, as on any machine.
 async fn leave_off(client: &mut Client, machine: &str, random: &mut Random) {
     let mut host = HostClient::new(client.channel.clone());
     let machine = || machine.to_owned();

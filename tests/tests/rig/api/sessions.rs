@@ -1,4 +1,4 @@
-//! Sessions of clients: what belongs to them, and what happens to it when they end.
+//! Tests sessions of clients: what belongs to a session, and what happens to that when the session ends.
 
 use std::time::Duration;
 
@@ -17,10 +17,11 @@ use super::client::{Client, Running, detail, specs};
 
 /// Calls getpgid without end.
 pub(crate) const BUSY: &[&str] = &["workload", "stdin-hold", "1"];
-/// Limit of every wait here; less than the time for which a rig may print nothing.
+/// Time limit of every wait here; less than the time for which a rig may print nothing.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
 
-/// Returns whether a time, converted with `anchor`, is within an hour of now on the wall clock.
+/// Converts a monotonic time to the wall clock with `anchor`, and returns whether it is within an hour of the
+/// present.
 fn is_just_now(monotonic_ns: u64, anchor: Option<Anchor>) -> bool {
     let anchor = anchor.expect("an anchor");
     let since_read = i128::from(monotonic_ns) - i128::from(anchor.monotonic_ns);
@@ -80,7 +81,7 @@ impl Session {
         }
     }
 
-    /// Ends the session, and waits for its end.
+    /// Closes the session's stream, and waits for the end of the session as [`Session::ended`] does.
     async fn close(mut self) -> (SessionEnd, u32, bool) {
         let (nobody, _) = mpsc::channel(1);
         self.to_server = nobody;
@@ -133,7 +134,7 @@ pub(crate) async fn plant(
     Ok(client.probes.register(request).await?.into_inner().ids)
 }
 
-/// Waits until `wanted` accepts the machine's state; returns it.
+/// Waits until `wanted` accepts the machine, and returns the machine.
 pub(crate) async fn wait_until(
     client: &mut Client,
     machine: &str,
@@ -265,7 +266,7 @@ async fn pauses_end_with_the_last_who_wanted_them_and_things_can_be_taken_over()
     };
     let heir = Session::open(&mut client, take_over).await.unwrap();
     assert_eq!(third.ended().await, (SessionEnd::TakenOver, 0, false));
-    // The answer is still known, although the session is gone.
+    // A repeated request gets the first answer, although its session is gone.
     let again = client.probes.register(planting).await.unwrap();
     assert_eq!(again.get_ref(), planted.get_ref());
     assert_eq!(client.list(&machine).await[0].owner, "heir");
@@ -325,7 +326,7 @@ async fn a_decider_that_is_frozen_costs_the_guest_few_deadlines() {
         let questions = client.decisions.decide(ReceiverStream::new(answers)).await;
         (to_server, questions.unwrap().into_inner())
     };
-    // Receives its questions, and does not answer.
+    // This client receives its questions, and does not answer.
     let (_silent, mut questions) = decide(&mut client, String::new()).await;
     let (mut put, mut anchor) = (0, None);
     let why = loop {

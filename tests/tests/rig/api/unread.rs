@@ -1,4 +1,4 @@
-//! Clients that request much and read nothing.
+//! Tests clients that request much and read nothing.
 
 use std::time::Duration;
 
@@ -10,12 +10,13 @@ use super::client::Running;
 use super::sessions::BUSY;
 use super::used::threads;
 
-/// Number of connections, and of unread streams of each.
+/// Number of connections.
 const CONNECTIONS: usize = 3;
+/// Number of unread streams of each connection.
 const STREAMS: usize = 233;
 /// Permitted growth of the number of threads.
 const MORE_THREADS: usize = 20;
-/// Time limit of an answer to another client.
+/// Time limit of an answer to a client that reads.
 const ANSWERED: Duration = Duration::from_secs(5);
 
 #[tokio::test(flavor = "multi_thread")]
@@ -54,8 +55,8 @@ async fn hundreds_of_streams_that_nobody_reads_keep_no_other_client_waiting() {
     let stopped = timeout(ANSWERED, stop).await.expect("an answer").unwrap();
     let ending = stopped.into_inner().ending.unwrap();
     assert_eq!(ending.reason(), EndReason::Stopped);
-    // The streams were open all the time, with as much data as there was room for. Those of a connection share
-    // its window, so only the first is certain to have data.
+    // The streams were open all the time, with as much data as there was room for. The streams of a connection
+    // share its window, so only the first of them is certain to have data.
     for stream in unread.iter_mut().step_by(STREAMS) {
         let first = timeout(ANSWERED, stream.message()).await.expect("a piece");
         assert!(!first.unwrap().unwrap().symbols.is_empty());

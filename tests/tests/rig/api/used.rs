@@ -7,9 +7,9 @@ use tokio::time::sleep;
 
 use super::sessions::LONG;
 
-/// Permitted growth until the end: bytes in use, of which 8 MiB are events held for clients that reconnect, and
-/// threads.
+/// Permitted growth of the bytes in use until the end. 8 MiB of them are events held for clients that reconnect.
 const MORE_MEMORY: usize = 12 << 20;
+/// Permitted growth of the number of threads until the end.
 const MORE_THREADS: usize = 8;
 
 /// Resources in use at one moment.
@@ -28,7 +28,8 @@ impl Used {
         }
     }
 
-    /// Waits until use has fallen to at most the permitted growth above `self`: idle threads end after a while.
+    /// Waits until the use is at most the permitted growth above `self`. It falls by itself, because idle threads
+    /// end after a while.
     pub(crate) async fn come_back(self) {
         let since = Instant::now();
         let mut now = Self::now();

@@ -1,9 +1,9 @@
-//! The guest traces and probes functions, and so do we, at random and at the same time.
+//! Tests a guest that traces and probes functions at random, while we probe the same functions at random.
 //!
 //! Invariant: the guest logs no complaint, its own probes and ours can all be removed, the functions are restored,
-//! and no event is lost. A seed decides all steps, and a failing test prints it: `HVPROBE_STRESS_SEED` sets it,
-//! which repeats the steps except for the relative timing of guest and host. `HVPROBE_STRESS_SECONDS` makes the
-//! test longer.
+//! and no event is lost. A seed decides all steps, and the test prints it. `HVPROBE_STRESS_SEED` sets it, which
+//! repeats the steps except for the relative timing of guest and host. `HVPROBE_STRESS_SECONDS` makes the test
+//! longer.
 
 use std::env;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use hvprobe_tests::names;
 use hvprobe_tests::progress::Progress;
 use hvprobe_tests::rig::{Running, assert_clean, optimizing_guest, probe, rig, rounds, values};
 
-/// Functions that the workload calls, or every task calls.
+/// Functions that the workload calls, or that every task calls.
 const FUNCTIONS: [&str; 4] = ["__x64_sys_getpgid", "do_getpgid", "vfs_read", "ksys_read"];
 /// Minimum number of steps that the guest takes.
 const STEPS: usize = 80;
@@ -59,7 +59,7 @@ fn step(random: &mut Random) -> String {
     }
 }
 
-/// Changes one of our probes or settings, which may be refused.
+/// Makes a random change to our probes or settings. The change may be refused.
 fn change(random: &mut Random, machine: &Machine, ids: &mut Vec<ProbeId>) {
     let chosen = |random: &mut Random, ids: &[ProbeId]| {
         let which: Vec<usize> = (0..ids.len()).collect();

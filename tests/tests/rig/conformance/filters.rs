@@ -11,7 +11,7 @@ const OF_FIELDS: [&str; 5] = [
     "Function not found",
 ];
 
-/// Whether both errors have the same words, and the kernel's column is `wanted` of ours.
+/// Returns whether both errors have the same words, and the kernel's column is `wanted` of our column.
 fn same_words(case: &Case<'_>, wanted: impl Fn(usize) -> usize) -> bool {
     match (case.kernel_error(), case.our_error()) {
         (Some((kernel, said)), Some((ours, words))) => said == words && kernel == wanted(ours),
@@ -19,8 +19,8 @@ fn same_words(case: &Case<'_>, wanted: impl Fn(usize) -> usize) -> bool {
     }
 }
 
-/// Whether both errors have the same words, ours where the closing sign is missing, the kernel's at the sign that
-/// opens, one of `signs`.
+/// Returns whether both errors have the same words, and differ in what they point at: the kernel's at the opening
+/// sign, one of `signs`, and ours at the place where the closing sign is missing.
 fn opened_at(case: &Case<'_>, signs: &[char]) -> bool {
     let Some((text, column, said)) = case.pointed_at() else {
         return false;
@@ -29,7 +29,7 @@ fn opened_at(case: &Case<'_>, signs: &[char]) -> bool {
         .is_some_and(|(ours, words)| said == words && column < ours && text.starts_with(signs))
 }
 
-/// All exceptions; if several hold, the first counts.
+/// All exceptions. If several hold, the first counts.
 pub(crate) const EXCEPTIONS: &[Exception] = &[
     Exception {
         reason: "the kernel counts columns inside of a comparison from 1",

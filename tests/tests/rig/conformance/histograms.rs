@@ -8,19 +8,19 @@ use crate::verdicts::{Case, Exception, Kernel};
 /// Separator before a filter.
 const IF: &str = " if ";
 
-/// Whether we refuse the case with a message that contains `part`.
+/// Returns whether we refuse the case with a message that contains `part`.
 fn says(case: &Case<'_>, part: &str) -> bool {
     case.ours
         .as_ref()
         .is_err_and(|error| error.message.contains(part))
 }
 
-/// Whether the kernel's error has these words.
+/// Returns whether the kernel's error has these words.
 fn kernel_says(case: &Case<'_>, words: &str) -> bool {
     case.kernel_error().is_some_and(|(_, said)| said == words)
 }
 
-/// Returns the case for the filter alone, if there is one and neither error is before it.
+/// Returns the case for the filter alone. Returns `None` if there is no filter, or if an error points before it.
 fn of_filter<'a>(case: &Case<'a>) -> Option<Case<'a>> {
     let at = case.text.find(IF)? + IF.len();
     let kernel = match &case.kernel {
@@ -50,7 +50,7 @@ fn word(text: &str) -> &str {
     &text[..end.unwrap_or(text.len())]
 }
 
-/// All exceptions; if several hold, the first counts.
+/// All exceptions. If several hold, the first counts.
 pub(crate) const EXCEPTIONS: &[Exception] = &[
     Exception {
         reason: "there are neither variables, actions nor names, of calculating only `/`, and each entry shows its hits",

@@ -1,4 +1,5 @@
-//! Probepoints as offsets from the beginning of the kernel's text (`_stext+OFFSET`), as `perf probe` writes them.
+//! Tests probepoints that are offsets from the beginning of the kernel's text (`_stext+OFFSET`), as `perf probe`
+//! writes them.
 
 use std::fmt::Write as _;
 

@@ -7,7 +7,8 @@ const NAMES: (u32, u32) = (6, 6);
 /// First version with casts, `$current`, per-CPU variables and long expressions.
 const CASTS: (u32, u32) = (7, 3);
 
-/// Whether the kernel is older than `since`, and reports `words` at one of `beginnings`, where we read on.
+/// Returns whether the kernel is older than `since`, and reports `words` at a text that begins with one of
+/// `beginnings`, where we have no error yet.
 fn is_newer(case: &Case<'_>, since: (u32, u32), words: &str, beginnings: &[&str]) -> bool {
     case.pointed_at().is_some_and(|(text, column, said)| {
         case.version < since
@@ -17,7 +18,7 @@ fn is_newer(case: &Case<'_>, since: (u32, u32), words: &str, beginnings: &[&str]
     })
 }
 
-/// Whether both errors have the same words, and `columns` holds for the kernel's column and ours.
+/// Returns whether both errors have the same words, and `columns` accepts the kernel's column and ours.
 fn same_words(case: &Case<'_>, columns: impl Fn(usize, usize) -> bool) -> bool {
     match (case.kernel_error(), case.our_error()) {
         (Some((kernel, said)), Some((ours, words))) => said == words && columns(kernel, ours),
@@ -25,7 +26,7 @@ fn same_words(case: &Case<'_>, columns: impl Fn(usize, usize) -> bool) -> bool {
     }
 }
 
-/// Whether we refuse with the words `wanted` a line that the kernel takes.
+/// Returns whether the kernel takes the line and we refuse it with the words `wanted`.
 fn taken(case: &Case<'_>, wanted: &str) -> bool {
     case.kernel == Kernel::Accepts && case.our_error().is_some_and(|(_, words)| words == wanted)
 }
@@ -36,7 +37,7 @@ fn argument_before(text: &str, column: usize) -> &str {
     &before[before.rfind(' ').map_or(0, |at| at + 1)..]
 }
 
-/// All exceptions; if several hold, the first counts.
+/// All exceptions. If several hold, the first counts.
 pub(crate) const EXCEPTIONS: &[Exception] = &[
     Exception {
         reason: "symbols are looked up when a probe is registered; the kernel then points at the probepoint",

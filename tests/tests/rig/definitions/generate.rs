@@ -1,4 +1,4 @@
-//! Generates definitions, the same every time: valid ones by the grammar, invalid ones by changing those.
+//! Generates the same definitions every time: valid ones by the grammar, and invalid ones by changing valid ones.
 
 /// Number of generated definitions, in addition to those in `written.txt`.
 pub(super) const MADE_UP: usize = 1700;
@@ -180,8 +180,9 @@ fn changed(random: &mut Random, argument: &str) -> String {
     text
 }
 
-/// Returns definitions of probes of `function`, which has an instruction boundary at `inside`: those with the
-/// arguments of `written.txt`, each at the entry and at the return, and `made_up` generated ones.
+/// Returns definitions of probes of `function`, which has an instruction boundary at `inside`. First come those
+/// with the arguments of `written.txt`: all at the entry, and those with `$arg` or `$ret` also at the return and at
+/// `inside`. Then come some with long arguments or many of them, and `made_up` generated ones.
 pub(crate) fn definitions(function: &str, inside: u64, made_up: usize) -> Vec<String> {
     let mut random = Random(14);
     let places = [

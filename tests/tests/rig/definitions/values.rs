@@ -1,5 +1,6 @@
-//! Compares the values of fetch arguments with those that the guest's own kernel fetches for the same definition
-//! at the same call. Ours are read in detours, where possible, and by the host.
+//! Compares the values of fetch arguments with those that the guest's own kernel fetches for the same definition.
+//! The guest makes the same call for the kernel and for hvprobe. Our values are read in detours, where possible,
+//! and by the host.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -80,11 +81,11 @@ fn item(event: &Event, info: &ProbeInfo, wanted: usize) -> Option<(Vec<u8>, bool
     panic!("no item {wanted} in {info:?}");
 }
 
-/// Whether `printed`, from the kernel, is the same value as `ours`.
+/// Returns whether `printed`, which the kernel printed, is the same value as `ours`.
 fn is_same(printed: &str, ours: Option<&Ours>, argument: &Argument, symbols: &Symbols) -> bool {
     let Shape { kind, size, .. } = &argument.shape;
     let Some(ours) = ours else {
-        // For a number that it could not read the kernel shows old bytes of its ring of events.
+        // For a number that it could not read, the kernel shows old bytes of its ring buffer.
         return printed == "(fault)" || *kind != ShapeKind::String;
     };
     match kind {
@@ -141,7 +142,7 @@ fn is_number(
             at.find(|symbol| symbol.addr.0.wrapping_add(offset) == value)
         };
         let text = printed.trim_matches(['"', '\\']);
-        // The kernel does not terminate a symbol's text, so the next one follows directly.
+        // The kernel does not terminate a symbol's text, so the next text follows directly.
         return named(text).is_some() || text.starts_with(&format!("{value:#x}"));
     }
     if let Some(text) = unquoted(printed, "\\'") {
@@ -158,7 +159,7 @@ fn number(text: &str) -> Option<u64> {
     }
 }
 
-/// Returns the bytes of a text between quotes `quote`, printed with Rust's escapes for bytes.
+/// Returns the bytes of a text that is printed between two `quote`s, with Rust's escapes for bytes.
 fn unquoted(printed: &str, quote: &str) -> Option<Vec<u8>> {
     let mut rest = printed.strip_prefix(quote)?.strip_suffix(quote)?;
     let mut bytes = Vec::new();
@@ -177,7 +178,7 @@ fn unquoted(printed: &str, quote: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Returns the text after `NAME: (PLACE) ` that the kernel printed for each definition.
+/// Returns what the kernel printed after `NAME: (PLACE)` for each definition, by the definition's number.
 fn traced(printed: &str) -> BTreeMap<usize, String> {
     let mut found = BTreeMap::new();
     for line in printed.lines().filter_map(|line| line.strip_prefix("K ")) {
@@ -213,14 +214,14 @@ fn split<'l>(line: &'l str, names: &[String]) -> Option<Vec<&'l str>> {
     Some(values)
 }
 
-/// The size of a task's stack (`THREAD_SIZE` in arch/x86/include/asm/page_64_types.h, without KASAN).
+/// Size of a task's stack (`THREAD_SIZE` in arch/x86/include/asm/page_64_types.h, without KASAN).
 const STACK: u64 = 16 << 10;
 
 /// Caller-saved registers except for the result's (System V ABI for AMD64, section 3.2.1).
 const CLOBBERED: [&str; 8] = ["%cx", "%dx", "%si", "%di", "%r8", "%r9", "%r10", "%r11"];
 
-/// Returns why the value of an argument, in a call with the stack pointer `stack`, may rightly differ from the
-/// kernel's.
+/// Returns the reason for which the value of an argument, in a call with the stack pointer `stack`, may rightly
+/// differ from the kernel's.
 fn differs_by_design(
     definition: &Definition,
     index: usize,
@@ -238,8 +239,8 @@ fn differs_by_design(
         () if text.contains("%ss") || text.contains("%cs") => Some("selectors at an ftrace site"),
         () if text.contains("@jiffies") => Some("@jiffies goes on"),
         () if reaches_below(text) || text.contains("-0x10(%cx)") => Some("what is below the stack"),
-        // We show the word that is there, and follow it. The kernel takes it as zero; its value for memory at zero
-        // may be old bytes of its ring of events.
+        // We show the word that is there, and follow it as a pointer. The kernel takes it as zero, and what it
+        // shows for memory at zero may be old bytes of its ring buffer.
         () if is_behind(text, stack) && (nothing || text.contains("($stack")) => {
             Some("behind its stack's end the kernel sees zeros")
         }
@@ -253,8 +254,8 @@ fn differs_by_design(
     }
 }
 
-/// Whether `text` reads memory below the stack pointer, which an interrupt may overwrite at any time. Farther
-/// down the memory belongs to another task.
+/// Returns whether `text` reads memory below the stack pointer, which an interrupt may overwrite at any time.
+/// Farther down the memory belongs to another task.
 fn reaches_below(text: &str) -> bool {
     let is_below = |at: usize| {
         let before = text[..at].trim_end_matches(|c: char| c.is_ascii_alphanumeric());
@@ -275,19 +276,19 @@ fn stack_words(text: &str) -> impl Iterator<Item = u64> {
     })
 }
 
-/// Whether `text` reads a word of the stack that may lie outside the stack pointer's page.
+/// Returns whether `text` reads a word of the stack that may lie outside the stack pointer's page.
 fn reaches_far(text: &str) -> bool {
     stack_words(text).any(|word| word > 20)
 }
 
-/// Whether `text` reads a word outside the stack that `stack` points into. The kernel reads zero there
+/// Returns whether `text` reads a word outside the stack into which `stack` points. The kernel reads zero there
 /// (`regs_within_kernel_stack` in arch/x86/include/asm/ptrace.h).
 fn is_behind(text: &str, stack: u64) -> bool {
     stack_words(text).any(|word| (stack + 8 * word) / STACK != stack / STACK)
 }
 
-/// Whether the values of a definition are compared with the kernel's: not those of all arguments at once, nor of
-/// arrays of texts, which we refuse.
+/// Returns whether the values of a definition are compared with the kernel's. They are not if an argument stands
+/// for all arguments of the function, or is an array of texts, which we refuse.
 fn is_comparable(definition: &Definition) -> bool {
     definition.arguments.iter().all(|it| {
         let text_array = it.ty.as_ref().is_some_and(|ty| {
@@ -315,8 +316,8 @@ fn values_are_those_that_the_guests_kernel_fetches() {
             texts.push(text);
         }
     }
-    // All definitions of a group are of one kind, because a return probe of the kernel changes the stack, and a
-    // definition that reaches too far up the stack makes all of them exit.
+    // All definitions of a group are of one kind, because a return probe of the kernel changes the stack, and
+    // because a definition that reaches too far up the stack makes all probes of its group exit.
     texts.sort_by_key(|text| (text.starts_with('r'), reaches_far(text)));
     let entries = texts.iter().filter(|text| text.starts_with('p')).count();
     let filler =
@@ -400,8 +401,8 @@ fn values_are_those_that_the_guests_kernel_fetches() {
         }
     }
     let (ending, printed) = running.end();
-    // Kernels complain when their own events read invalid addresses. That is before `ready`; at the end their
-    // log follows.
+    // Kernels complain when their own events read invalid addresses. The complaints come before `ready`, and again
+    // with the log at the end.
     let (_, ours) = printed.split_once("ready: 0").expect("seen before");
     let ours = ours.split("hvprobe-guest: the kernel complains").next();
     assert_clean(&ending, ours.unwrap_or_default(), 0);
@@ -455,7 +456,7 @@ impl Tally {
             .enumerate()
             .map(|(before, it)| it.shown_name(before))
             .collect();
-        // Since 6.6 the kernel, too, shows an argument by number under its own name.
+        // Since 6.6, the kernel also shows an argument that is given by number under the argument's own name.
         let own: Vec<_> = info
             .shown
             .arguments

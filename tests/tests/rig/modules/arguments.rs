@@ -1,4 +1,4 @@
-//! Arguments of functions of modules, shown by the modules' own types.
+//! Tests that arguments of functions of modules are shown with the modules' own types.
 
 use hvprobe_tests::names;
 use hvprobe_tests::program::{hvprobe, ok};
@@ -9,8 +9,9 @@ use serde_json::Value;
 /// device's statistics once.
 const GUEST: &str = "insmod /lib/modules/dummy.ko && echo 1234 >/sys/class/net/dummy0/mtu && \
      cat /proc/net/dev >/tmp/stats";
-/// A function of the module with the device as argument, and one that returns an integer.
+/// A function of the module that has the device as argument.
 const ASKED: &str = "dummy:dummy_get_stats64";
+/// A function of the module that returns an integer.
 const MADE: &str = "dummy:dummy_dev_init";
 
 /// Returns the events called `name` among the lines of JSON that `hvprobe` prints.

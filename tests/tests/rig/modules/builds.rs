@@ -1,5 +1,5 @@
-//! Probes made with the debug information of one build of a module: the guest's kernel shows which build is
-//! loaded.
+//! Tests probes that were made with the debug information of one build of a module. The guest's kernel shows which
+//! build is loaded.
 
 use std::fs;
 
@@ -10,7 +10,8 @@ use hvprobe_tests::program::hvprobe;
 use hvprobe_tests::rig::{Running, assert_clean, chain, guest, info, probe, rig};
 use tempfile::TempDir;
 
-/// Loads the module, prints its note, and then executes the commands it reads, one in each line.
+/// Loads the module, prints the note with its build id, and then executes the commands that it reads, one from each
+/// line.
 const GUEST: &str = "insmod /lib/modules/dummy.ko && echo note: $(od -An -v -tx1 \
     /sys/module/dummy/notes/.note.gnu.build-id) end of note; while read -r line; do case $line in \
     load) insmod /lib/modules/dummy.ko;; \
@@ -27,7 +28,7 @@ fn of_build(definition: &str, id: &[u8]) -> ProbeSpec {
     }
 }
 
-/// Returns the build id of the module that the guest prints.
+/// Returns the build id of the module, from the note that the guest prints.
 fn build_id(running: &mut Running) -> Vec<u8> {
     let printed = running.wait_for("end of note");
     let note = printed.split("note: ").nth(1).expect("a note");

@@ -1,5 +1,5 @@
-//! Stacks that pass through a module: the module's init text calls a function of the kernel, which calls the
-//! module's function that sets up a device of `dummy`.
+//! Tests stacks that pass through a module. The init text of `dummy` calls a function of the kernel, which calls
+//! the module's function that sets up a device.
 
 use hvprobe_tests::program::Program;
 use hvprobe_tests::rig::{Running, assert_clean, guest, rig};

@@ -35,7 +35,7 @@ pub(crate) fn run(rounds: u64, threads: usize) -> Result<(), Box<dyn Error>> {
             ready.read_exact(&mut [0])?;
         }
         wait_asleep(&child, threads + 1)?;
-        // One read of ours per task, and one by each task itself.
+        // For each task, this process reads one byte, and the task itself begins one read.
         let tasks = u64::try_from(threads)? + 1;
         reads += 2 * tasks;
         let expected = if by_exit {
@@ -59,7 +59,7 @@ pub(crate) fn run(rounds: u64, threads: usize) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Runs in the process that is going to die.
+/// Runs all threads of the process that is going to die.
 fn live(
     threads: usize,
     never: &PipeReader,
@@ -84,8 +84,8 @@ fn block(mut announce: &PipeWriter, mut pipe: &PipeReader) -> io::Result<()> {
     pipe.read_exact(&mut [0])
 }
 
-/// Waits until all `tasks` threads of `child` sleep. As they have written their bytes, they can sleep only in
-/// their reads.
+/// Waits until all `tasks` threads of `child` sleep. They have written their bytes, so they can sleep only in their
+/// reads.
 fn wait_asleep(child: &Child, tasks: usize) -> io::Result<()> {
     loop {
         let mut asleep = 0;

@@ -9,11 +9,11 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use crate::sys;
 
-/// The longest chain that another instance may be put in front of.
+/// Length of the longest chain in front of which another instance may be put.
 const LONGEST: usize = 4;
 
-/// Builds a chain of `depth` instances and puts another one in front of it `count` times. Prints how often the
-/// kernel entered its function.
+/// Builds a chain of `depth` instances, and puts another instance in front of it `count` times. Prints how often
+/// the kernel entered `ep_loop_check_proc`.
 pub(crate) fn run(depth: usize, count: u64) -> Result<(), Box<dyn Error>> {
     if !(1..=LONGEST).contains(&depth) {
         return Err(format!("a chain is 1 to {LONGEST} instances long").into());

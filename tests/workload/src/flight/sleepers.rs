@@ -33,17 +33,17 @@ pub(crate) fn run(threads: usize, count: u64) -> Result<(), Box<dyn Error>> {
 /// `count` naps of ten milliseconds each, and before each of them one of zero length. For each such pair, in
 /// the order of its thread's naps, prints `nap: THREAD NS PIT SLEPT NS PIT SLEPT`.
 ///
-/// `NS` is a duration by the kernel's monotonic clock, and `PIT` by the interval timer. The latter is no less
-/// than what the kernel's function took, and includes the ways into and out of that function. `SLEPT` is what
-/// the kernel's own probes measured, from just before that function to the end of the sleep in it.
+/// `NS` is a duration by the kernel's monotonic clock, and `PIT` one by the interval timer. `PIT` is no less than
+/// the time that the kernel's function took, because it includes the ways into and out of that function. `SLEPT` is
+/// what the kernel's own probes measured, from just before that function to the end of the sleep in it.
 ///
-/// No other thread takes the processor from one that woke, as these durations could not be compared then.
-/// Kernels that can be preempted anywhere (7.0 and later, by default) would let another thread run on the way
-/// out.
+/// The threads have a real-time priority, so no other thread takes the processor from one that woke. Otherwise
+/// these durations could not be compared: kernels that can be preempted anywhere (7.0 and later, by default) would
+/// let another thread run on the way out.
 ///
-/// The clock alone cannot be trusted. Where the host's counter is unstable, KVM stops the guest's counter while
-/// a virtual CPU waits for a processor. The clock that is derived from it stops too, and stands still after it
-/// ran ahead.
+/// The clock alone cannot be trusted. Where the host's counter is unstable, KVM stops the guest's counter while a
+/// virtual CPU waits for a processor. The clock, which is derived from the guest's counter, stops too, and stands
+/// still after it has run ahead.
 pub(crate) fn naps(threads: usize, count: usize, rounds: usize) -> Result<(), Box<dyn Error>> {
     let (calls, pit) = (OwnCalls::trace(BEFORE, SLEEP)?, Pit::start()?);
     for round in 0..rounds {

@@ -61,7 +61,7 @@ impl Gate {
         self.park();
     }
 
-    /// Waits until `workers` workers are parked. Stops the round if it has no limit of steps.
+    /// Stops the round if it has no limit of steps, and waits until `workers` workers are parked.
     pub(crate) fn settle(&self, workers: usize) -> io::Result<()> {
         if self.steps.load(Ordering::Acquire) == u64::MAX {
             self.stop();

@@ -1,4 +1,4 @@
-//! The calls that workers make, and the kernel functions that count them.
+//! The calls that workers make, and the kernel functions that these calls enter.
 
 use std::ffi::CString;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
@@ -72,8 +72,8 @@ pub(crate) enum Habit {
     Moves,
 }
 
-/// A worker with everything that the kinds need. It is created once, so that a step makes calls of these kinds
-/// only.
+/// A worker, with everything that its calls need. All that is created once, so that a step makes calls of these
+/// kinds only.
 #[derive(Debug)]
 pub(crate) struct Worker<'a> {
     counts: &'a Counts,

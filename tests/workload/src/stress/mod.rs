@@ -37,7 +37,7 @@ unsafe impl Shareable for State {}
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Length {
     Seconds(u64),
-    /// Steps of every worker.
+    /// Number of steps of every worker.
     Steps(u64),
 }
 
@@ -127,7 +127,7 @@ fn print(counts: &[Counts]) {
     }
 }
 
-/// Starts the workers, parked, and ends them after `direct`.
+/// Starts the workers, waits until they are parked, calls `direct`, and ends them.
 fn with_workers(
     seed: u64,
     workers: usize,
