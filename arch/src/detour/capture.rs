@@ -9,7 +9,7 @@ pub const STACK_WORDS_MAX: usize = 31;
 /// nanoseconds, not a counter value: a guest's counter may stand still while its vCPU is not in the guest, and then
 /// the host does not know the counter's value at an exit.
 pub const BY_HOST: u32 = u32::MAX;
-/// What an instance keeps of a call at its entry, besides time and flags.
+/// Values that are saved in a call's instance at the entry of the call, besides time and flags.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EntryCapture {
     /// Registers.

@@ -118,7 +118,7 @@ impl Span {
             .wrapping_add(u64::try_from(self.bytes.len()).unwrap_or(u64::MAX))
     }
 
-    /// Returns the bytes of the displaced instructions: from 5 to 19.
+    /// Returns the bytes of the displaced instructions. There are at least 5 of them and at most 19.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes

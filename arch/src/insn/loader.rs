@@ -108,7 +108,7 @@ mod tests {
 
     const AT: Gva = Gva(0xffff_ffff_81c0_1000);
 
-    /// Returns the offsets of entry and load, and the length.
+    /// Analyses the function `hex`, and returns the offsets of its entry and of its load, and its length.
     fn load(hex: &str, size: usize) -> Option<(u64, u64, usize)> {
         let loader = Loader::analyse(&bytes(hex), AT, size)?;
         Some((loader.entry.0 - AT.0, loader.load.0 - AT.0, loader.len))

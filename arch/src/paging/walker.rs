@@ -87,7 +87,7 @@ impl Upper {
 
 /// Maximum number of different [`Upper`]s that are remembered: one for each bit of a `u64`.
 const UPPERS: usize = u64::BITS as usize;
-/// Number of the [`Upper`] without entries, which never changes.
+/// Index of the [`Upper`] that has no entries. That `Upper` never changes.
 const NO_UPPER: u8 = 0;
 
 /// A remembered page of 4 KiB, or a part of that size of a larger page.
