@@ -30,8 +30,8 @@ use crate::output::values::names::Names;
 /// Capacity of the queue of commands to the server.
 const COMMANDS: usize = 1;
 
-/// Returns the ids of the probes whose events are printed; an empty list means all. Returns `None` if all
-/// probes are only counted, by `args` or by `in_files`.
+/// Returns the ids of the probes whose events are printed; an empty list means all. Returns `None` if no event is
+/// printed, because the histograms of `args` or of `in_files` count the events of all probes.
 pub(crate) fn printed(
     probes: &[Probe],
     args: &HistogramArgs,

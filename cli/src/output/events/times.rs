@@ -45,7 +45,7 @@ impl Times {
         }
     }
 
-    /// Returns the header of [`super::line`] for such times.
+    /// Returns the header above lines of [`super::line`] whose times have this format.
     pub(crate) fn header(&self) -> String {
         let more = match self.format {
             TimeFormat::Wall => " ".repeat(15),
