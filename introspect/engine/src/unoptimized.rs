@@ -51,7 +51,7 @@ pub enum Unoptimized {
     /// Control flow enters between the instructions under the jump.
     #[error("{from} leads into the bytes under the jump")]
     Landing {
-        /// Origin of the control flow.
+        /// What leads there, in words: for example, a jump label of the module.
         from: &'static str,
     },
     /// A task may have been interrupted between the instructions under the jump.

@@ -24,7 +24,8 @@ const CODE_PAGES: u64 = 2;
 const DATA_PAGES: u64 = 4;
 /// Bytes of guest physical memory that detours take.
 pub(crate) const SIZE: u64 = (CODE_PAGES + DATA_PAGES) * LARGE_PAGE;
-/// Offsets in the shared pages: of the ring's control words, of the counters and of the ring's cells.
+/// Offsets in the shared pages: `HEAD`, `LIMIT` and `BELL` of the ring's control words, `COUNTERS` of the counters,
+/// and `CELLS` of the ring's cells.
 const HEAD: u64 = 0;
 const LIMIT: u64 = 64;
 const BELL: u64 = LIMIT + 8;

@@ -31,8 +31,8 @@ use crate::sites::site::Placement;
 use crate::world::{StopError, World};
 
 impl Registry {
-    /// Plants the pending probes in one stop, now that the kernel's text is final. Marks the probes that cannot
-    /// be planted as refused and returns them; plants the others.
+    /// Plants the pending probes in one stop of the virtual CPUs, now that the kernel's text is final. If some of
+    /// them cannot be planted, marks these as refused and returns them.
     ///
     /// # Errors
     /// When the virtual CPUs cannot be stopped; then every probe is still pending.

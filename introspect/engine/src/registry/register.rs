@@ -45,7 +45,7 @@ struct Entry<'s, S> {
     state: S,
 }
 
-/// A probe that may be planted.
+/// A probe that has passed the checks, so that it can be planted.
 struct Planned {
     /// `None` for a probe that waits for its module.
     point: Option<Probepoint>,

@@ -81,9 +81,9 @@ pub(crate) fn is_crowded(code: &OurCode, sites: &Sites) -> bool {
 }
 
 /// Releases what no task can reach any more: detours of retired jumps, and stubs, instances and counters of former
-/// probes. The virtual CPUs must be stopped. `seen` is the result of a look. `calls` are the calls that return
-/// through the trampoline. `sent_to` has the addresses that the engine has written into their frames since the look
-/// began: a look does not see these writes.
+/// probes. The virtual CPUs must be stopped. `seen` has the addresses that a look through the guest's memory found.
+/// `calls` are the calls that return through the trampoline. `sent_to` has the addresses that the engine has
+/// written into frames of such calls since the look began, because the look does not see these writes.
 pub(crate) fn release_unreached(
     code: &mut OurCode,
     seen: &Seen,

@@ -100,7 +100,8 @@ pub(crate) fn needed_slots(
 /// and stays mapped.
 ///
 /// # Errors
-/// The sites with return probes, none of which can be armed.
+/// When the trampoline cannot be mapped. The error lists all sites with return probes, as none of them can be
+/// armed.
 pub(crate) fn map_trampoline(
     probes: &Probes,
     sites: &Sites,

@@ -80,7 +80,8 @@ struct Model {
     frames: Vec<Frame>,
     /// Number of calls so far.
     calls: u64,
-    /// Whether slots or frames were made that a task may come back to.
+    /// Whether there has been an armed boosted site or a return probe. A task may still return to their code, so
+    /// our pages may stay mapped.
     pinned: bool,
 }
 

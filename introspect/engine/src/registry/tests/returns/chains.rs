@@ -74,7 +74,7 @@ enum Interrupted {
         source: Arc<RecordSource>,
         stub: Gva,
     },
-    /// It is at this stub.
+    /// The task is at this stub.
     Leaving(Gva),
 }
 
