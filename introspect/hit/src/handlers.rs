@@ -185,7 +185,7 @@ impl HitState {
         Some(Held::Engine { hooks, argument })
     }
 
-    /// Makes the vCPU wait for `member`.
+    /// Makes the vCPU wait at `site`, because `member` holds it there.
     fn wait(&mut self, site: &Site, member: &Member, taken: &Taken) {
         self.waiting = Some(Waiting {
             at: site.displaced.at(),

@@ -75,7 +75,7 @@ impl Internal {
 pub enum Role {
     /// A kprobe.
     Probe(Arc<Actions>),
-    /// The entry of a return probe.
+    /// A return probe, hit at the entry of its function.
     Return {
         /// What happens at the entry and at the return.
         actions: Arc<Actions>,

@@ -21,8 +21,8 @@ pub struct Drained {
 /// How often it is called depends on its answers, never on how many events it returned: at once when there is
 /// [more](Drained::more), otherwise when its patience ends or the collector is woken.
 pub trait Source: Send {
-    /// Appends at most `most` of the available events to `batch`, as close to the order in which they happened as
-    /// is known. The rest stays for the next call. Their numbers are assigned later.
+    /// Appends at most `most` of the available events to `batch`, in the order in which they happened as far as
+    /// that is known. Leaves the rest for the next call. The events get their numbers later.
     fn drain(&mut self, batch: &mut Vec<Event>, most: usize) -> Drained;
 
     /// Returns how long the collector may sleep from now on before it has to call [`Source::drain`] again; `None`
