@@ -35,7 +35,7 @@ pub(super) struct Table {
 /// An area of a module's memory. Offsets in `struct module`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Memory {
-    /// Offset of the address, a u64.
+    /// Offset of the field with the area's address; that field is a u64.
     pub(super) base: u64,
     /// Offset of the length in bytes, a u32.
     pub(super) size: u64,

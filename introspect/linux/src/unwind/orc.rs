@@ -1,7 +1,7 @@
 //! The unwind tables of a kernel.
 //!
-//! Invariants: addresses ascend, and each has a rule. An address outside the text that the tables cover has no
-//! rule. Finding a rule allocates nothing.
+//! Invariants: the addresses in the tables ascend, and there is a rule for each of them. No rule is found for an
+//! address outside the text that the tables cover. Finding a rule allocates nothing.
 //!
 //! The kernel has two tables. `.orc_unwind_ip` consists of s32s, each relative to its own address: for each entry
 //! of `.orc_unwind`, the address from which the entry applies. They are sorted when the kernel is linked
