@@ -71,7 +71,7 @@ impl Names {
 struct Making {
     made: Definitions,
     events: Names,
-    /// Reason for the first place that was left out.
+    /// Why the first of the places that are left out was left out.
     refused: Option<ParseError>,
 }
 

@@ -1,9 +1,9 @@
 //! Unpacks the payload of a `bzImage`, to at most [`MAX_KERNEL`] bytes.
 //!
 //! The payload is one stream, whose first bytes identify the format, followed by the unpacked size as a
-//! little-endian 32-bit word (for gzip, the stream's own). That word only sizes the buffer; the stream itself
-//! determines the length. Besides its output, a stream gets a window of at most 128 MiB, however much it
-//! requests.
+//! little-endian 32-bit word. (A gzip stream itself ends with that word.) The word only sizes the buffer; the
+//! stream itself determines the length. Besides its output, a stream gets a window of at most 128 MiB, however much
+//! it requests.
 
 use std::error::Error;
 use std::io::{self, Read};
