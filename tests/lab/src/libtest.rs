@@ -91,8 +91,8 @@ pub(crate) struct Failure {
 enum Place {
     #[default]
     Elsewhere,
-    /// Under `successes:`, before the output of a test, or in the output of a test whose `skipped:` line has been
-    /// counted.
+    /// In the section `successes:`: either no test's output has begun there, or the current test's `skipped:` line
+    /// has been counted.
     Successes,
     /// In the output of a passed test.
     Passed,

@@ -23,7 +23,7 @@ use crate::{progress, tool};
 /// The first major version whose nested paging is known not to lose guests. Of the versions before it, 7.2 does
 /// lose guests (docs/hosts.md); the others were not tried.
 const SOUND: u32 = 10;
-/// The suite with such a version for Debian 12.
+/// The suite that has QEMU in version [`SOUND`] or later for Debian 12.
 const SUITE: &str = "bookworm-backports";
 /// The packages of that suite that an emulated machine needs, besides the libraries that Debian 12's own packages
 /// depend on.

@@ -204,7 +204,7 @@ impl Recorder {
         }
     }
 
-    /// Adds the result of a run that is not one of tests, such as a bench: whether it passed.
+    /// Adds the result of a run without tests, such as a bench. The result is only whether the run passed.
     pub(crate) fn see_one(&mut self, host: Kind, has_passed: bool) {
         let has_guest = !self.kernel.is_empty();
         let key = Key {

@@ -60,7 +60,7 @@ fn package(release: &str) -> Result<String> {
     Ok(format!("linux-source-{major}.{minor}"))
 }
 
-/// Downloads `package`, and puts those of its files that are read into `folder`.
+/// Downloads `package`, and unpacks into `folder` only those of its files that [`KEPT`] names.
 fn fetch(cache: &Cache, archives: &Archives, package: &str, folder: &Path) -> Result<()> {
     packages::ensure(&["xz-utils"])?;
     fs::create_dir_all(cache.sources())?;

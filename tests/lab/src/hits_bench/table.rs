@@ -7,7 +7,7 @@ use std::fmt::Write;
 pub(crate) enum Unit {
     /// Time, at this number of ticks per microsecond.
     Time { per_microsecond: f64 },
-    /// An instruction of the whole machine: the guest's, KVM's or hvprobe's.
+    /// An instruction that the machine executes, whether in the guest, in KVM or in hvprobe.
     Instruction,
 }
 
