@@ -32,7 +32,8 @@ pub(crate) fn last<N: FromStr>(token: &str) -> Result<Option<N>, Failure> {
     number.transpose().map_err(|_| bad_token())
 }
 
-/// Returns the name of the last machine of the previous page, which is `token`; empty for the first page.
+/// Checks `token` and returns it: it is the name of the last machine of the previous page, and empty for the first
+/// page.
 ///
 /// # Errors
 /// When `token` is no token of such a list.

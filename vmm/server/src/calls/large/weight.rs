@@ -39,7 +39,7 @@ pub(super) struct Scanner {
 struct Open {
     ty: MessageType,
     end: u64,
-    /// The last field in it that is a list of messages, and the length of the list.
+    /// The list of messages that was added to last in this message: number of its field, and its length so far.
     list: Option<(u32, usize)>,
 }
 
