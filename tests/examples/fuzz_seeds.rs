@@ -250,7 +250,8 @@ fn with_size(mut stream: Vec<u8>, kernel: &[u8]) -> Vec<u8> {
     stream
 }
 
-/// Returns the minimum number of symbols for a kallsyms table. The length of one of the names takes two bytes.
+/// Returns the fewest symbols that make a kallsyms table. One of the names is so long that its length takes two
+/// bytes.
 fn symbols(layout: Layout) -> Vec<kernel::Raw> {
     let mut symbols = Vec::new();
     if !matches!(layout, Layout::Offsets615 | Layout::Place70) {

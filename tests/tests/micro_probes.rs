@@ -141,7 +141,8 @@ fn called(a: &mut CodeAssembler) -> Asm {
     a.mov(r13d, 0)
 }
 
-/// Assembles a call of the address in R10. That is after this code, so R14 changes only if the call goes wrong.
+/// Assembles a call of the address in R10, and after it code that changes R14. The address is after that code, so
+/// R14 changes only if the call goes wrong.
 fn called_indirectly(a: &mut CodeAssembler) -> Asm {
     let mut after = a.create_label();
     a.call(r10)?;

@@ -30,7 +30,7 @@ fn paths() -> [Vec<Step>; 4] {
     ]
 }
 
-/// Parses any bytes as a file with debug information, of any kernel.
+/// Parses any bytes as a file with debug information, whatever kernel it claims to be of.
 pub fn debug_info(data: &[u8]) -> bool {
     let Ok(file) = DebugFile::parse(data) else {
         return false;
