@@ -39,7 +39,7 @@
 
 use std::cell::Cell;
 
-use super::{PAGE_SHIFT, PageTables, Step, WalkError};
+use super::tables::{PAGE_SHIFT, PageTables, Step, WalkError};
 use crate::mem::PhysMemory;
 use crate::{Gpa, Gva};
 

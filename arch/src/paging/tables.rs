@@ -1,39 +1,10 @@
-//! The guest's page tables, walked in software with the host's authority.
-//!
-//! A walk reads at most one entry per level and allocates nothing, so no table, however hostile,
-//! makes it loop or grow: a table that points to itself is simply read again at the next level.
-//! Formats are those of 4- and 5-level paging (SDM vol. 3, 4.5). Bits that a processor would
-//! report as reserved are ignored; permission bits are reported, never enforced.
+//! Page tables and walks through them.
 
-mod walker;
-
+use super::entry;
 use crate::mem::{OutOfRange, PhysMemory};
 use crate::{Gpa, Gva};
-pub use walker::Walker;
 
-/// Bits of page table entries (SDM vol. 3, tables 4-15 to 4-20).
-pub mod entry {
-    /// The entry is in use.
-    pub const PRESENT: u64 = 1 << 0;
-    /// Writing is allowed.
-    pub const WRITABLE: u64 = 1 << 1;
-    /// User mode may access.
-    pub const USER: u64 = 1 << 2;
-    /// Set by the processor once the entry was used.
-    pub const ACCESSED: u64 = 1 << 5;
-    /// Set by the processor once the page was written (leaves only).
-    pub const DIRTY: u64 = 1 << 6;
-    /// At levels 2 and 3: the entry maps a page of 2 MiB or 1 GiB instead of pointing to a table.
-    pub const HUGE: u64 = 1 << 7;
-    /// The translation survives CR3 writes (leaves only).
-    pub const GLOBAL: u64 = 1 << 8;
-    /// Fetching instructions is forbidden.
-    pub const NO_EXECUTE: u64 = 1 << 63;
-    /// Bits 12 to 51: the physical address.
-    pub const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
-}
-
-const PAGE_SHIFT: u32 = 12;
+pub(super) const PAGE_SHIFT: u32 = 12;
 const INDEX_BITS: u32 = 9;
 const INDEX_MASK: u64 = (1 << INDEX_BITS) - 1;
 const ENTRY_SIZE: u64 = 8;
@@ -49,7 +20,7 @@ pub enum Levels {
 
 impl Levels {
     /// Returns the level of the root table.
-    const fn top(self) -> u8 {
+    pub(super) const fn top(self) -> u8 {
         match self {
             Self::Four => 4,
             Self::Five => 5,
@@ -146,10 +117,10 @@ pub enum WalkError {
 
 /// One entry met on a walk.
 #[derive(Clone, Copy)]
-struct Step {
-    level: u8,
-    location: Gpa,
-    value: u64,
+pub(super) struct Step {
+    pub(super) level: u8,
+    pub(super) location: Gpa,
+    pub(super) value: u64,
 }
 
 impl Step {
@@ -167,7 +138,7 @@ impl Step {
     }
 
     /// Returns the translation of `at`, if this is the last step of the walk to it.
-    fn page(self, at: Gva) -> Result<Gpa, WalkError> {
+    pub(super) fn page(self, at: Gva) -> Result<Gpa, WalkError> {
         let level = self.level;
         if !self.is_present() {
             return Err(WalkError::NotPresent { at, level });
@@ -374,7 +345,7 @@ impl PageTables {
     /// Follows the tables down to the entry of level `until`, and returns that entry. Ends earlier at the entry of
     /// a large page, or at an entry that is not present, and then returns that one. Calls `visit` for every present
     /// entry.
-    fn walk(
+    pub(super) fn walk(
         &self,
         mem: &(impl PhysMemory + ?Sized),
         at: Gva,
