@@ -12,9 +12,11 @@
 //! The saved flags need only the lower half of their stack word. [`Emitter::time`] writes the CPU's number into the
 //! upper half, and [`Emitter::values`] stores both together.
 
+use super::cells::{CELL, RECORD_CELLS};
 use super::cold::{Slowly, Unread};
+use super::error::BuildError;
+use super::record::{Capture, Ring};
 use super::record::{END, Header, IDENTITY, Layout, SOURCE_BITS, TSC, Values};
-use super::{BuildError, CELL, Capture, RECORD_CELLS, Ring};
 use crate::Gva;
 use crate::condition::{Comparison, Condition};
 use crate::regs::Gpr;

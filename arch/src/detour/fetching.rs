@@ -5,8 +5,8 @@
 //! ring before. The host never uses such bytes: it ignores the room of an item whose bit is set, and the bytes
 //! after the end of a text.
 
-use super::BuildError;
 use super::cells::{Malformed, Spread, word};
+use super::error::BuildError;
 use crate::Gva;
 use crate::fetch::{Fetched, Read, TextHeader};
 

@@ -16,9 +16,9 @@
 //! faults.) A detour that interrupts two nested reads goes to its escape, and the host serves the hit without a
 //! fault. A reader may clear AC, so the host also serves the hit if the guest has AC set.
 
-use super::BuildError;
 use super::cold::Unread;
 use super::emit::{Emitter, with_per_cpu};
+use super::error::BuildError;
 use super::fetching::{Fetching, Readers, Room, Rooms};
 use crate::Gva;
 use crate::fetch::{Base, Fetched, Memory, Read};

@@ -4,12 +4,15 @@
 //! address of a detour. So a [`Recorder`] is assembled once, its size is known before it has a place, and
 //! [`Recorder::place`] fills in the rest.
 
+use super::capture::EntryCapture;
+use super::cells::MAX_RECORD_CELLS;
 use super::emit::{Assembled, CALL, Cells, Emitter, Frame, Full};
+use super::error::BuildError;
+use super::fetching::Fetching;
+use super::instance::Instances;
+use super::record::{Capture, Layout, Ring};
 use super::span::{JUMP, Span, here, jump};
-use super::{
-    BuildError, Capture, EntryCapture, Fetching, Instances, Layout, MAX_RECORD_CELLS, Ring,
-    StackFields,
-};
+use super::stack::StackFields;
 use crate::Gva;
 use crate::condition::Condition;
 use crate::regs::Gpr;

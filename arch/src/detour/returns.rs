@@ -25,11 +25,15 @@
 //! With supervisor shadow stacks (CET), a return to a stub would fault, so none of this is used in a guest that
 //! enables them.
 
+use super::capture::EntryCapture;
 use super::emit::{
     CALL, CALL_REL32, Cells, Emitter, Frame, Full, ORIGIN, absolute, load, reachable, with_per_cpu,
 };
+use super::error::BuildError;
 use super::instance::{CALLER, ENTRY_TSC, GENERATION, NEXT, NIL, RETURN, SLOT, TASK};
-use super::{BuildError, Capture, EntryCapture, InstanceLayout, Instances, Layout, Part, Ring};
+use super::instance::{InstanceLayout, Instances};
+use super::record::{Capture, Layout, Ring};
+use super::recorder::Part;
 use crate::Gva;
 use crate::regs::Gpr;
 use crate::trap::INT3;

@@ -9,9 +9,9 @@
 //! has pushed (at least a cell of them) and the stack's end. A task's own stack is in memory as a whole. Where
 //! other stacks (of interrupts, of exceptions) end is not known here, so the host serves hits on them.
 
-use super::BuildError;
 use super::cells::{CELL, Spread};
 use super::emit::{Emitter, with_per_cpu};
+use super::error::BuildError;
 use super::stack::{CELL_BYTES, CopyLayout, STACK_MAX, StackFields};
 use iced_x86::code_asm::{CodeLabel, dword_ptr, qword_ptr, registers::*};
 use iced_x86::{Code, Register};

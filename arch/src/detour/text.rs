@@ -13,9 +13,9 @@
 //! characters, besides the guest's code. It treats a word with a byte that is zero or above 0x80 as a possible end
 //! of the text. That includes a word that could not be read, because the readers make it zero.
 
-use super::BuildError;
 use super::cold::{End, Slowly};
 use super::emit::Emitter;
+use super::error::BuildError;
 use super::fetching::Room;
 use crate::Gva;
 use iced_x86::code_asm::{CodeLabel, byte_ptr, qword_ptr, registers::*};

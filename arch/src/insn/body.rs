@@ -2,7 +2,7 @@
 //!
 //! A return probe waits for a return; on a function that never returns it would wait for ever.
 
-use super::instructions;
+use super::decode::instructions;
 use crate::Gva;
 use iced_x86::{FlowControl, Instruction, Mnemonic, OpKind};
 

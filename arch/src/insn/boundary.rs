@@ -3,7 +3,8 @@
 //! x86 code can be decoded from any byte and usually makes some sense. Only decoding from an address at which an
 //! instruction is known to begin, such as a function's start, shows where the others begin.
 
-use super::{DecodeFailure, decode, text};
+use super::decode::{DecodeFailure, decode};
+use super::text::text;
 use crate::Gva;
 
 /// Why an address is not the beginning of an instruction.

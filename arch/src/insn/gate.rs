@@ -16,7 +16,8 @@
 //! Patching is safe if no processor is between the covered instructions. The entry is an interrupt gate, so only an
 //! NMI or a machine check can interrupt a processor there.
 
-use super::{DecodeFailure, decode, text};
+use super::decode::{DecodeFailure, decode};
+use super::text::text;
 use crate::Gva;
 use crate::regs::{Regs, rflags};
 use iced_x86::Mnemonic;

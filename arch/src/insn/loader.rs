@@ -10,7 +10,7 @@
 //! address is in RAX, only RAX, RDX and flags change, and a fault of the only load leads to the fixup that the
 //! kernel's exception table has for it.
 
-use super::decode;
+use super::decode::decode;
 use crate::Gva;
 use iced_x86::{Instruction, Mnemonic, OpKind, Register};
 

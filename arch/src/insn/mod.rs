@@ -34,7 +34,7 @@ mod text;
 pub use body::{code_len, may_return};
 pub use boundary::{BoundaryError, boundary, instruction_len};
 pub use decode::MAX_LEN;
-pub(crate) use decode::{DecodeFailure, decode, instructions};
+pub(crate) use decode::{decode, instructions};
 pub use displaced::{Action, Displaced};
 pub use emulate::Emulated;
 pub use gate::{ENDBR64, GateError, GateHead};

@@ -18,10 +18,11 @@ mod encoding;
 mod operation;
 mod refusal;
 
+use super::decode::{DecodeFailure, MAX_LEN, decode};
+use super::displaced::{Action, Displaced};
+use super::emulate::{Emulated, Operation};
+use super::gate::ENDBR64;
 use super::relocation::Relocation;
-use super::{
-    Action, DecodeFailure, Displaced, ENDBR64, Emulated, MAX_LEN, decode, emulate::Operation,
-};
 use crate::Gva;
 use encoding::Encoding;
 use iced_x86::Mnemonic as M;

@@ -3,7 +3,7 @@
 //! Invariant: only what is encoded in the code itself is reported. So hostile code leads to wrong addresses, but
 //! not to unbounded work: one pass, up to the first bytes that are no instruction.
 
-use super::instructions;
+use super::decode::instructions;
 use crate::Gva;
 use iced_x86::{Instruction, OpAccess, OpKind, Register};
 

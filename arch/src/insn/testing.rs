@@ -1,6 +1,8 @@
 //! Helpers for the tests of this module.
 
-use super::{Displaced, Memory, MemoryFault, classify};
+use super::displaced::Displaced;
+use super::memory::{Memory, MemoryFault};
+use super::policy::classify;
 use crate::Gva;
 use crate::paging::WalkError;
 use std::collections::BTreeMap;

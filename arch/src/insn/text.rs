@@ -1,6 +1,6 @@
 //! Instructions as text, for messages.
 
-use super::decode;
+use super::decode::{MAX_LEN, decode};
 use crate::Gva;
 use iced_x86::{Formatter, IntelFormatter};
 
@@ -9,7 +9,7 @@ use iced_x86::{Formatter, IntelFormatter};
 #[must_use]
 pub fn text(code: &[u8], at: Gva) -> String {
     let Ok((instruction, _)) = decode(code, at) else {
-        let bytes = code.iter().take(super::MAX_LEN);
+        let bytes = code.iter().take(MAX_LEN);
         let hex: Vec<String> = bytes.map(|byte| format!("{byte:02x}")).collect();
         return format!("(bad) {}", hex.join(" ")).trim_end().to_owned();
     };
