@@ -3,7 +3,7 @@
 //! Invariant: such a program links no code for KVM. Each attempt to start a server fails with an error that names
 //! the missing feature.
 
-use super::Client;
+use super::connection::Client;
 
 /// Why no server can be started.
 #[derive(Debug, thiserror::Error)]

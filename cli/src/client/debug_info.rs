@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::bail;
 use hvprobe_spec::language::text::hex;
 
-use super::Client;
+use super::connection::Client;
 use crate::definitions::debug_info::{TheirKernel, Theirs};
 
 impl Client {

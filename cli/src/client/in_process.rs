@@ -5,7 +5,7 @@ use hvprobe_server::{ServeError, Server};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use super::Client;
+use super::connection::Client;
 
 /// Maximum number of bytes in flight in each direction.
 const PIPE: usize = 1 << 20;

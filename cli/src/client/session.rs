@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::Client;
+use super::connection::Client;
 use crate::failure::{Refused, answered};
 
 /// Time without a renewal after which the server ends the session, in milliseconds.

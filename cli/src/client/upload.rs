@@ -10,7 +10,7 @@ use hvprobe_proto::v1::UploadDebugInfoRequest;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::Client;
+use super::connection::Client;
 use crate::failure::answered;
 
 /// Number of bytes in a message.

@@ -7,7 +7,8 @@ use hvprobe_proto::detail;
 use hvprobe_proto::v1::ProbeSpec;
 use hvprobe_spec::ParseError;
 
-use super::{DONE, Origins};
+use super::origins::Origins;
+use super::status::DONE;
 use crate::output::remedy::can;
 
 /// Error that the server answered with.

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use super::WrongUsage;
+use super::typed::WrongUsage;
 use crate::output;
 
 /// Status of success.

@@ -17,7 +17,8 @@ use super::events::captured::ItemData;
 use super::events::registers::general;
 use super::events::times::realtime;
 use super::events::{Label, asked};
-use super::harmless;
+use super::printable::harmless;
+use super::streams;
 use super::summary::Row;
 use super::values::names::Names;
 use super::values::value_json::Json;
@@ -35,7 +36,7 @@ impl Serialize for Hex {
 
 /// Prints `value` as one line on standard output and flushes it.
 pub(crate) fn print(value: &impl Serialize) -> io::Result<()> {
-    super::print(&serde_json::to_string(value)?)
+    streams::print(&serde_json::to_string(value)?)
 }
 
 /// Line of a trace.

@@ -2,7 +2,7 @@
 
 use hvprobe_proto::v1::Remedy;
 
-use super::harmless;
+use super::printable::harmless;
 
 /// Returns the remedy for a refusal as a suffix for its reason; empty for a wrong request, whose reason already
 /// contains the remedy.

@@ -2,7 +2,7 @@
 
 use hvprobe_proto::v1::SkippedProbe;
 
-use super::harmless;
+use super::printable::harmless;
 use super::remedy::can;
 
 /// Returns the number of skipped probes, and a line with the reason for each; `None` if all were planted.

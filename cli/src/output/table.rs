@@ -5,9 +5,10 @@ use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use hvprobe_proto::v1;
 
 use super::events::asked;
+use super::printable::harmless;
+use super::size;
 use super::waiting::{Awaited, awaited};
 use super::words::Word as _;
-use super::{harmless, size};
 
 /// Column: its heading, and whether it contains numbers.
 pub(crate) type Column = (&'static str, bool);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use hvprobe_proto::v1::{Probe, ProbeState};
 use hvprobe_spec::definition::{Target, parse};
 
-use super::harmless;
+use super::printable::harmless;
 
 /// Returns whether the kernel of a machine is up, judging by its `probes`: no probe is placed before that.
 pub(crate) fn is_up(probes: &[Probe]) -> bool {

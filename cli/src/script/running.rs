@@ -18,9 +18,9 @@ use hvprobe_spec::shape::ShapeKind;
 use time::OffsetDateTime;
 use tokio::time::{Interval, MissedTickBehavior};
 
-use super::Script;
 use super::maps::{Entries, KeyText, Summed, row_of_bits, row_of_step};
 use super::printing::{Hit, aside, function, in_numbers, probe, symbol, time};
+use super::source::Script;
 use crate::client::Client;
 use crate::client::clock::now;
 use crate::follow::histograms::Counting;

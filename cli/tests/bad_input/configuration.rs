@@ -1,6 +1,6 @@
 //! `serve --config` and `--print-config` with good and bad files.
 
-use super::Place;
+use super::place::Place;
 
 #[test]
 fn a_server_keeps_to_the_limits_of_its_file() {

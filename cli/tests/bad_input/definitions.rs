@@ -2,7 +2,7 @@
 
 use expect_test::expect;
 
-use super::Place;
+use super::place::Place;
 
 #[test]
 fn bad_definitions_are_shown_with_a_caret_before_anything_is_booted() {

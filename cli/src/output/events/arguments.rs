@@ -12,7 +12,7 @@ use hvprobe_spec::{Argument, Common, Source};
 use super::captured::{Captures, Data, ItemData};
 use super::hits::is_hit;
 use super::registers;
-use crate::output::harmless;
+use crate::output::printable::harmless;
 use crate::output::values::{Value, decode};
 
 /// Description of the values of a probe's hits. Clones share it.

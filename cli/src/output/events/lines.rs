@@ -13,7 +13,7 @@ use hvprobe_spec::language::text::hex;
 use super::arguments::{Arguments, HitValues};
 use super::captured::{Captured, Captures, Data};
 use super::registers;
-use crate::output::harmless;
+use crate::output::printable::harmless;
 use crate::output::values::names::Names;
 use crate::output::values::{Value, quoted, value_text};
 

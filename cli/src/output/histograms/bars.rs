@@ -10,7 +10,7 @@ use hvprobe_proto::v1::{
 };
 
 use super::key::shown;
-use super::{Key, Schema};
+use super::schema::{Key, Schema};
 use crate::output::values::names::Names;
 
 /// Length of the longest bar.

@@ -14,8 +14,9 @@ use hvprobe_proto::v1::{
 use serde::Serialize;
 
 use super::key::{shown, typed};
-use super::{Key, Schema, bars, maps};
-use crate::output::harmless;
+use super::schema::{Key, Schema};
+use super::{bars, maps};
+use crate::output::printable::harmless;
 use crate::output::values::decode::text as text_value;
 use crate::output::values::names::Names;
 use crate::output::values::stack_trace::StackTrace;

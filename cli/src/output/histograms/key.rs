@@ -3,8 +3,8 @@
 use hvprobe_proto::v1::{HistogramForm, HistogramKeyValue, histogram_key_value::What};
 use hvprobe_spec::shape::ShapeKind;
 
-use super::Key;
-use crate::output::escaped;
+use super::schema::Key;
+use crate::output::printable::escaped;
 use crate::output::values::names::Names;
 use crate::output::values::stack_trace::StackTrace;
 use crate::output::values::{Value, value_text};

@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use hvprobe_proto::v1::{HistogramEntry, histogram_key_value::What};
 
-use super::Schema;
 use super::key::shown;
+use super::schema::Schema;
 use crate::output::values::names::Names;
 use crate::output::values::stack_trace::StackTrace;
 

@@ -7,7 +7,7 @@ use hvprobe_proto::v1::{self, HistogramField, HistogramForm};
 use hvprobe_proto::wire::Wire as _;
 use hvprobe_spec::shape::{Shape, ShapeKind};
 
-use crate::output::harmless;
+use crate::output::printable::harmless;
 
 /// Description of a histogram.
 #[derive(Debug, Default)]

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use hvprobe_sources::SourceLine;
 
 use super::source_lines::Lines;
-use crate::output::harmless;
+use crate::output::printable::harmless;
 
 /// Maximum number of addresses whose names are kept.
 const MOST: usize = 4096;

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use hvprobe_sources::{SourceLine, SourceLines, Sources};
 use tracing::warn;
 
-use crate::output::harmless;
+use crate::output::printable::harmless;
 
 /// Maximum number of addresses whose lines are kept.
 const MOST: usize = 16_384;

@@ -6,8 +6,9 @@
 use hvprobe_spec::language::text::hex;
 use serde::{Serialize, Serializer};
 
+use super::decode::Value;
 use super::names::Names;
-use super::{Value, value_text};
+use super::value_text;
 
 /// JSON value.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -5,8 +5,9 @@ use std::fmt::{self, Write as _};
 use hvprobe_spec::errno;
 use hvprobe_spec::language::text::hex;
 
+use super::decode::Value;
 use super::names::Names;
-use super::{Value, quoted};
+use super::quoted;
 
 /// Formats `value`, with names for its addresses.
 pub(crate) fn text(value: &Value<'_>, names: &Names) -> String {
