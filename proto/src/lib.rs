@@ -11,6 +11,7 @@ mod endpoint;
 mod failure;
 pub mod limits;
 mod token;
+pub mod v1;
 pub mod wire;
 
 pub use client::{Calls, Client, ConnectError, ExplainingChannel, TokenInterceptor};
@@ -18,19 +19,6 @@ pub use codec::{Whole, WholeDecoder};
 pub use endpoint::roomy;
 pub use failure::{Failure, detail};
 pub use token::{NotAToken, Token, TokenError};
-
-/// Version 1 of the interface.
-#[allow(
-    missing_docs,
-    missing_debug_implementations,
-    unreachable_pub,
-    rustdoc::all,
-    clippy::all,
-    reason = "generated code: documented where its .proto file is, formed as the generator forms it"
-)]
-pub mod v1 {
-    tonic::include_proto!("hvprobe.v1");
-}
 
 /// The encoded `google.protobuf.FileDescriptorSet` of the interface, for gRPC reflection and for tools that use the
 /// interface without generated code.
