@@ -7,6 +7,8 @@
 //! - the files of a crate do not need one another in a circle;
 //! - neither do its folders, at any depth, so that a crate can be read from one end to the other; and if the door
 //!   of a folder (its own module file) needs files in the folder, these do not need the door;
+//! - a file names what it needs of its neighbours where it is defined, not through the door of their folder, so that
+//!   the imports show the same order;
 //! - tasks of the server are begun with `panics::spawn`, so that the stream of a task that panics does not look as
 //!   if it were complete;
 //! - the journeys in `docs/architecture.md` name files that exist, in the crates they are said to be in;
@@ -25,7 +27,6 @@ mod seen;
 mod spawns;
 mod workspace;
 
-use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use circles::{Door, Needs};
@@ -35,10 +36,13 @@ use names::Tree;
 use workspace::root;
 
 /// Needs of the files of each crate.
-static NEEDS: LazyLock<Vec<Needs>> = LazyLock::new(|| {
-    let needs = |of: PathBuf| Tree::read(&root(), &of).needs();
-    workspace::crates().into_iter().map(needs).collect()
-});
+static NEEDS: LazyLock<Vec<Needs>> = LazyLock::new(|| trees().map(|it| it.needs()).collect());
+
+/// Returns the modules of each crate.
+fn trees() -> impl Iterator<Item = Tree> {
+    let crates = workspace::crates().into_iter();
+    crates.map(|of| Tree::read(&root(), &of))
+}
 
 #[test]
 fn crates_depend_on_those_below_them_only() {
@@ -66,6 +70,12 @@ fn no_folders_of_a_crate_need_one_another_in_a_circle() {
             wrong.extend(circles::report(&circles::of_folders(needs, door)));
         }
     }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn no_file_takes_from_its_own_door_what_a_neighbour_defines() {
+    let wrong: Vec<_> = trees().flat_map(|it| it.through_own_doors()).collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 

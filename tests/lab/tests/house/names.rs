@@ -85,6 +85,56 @@ impl Tree {
         needs
     }
 
+    /// Returns one line for each name that a module takes from the door of a folder that it is in, if the door only
+    /// hands the name on from another file of the folder. The root of the crate is no such door: its names are those
+    /// of the crate, and known everywhere in it.
+    pub(crate) fn through_own_doors(&self) -> Vec<String> {
+        let mut wrong = Vec::new();
+        for (path, module) in &self.modules {
+            for named in &module.named {
+                let Some((at, name)) = self.handed_on(path, named) else {
+                    continue;
+                };
+                let inside = self.modules.iter();
+                let mut inside = inside.filter(|(it, _)| it.len() > at.len() && it.starts_with(at));
+                if let Some((file, _)) = self.defines(path, named)
+                    && inside.any(|(_, other)| other.file == file)
+                {
+                    let door = &self.modules[at].file;
+                    wrong.push(format!(
+                        "{} takes {name} from {door}: take it from {file}",
+                        module.file
+                    ));
+                }
+            }
+        }
+        wrong
+    }
+
+    /// Returns the first name of `segments` below the modules around `from`, and the innermost of these modules that
+    /// the path leads through, if that module imports the name.
+    fn handed_on<'p>(
+        &self,
+        from: &'p [String],
+        segments: &'p [String],
+    ) -> Option<(&'p [String], &'p str)> {
+        let shared = |(one, other): &(&String, &String)| one == other;
+        let ups = segments.iter().take_while(|it| *it == "super").count();
+        let (depth, next) = match segments.first()?.as_str() {
+            "crate" => {
+                let depth = segments[1..].iter().zip(from).take_while(shared).count();
+                (depth, depth + 1)
+            }
+            "super" => (from.len().checked_sub(ups)?, ups),
+            _ => return None,
+        };
+        let (at, name) = (&from[..depth], segments.get(next)?);
+        let is_module = segments.len() > next + 1 && self.modules.contains_key(&below(at, name));
+        let is_door = (1..from.len()).contains(&depth) && !is_module;
+        let imports = &self.modules.get(at)?.imports;
+        (is_door && imports.contains_key(name)).then_some((at, name.as_str()))
+    }
+
     /// Returns where the name that the path `segments` leads to is defined, as seen from the module `from`. Returns
     /// `None` if the path leads to a module, or out of this crate.
     fn defines(&self, from: &[String], segments: &[String]) -> Option<Defined<'_>> {

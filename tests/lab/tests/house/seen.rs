@@ -2,18 +2,15 @@
 
 use std::fs;
 
+use tempfile::TempDir;
+
 use super::names::Tree;
 
 /// Checks the arrows between `files`, the first of which is the root. Each of `expected` has the form `from -> to:
 /// name`.
 fn check(files: &[(&str, &str)], expected: &[&str]) {
-    let folder = tempfile::tempdir().expect("a folder");
-    let at = |file: &str| folder.path().join(file);
-    for (file, text) in files {
-        fs::create_dir_all(at(file).parent().expect("a folder")).expect("a folder");
-        fs::write(at(file), text).expect("a file");
-    }
-    let needs = Tree::read(folder.path(), &at(files[0].0)).needs();
+    let folder = written(files);
+    let needs = Tree::read(folder.path(), &folder.path().join(files[0].0)).needs();
     let mut arrows = Vec::new();
     for (from, others) in needs {
         for (to, names) in others {
@@ -21,6 +18,17 @@ fn check(files: &[(&str, &str)], expected: &[&str]) {
         }
     }
     assert_eq!(arrows, expected);
+}
+
+/// Writes `files` into a new folder.
+fn written(files: &[(&str, &str)]) -> TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    for (file, text) in files {
+        let at = folder.path().join(file);
+        fs::create_dir_all(at.parent().expect("a folder")).expect("a folder");
+        fs::write(at, text).expect("a file");
+    }
+    folder
 }
 
 const GUEST: (&str, &str) = ("guest.rs", "pub fn boot() {} pub struct Guest;");
@@ -107,6 +115,50 @@ fn doors_that_hand_names_on_are_followed() {
         ("d.rs", "use crate::a::{C, Other};"),
     ];
     check(&files, &["d.rs -> a/b.rs: B", "d.rs -> a/b.rs: C"]);
+}
+
+#[test]
+fn names_taken_from_a_door_around() {
+    for (beside, below, name) in [
+        ("use super::B;", "use super::super::B;", Some("B")),
+        ("use super::{B as C};", "use crate::a::{B as C};", Some("B")),
+        (
+            "fn f() { super::make() }",
+            "fn f() { crate::a::make() }",
+            Some("make"),
+        ),
+        // Where they are defined.
+        ("use super::b::{B, make};", "use super::super::b::B;", None),
+        // The door's own, one of another folder, one of the crate.
+        ("use super::A;", "use super::super::A;", None),
+        ("use super::E;", "use crate::a::E;", None),
+        ("use crate::E;", "use crate::E;", None),
+    ] {
+        let folder = written(&[
+            ("lib.rs", "mod a; mod e; pub use e::E;"),
+            (
+                "a/mod.rs",
+                "mod b; mod c; mod d; pub use b::{B, make}; pub use crate::e::E; pub struct A;",
+            ),
+            ("a/b.rs", "pub struct B; pub fn make() {}"),
+            ("a/c.rs", beside),
+            ("a/d/mod.rs", "mod f;"),
+            ("a/d/f.rs", below),
+            ("e.rs", "pub struct E;"),
+        ]);
+        let wrong = Tree::read(folder.path(), &folder.path().join("lib.rs")).through_own_doors();
+        let line = |file| {
+            let name = name?;
+            Some(format!(
+                "{file} takes {name} from a/mod.rs: take it from a/b.rs"
+            ))
+        };
+        let expected: Vec<_> = ["a/c.rs", "a/d/f.rs"]
+            .into_iter()
+            .filter_map(line)
+            .collect();
+        assert_eq!(wrong, expected, "{beside} {below}");
+    }
 }
 
 #[test]
