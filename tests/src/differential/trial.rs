@@ -50,7 +50,8 @@ pub enum Verdict {
 /// A mechanism whose effect differs from that of the instruction.
 #[derive(Debug)]
 pub struct Difference {
-    /// The mechanism; `None` if the run in place came to no end, or no mechanism is offered for the instruction.
+    /// The mechanism. `None` if the instruction did not finish when it ran in place, or if there is no mechanism for
+    /// it.
     pub mechanism: Option<Mechanism>,
     /// Address of the instruction.
     pub at: Gva,

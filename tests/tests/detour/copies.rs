@@ -30,8 +30,8 @@ fn data(bench: &Bench<'_>, offset: u64) -> u64 {
     bench.arena().data().start.0 + offset
 }
 
-/// Assembles a short branch to a jump to the second exit. If the branch is not taken, it comes to a jump to the
-/// first exit.
+/// Assembles a short branch and two jumps: the next instruction jumps to the first exit, the target of the branch
+/// jumps to the second.
 fn branch(
     a: &mut CodeAssembler,
     bench: &Bench<'_>,

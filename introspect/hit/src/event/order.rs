@@ -9,8 +9,9 @@
 //!   ───────────────── horizon ──────────────────────── newest ──▶ time
 //!       delivered         │        held
 //! ```
-//! A pass does not hold events for this reason if no event has come since the last pass, if only one ring can have
-//! events, or if so many have accumulated that some would be lost. Held events of a ring stay in the ring.
+//! A pass does not hold events for this reason in three cases: no event has come since the last pass; only one ring
+//! can have events; a ring or the list of held events is so full that events would be lost. Held events of a ring
+//! stay in the ring.
 //!
 //! A vCPU's thread may be preempted during a hit, before it has queued the event. So it signals when a hit begins
 //! and when it ends. When a pass first sees that a hit has begun, events that are newer than the horizon of the

@@ -159,7 +159,8 @@ fn a_call_whose_times_had_to_be_put_in_order_does_not_say_how_long_it_took() {
     const RETURN: u64 = 1_000_000;
     for (returned, entry, expected) in [
         (When::At(RETURN), 999_999, (RETURN, 999_999)),
-        // Returns before their entry: a little, and by so much that the return's time cannot be believed.
+        // The return is earlier than the entry, first by a plausible difference of the processors' clocks, then by
+        // more than that.
         (When::At(RETURN), 1_080_744, (1_080_744, 0)),
         (When::At(RETURN), 1_200_001, (0, 1_200_001)),
         // Placed just after its entry, and at the time of its entry.
