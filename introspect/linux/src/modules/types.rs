@@ -1,12 +1,12 @@
 //! Reads the types of modules.
 //!
-//! Invariants: a module's types are read at most once for each [`ModuleList`], and only when they are first needed,
-//! as most never are. Like everything about a module, they are what the guest claims. The types of all modules of
-//! one list share one budget.
+//! Invariants: a module's types are read at most once for each [`ModuleList`], and only when they are first needed:
+//! those of most modules never are. Like everything about a module, they are what the guest claims. The types of
+//! all modules of one list share one budget.
 //!
 //! The kernel frees a module's section `.BTF` once the module's init function has run. A copy exists from before
-//! that function runs until the module is unloaded, on the list `btf_modules` in kernel/bpf/btf.c. Its type ids
-//! continue where those of the kernel end, whatever they were in the file.
+//! that function runs until the module is unloaded, on the list `btf_modules` in kernel/bpf/btf.c. The type ids in
+//! the copy continue where those of the kernel end, even if they were others in the file.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -42,9 +42,10 @@ impl ModuleReader {
         module.types.get_or_init(|| {
             let left = modules.types_left.load(Ordering::Relaxed);
             let mut guest = Guest::with(left, tables, mem);
-            let data = self.types_of(module.at, &mut guest)?;
-            modules.types_left.store(guest.left, Ordering::Relaxed);
-            let types = Types::split(Arc::clone(kernel), &data);
+            let data = self.types_of(module.at, &mut guest);
+            // What was read counts even if it led nowhere.
+            modules.types_left.fetch_min(guest.left, Ordering::Relaxed);
+            let types = Types::split(Arc::clone(kernel), &data?);
             types.map(Arc::new).map_err(NoModuleTypes::Malformed)
         });
     }
@@ -65,7 +66,7 @@ impl ModuleReader {
             }
             let types = Gva(word(guest, at, types)?);
             let start = Gva(word(guest, types, entry.data.start)?);
-            // The length is a u32. The upper half of the word read here is what follows it.
+            // The length is a u32; the upper half of the word is the next field.
             let len = word(guest, types, entry.data.count)? & u64::from(u32::MAX);
             let len = usize::try_from(len).unwrap_or(usize::MAX);
             let data = guest.bytes(start, len)?;

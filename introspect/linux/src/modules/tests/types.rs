@@ -163,3 +163,26 @@ fn types_of_all_modules_together_are_bounded() {
         panic!("{first:?}");
     };
 }
+
+#[test]
+fn types_that_cannot_be_read_count_against_the_bound() {
+    let mut guest = Guest::new(Age::V64);
+    full(&mut guest, "first", 0);
+    full(&mut guest, "second", 0);
+    let (_, btf) = entry(&guest);
+    let nowhere = Gva(0xffff_fff0_0000_0000);
+    guest.put(btf.wrapping_add(0x10), &nowhere.0.to_le_bytes());
+    let mut list = read(&guest).unwrap();
+    let one = own_types(&types(Age::V64)).len();
+    list.types_left = AtomicUsize::new(2 * one - 1);
+    let errors: Vec<_> = read_types(&guest, &list)
+        .into_iter()
+        .map(Result::unwrap_err)
+        .collect();
+    let unreadable = ModuleError::Unreadable { at: nowhere };
+    assert_eq!(errors[0], NoModuleTypes::Unreadable(unreadable));
+    assert!(matches!(
+        errors[1],
+        NoModuleTypes::Unreadable(ModuleError::TooMuch { .. })
+    ));
+}
