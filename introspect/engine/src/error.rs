@@ -1,5 +1,6 @@
 //! Errors of the registry's operations.
 
+use hvprobe_arch::Gva;
 use hvprobe_spec::{ProbeId, SpecError};
 
 use crate::refusal::Refused;
@@ -80,6 +81,15 @@ pub enum ChangeError {
     Refused {
         /// Id of the probe.
         id: ProbeId,
+        /// Why.
+        #[source]
+        source: Refused,
+    },
+    /// A site could not be armed that has none of the given probes, so that no change was made.
+    #[error("the site at {at} cannot be armed")]
+    Site {
+        /// Address of the site.
+        at: Gva,
         /// Why.
         #[source]
         source: Refused,

@@ -48,7 +48,9 @@ pub(crate) fn change_error(machine: &str, error: &ChangeError) -> Status {
                 .on(format!("ids[{index}]"))
                 .into()
         }
-        ChangeError::Refused { source, .. } => refused(chain(error), source).into(),
+        ChangeError::Refused { source, .. } | ChangeError::Site { source, .. } => {
+            refused(chain(error), source).into()
+        }
         ChangeError::Stop(stop) => stop_error(machine, stop),
     }
 }

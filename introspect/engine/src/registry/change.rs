@@ -117,7 +117,7 @@ impl Registry {
         Ok(refused)
     }
 
-    /// Resolves what probe `id` captures and shows, if that had to wait for its module.
+    /// Resolves the captured items and shown values of probe `id`, if they had to wait for its module.
     fn resolve_awaited(&mut self, id: ProbeId, point: &Probepoint) -> Result<(), Refused> {
         let (kernel, calls) = (self.kernel.probeable(), &self.shared.returns.calls);
         resolve_awaited(id, point, &mut self.probes, &kernel, calls, self.vcpus)
@@ -151,7 +151,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Unregisters everything.
+    /// Unregisters all probes.
     ///
     /// # Errors
     /// When the virtual CPUs cannot be stopped.
@@ -266,7 +266,8 @@ impl Registry {
         })
     }
 
-    /// Converts `error` to an error about the one of `ids` that is at the site that cannot be armed.
+    /// Converts `error`. If a site cannot be armed, the result names the one of `ids` that is at this site, or the
+    /// site if there is none.
     fn change_error(&self, error: CommitError, ids: &[ProbeId]) -> ChangeError {
         match error {
             CommitError::Stop(error) => error.into(),
@@ -274,14 +275,11 @@ impl Registry {
                 let Obstacle { at, why } = obstacles.first();
                 // A set, because both lists of ids may be long.
                 let ids: BTreeSet<ProbeId> = ids.iter().copied().collect();
-                ChangeError::Refused {
-                    id: self
-                        .sites
-                        .get(&at)
-                        .and_then(|site| site.members.iter().find(|id| ids.contains(id)))
-                        .copied()
-                        .unwrap_or(ProbeId(0)),
-                    source: why,
+                let site = self.sites.get(&at);
+                let id = site.and_then(|site| site.members.iter().find(|id| ids.contains(id)));
+                match id.copied() {
+                    Some(id) => ChangeError::Refused { id, source: why },
+                    None => ChangeError::Site { at, source: why },
                 }
             }
         }
