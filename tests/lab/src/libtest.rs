@@ -143,7 +143,7 @@ impl Parser {
         }
     }
 
-    /// Keeps a line that is worth showing, and drops the oldest ones beyond [`MOST_KEPT`].
+    /// Keeps a line. If there are more than [`MOST_KEPT`] bytes, drops the oldest lines.
     fn keep(&mut self, line: &str) {
         self.kept_bytes += line.len();
         self.kept.push_back(line.to_owned());
@@ -207,7 +207,14 @@ impl Parser {
 
 /// Returns the name in `test NAME ... FAILED`.
 fn failed_test(line: &str) -> Option<&str> {
-    line.strip_prefix("test ")?.strip_suffix(" ... FAILED")
+    let shown = line.strip_prefix("test ")?.strip_suffix(" ... FAILED")?;
+    Some(name(shown))
+}
+
+/// Returns the name of a test that libtest shows as `shown`.
+pub(crate) fn name(shown: &str) -> &str {
+    let shown = shown.strip_suffix(" - should panic").unwrap_or(shown);
+    shown.strip_suffix(" - compile fail").unwrap_or(shown)
 }
 
 /// Maximum length of a reason, in characters.
@@ -282,6 +289,15 @@ mod tests {
              test result: ok. 5 passed; 0 failed; 2 ignored; 0 measured; 0 filtered out; \
              finished in 0.00s\n",
             expect!["6 passed, 1 failed, 2 skipped;b"],
+        );
+    }
+
+    #[test]
+    fn the_name_of_a_failed_test_has_no_note_of_libtest() {
+        check(
+            "running 1 test\ntest a - should panic ... FAILED\n\n\
+             test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out\n",
+            expect!["0 passed, 1 failed, 0 skipped;a"],
         );
     }
 

@@ -9,6 +9,8 @@
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
+use crate::libtest::name;
+
 /// Time after which libtest reports that a test is slow.
 const SLOW: Duration = Duration::from_secs(60);
 /// Maximum length of a line. Lines of libtest are shorter.
@@ -153,12 +155,6 @@ impl Watch {
         );
         text
     }
-}
-
-/// Returns a test's name as libtest lists it.
-fn name(shown: &str) -> &str {
-    let shown = shown.strip_suffix(" - should panic").unwrap_or(shown);
-    shown.strip_suffix(" - compile fail").unwrap_or(shown)
 }
 
 #[cfg(test)]
