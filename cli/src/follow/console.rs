@@ -2,12 +2,14 @@
 
 use std::collections::VecDeque;
 use std::io::{self, IsTerminal as _, Read as _, Write as _};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use hvprobe_proto::v1::{ConsoleOutput, ConsoleWriteRequest};
-use tokio::sync::mpsc;
+use tokio::sync::Notify;
+use tokio::sync::mpsc::{self, error::TrySendError};
 
 use crate::client::Client;
 use crate::failure::{Refused, answered};
@@ -18,17 +20,14 @@ use crate::terminal::raw::Raw;
 const ESCAPE: u8 = 0x1d;
 /// Interval after which a full serial port is tried again. The guest empties the port without any notification.
 const FULL_PORT: Duration = Duration::from_millis(5);
+/// Maximum number of bytes, about, that are still passed on when the user leaves.
+const LAST: usize = 4096;
 /// Number of bytes that are kept from the end of the console output.
 const TAIL: usize = 64 << 10;
 
-/// Input of the user.
-#[derive(Debug, PartialEq, Eq)]
-enum Key {
-    /// Typed bytes.
-    Bytes(Vec<u8>),
-    /// Request to leave.
-    Leave,
-}
+/// Maximum number of reads of standard input that wait for the guest. What is typed on a terminal after that is
+/// dropped, so that the request to leave is always heard; a pipe waits.
+const READS: usize = 1024;
 
 /// The console of one machine, connected to standard input and output.
 #[derive(Debug)]
@@ -36,7 +35,9 @@ pub(crate) struct Console {
     client: Client,
     machine: String,
     output: tonic::Streaming<ConsoleOutput>,
-    keys: mpsc::Receiver<Key>,
+    typed: mpsc::Receiver<Vec<u8>>,
+    leave: Arc<Notify>,
+    is_leaving: bool,
     /// Typed bytes that the guest's serial port has had no room for yet.
     pending: Vec<u8>,
     _raw: Option<Raw>,
@@ -61,11 +62,14 @@ impl Console {
         if raw.is_some() {
             crate::output::notice(format_args!("connected to the console, Ctrl-] leaves"));
         }
+        let leave = Arc::new(Notify::new());
         Ok(Self {
             client,
             machine: machine.to_owned(),
             output,
-            keys: keyboard(),
+            typed: keyboard(Arc::clone(&leave)),
+            leave,
+            is_leaving: false,
             pending: Vec::new(),
             _raw: raw,
         })
@@ -74,6 +78,9 @@ impl Console {
     /// Waits for output of the guest or input of the user, and passes it on. Cancel-safe: a dropped call loses
     /// nothing.
     pub(crate) async fn step(&mut self) -> anyhow::Result<Step> {
+        if self.is_leaving {
+            return self.take_leave().await;
+        }
         tokio::select! {
             piece = self.output.message() => match piece.map_err(Refused::from)? {
                 Some(piece) => {
@@ -90,15 +97,29 @@ impl Console {
                 }
                 None => Ok(Step::Ended),
             },
-            Some(key) = self.keys.recv(), if self.pending.is_empty() => match key {
-                Key::Bytes(data) => {
-                    self.pending = data;
-                    self.write().await
-                }
-                Key::Leave => Ok(Step::Leave),
-            },
+            () = self.leave.notified() => {
+                self.is_leaving = true;
+                self.take_leave().await
+            }
+            Some(data) = self.typed.recv(), if self.pending.is_empty() => {
+                self.pending = data;
+                self.write().await
+            }
             () = tokio::time::sleep(FULL_PORT), if !self.pending.is_empty() => self.write().await,
         }
+    }
+
+    /// Writes what was typed before the request to leave, as far as the port has room for it.
+    async fn take_leave(&mut self) -> anyhow::Result<Step> {
+        while self.pending.len() < LAST
+            && let Ok(data) = self.typed.try_recv()
+        {
+            self.pending.extend(data);
+        }
+        if !self.pending.is_empty() {
+            self.write().await?;
+        }
+        Ok(Step::Leave)
     }
 
     /// Writes as many of the pending bytes as the port has room for.
@@ -114,12 +135,12 @@ impl Console {
     }
 }
 
-/// Reads standard input on a separate thread, because a read from a terminal cannot be cancelled. The thread
-/// ends with the process.
-fn keyboard() -> mpsc::Receiver<Key> {
-    let (sender, receiver) = mpsc::channel(16);
+/// Reads standard input on a separate thread, because a read from a terminal cannot be cancelled. Notifies `leave`
+/// when the user asks to leave. The thread ends with the process.
+fn keyboard(leave: Arc<Notify>) -> mpsc::Receiver<Vec<u8>> {
+    let (sender, receiver) = mpsc::channel(READS);
     thread::spawn(move || {
-        let terminal = io::stdin().is_terminal();
+        let is_terminal = io::stdin().is_terminal();
         let mut buffer = [0; 1024];
         loop {
             let read = match io::stdin().lock().read(&mut buffer) {
@@ -128,30 +149,33 @@ fn keyboard() -> mpsc::Receiver<Key> {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(_) => return,
             };
-            for key in keys(buffer.get(..read).unwrap_or_default(), terminal) {
-                if sender.blocking_send(key).is_err() {
-                    return;
-                }
+            let typed = buffer.get(..read).unwrap_or_default();
+            let (bytes, is_leaving) = split(typed, is_terminal);
+            let is_open = match is_terminal {
+                _ if bytes.is_empty() => true,
+                true => !matches!(
+                    sender.try_send(bytes.to_vec()),
+                    Err(TrySendError::Closed(_))
+                ),
+                false => sender.blocking_send(bytes.to_vec()).is_ok(),
+            };
+            if is_leaving {
+                leave.notify_one();
+            }
+            if !is_open || is_leaving {
+                return;
             }
         }
     });
     receiver
 }
 
-/// Splits typed bytes into input for the guest and a request to leave. Only a terminal can make that request.
-fn keys(typed: &[u8], terminal: bool) -> Vec<Key> {
-    let leave = typed.iter().position(|&byte| terminal && byte == ESCAPE);
-    let bytes = typed
-        .get(..leave.unwrap_or(typed.len()))
-        .unwrap_or_default();
-    let mut keys = Vec::new();
-    if !bytes.is_empty() {
-        keys.push(Key::Bytes(bytes.to_vec()));
+/// Splits typed bytes into input for the guest, and whether the user asks to leave after it. Only a terminal can ask.
+fn split(typed: &[u8], is_terminal: bool) -> (&[u8], bool) {
+    match typed.iter().position(|&byte| is_terminal && byte == ESCAPE) {
+        Some(end) => (typed.get(..end).unwrap_or_default(), true),
+        None => (typed, false),
     }
-    if leave.is_some() {
-        keys.push(Key::Leave);
-    }
-    keys
 }
 
 /// End of a console's output, for error reports.
@@ -194,9 +218,9 @@ mod tests {
     #[test]
     fn escape_leaves_a_terminal_and_is_a_byte_like_others_in_a_pipe() {
         let typed = b"ls\x1dx";
-        assert_eq!(keys(typed, true), [Key::Bytes(b"ls".to_vec()), Key::Leave]);
-        assert_eq!(keys(typed, false), [Key::Bytes(typed.to_vec())]);
-        assert_eq!(keys(b"\x1d", true), [Key::Leave]);
+        assert_eq!(split(typed, true), (&b"ls"[..], true));
+        assert_eq!(split(typed, false), (&typed[..], false));
+        assert_eq!(split(b"\x1d", true), (&b""[..], true));
     }
 
     #[test]
