@@ -1,5 +1,5 @@
 //! Registers a given number of probes in one batch, on the text of a real kernel. Shows how long that takes: the
-//! whole change, and the part for which the guest stands still.
+//! whole change, and the part during which the guest is stopped.
 //!
 //! ```text
 //! hvprobe unpack /boot/vmlinuz vmlinux
@@ -12,14 +12,14 @@
 //! |-------------|-----------------------------------------------------------------------------------|
 //! | `optimized` | at each function's entry a jump to a detour of its own                            |
 //! | `inside`    | jumps over several instructions, for which all of the guest's memory is looked through |
-//! | `r`         | return probes, with jumps as long as there is room for what their calls need      |
+//! | `r`         | return probes, with jumps as long as there is room for their instances            |
 //! | `emulated`  | int3s                                                                             |
 //! | `boosted`   | int3s, and a slot each                                                            |
 //!
 //! There are two rounds, because the second finds the slots and detours of the first. The guest waits with ftrace's
 //! locks held when it begins and when it ends patching function entries, where the probes are; `traced` is the
-//! longer of these two times. The last column is the number of probes that are jumps. The guest has no processors,
-//! so only the time to stop them is missing.
+//! longer of these two times. The last column is the number of optimized probes. The guest has no processors, so
+//! the times do not include stopping them.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -43,8 +43,8 @@ use hvprobe_spec::{Mechanism, ProbeId, ProbeSpec};
 
 const PAGE: u64 = 4096;
 /// Addresses of the page tables, of the interrupt descriptor table and of the hidden region. The kernel is below
-/// them. The hidden region begins where the guest's memory ends, which is as large as hvprobe gives a guest by
-/// default.
+/// them. The hidden region begins at the end of the guest's memory, which has the size that hvprobe gives a guest
+/// by default.
 const TABLES: Gpa = Gpa(128 << 20);
 const IDT: Gpa = Gpa(144 << 20);
 const HIDDEN: Gpa = Gpa(256 << 20);
@@ -107,7 +107,7 @@ impl World for Guest {
         false
     }
 
-    /// Nothing writes to the guest's memory while a change is made, so there is nothing to log.
+    /// Logs nothing, because nothing writes to the guest's memory while a change is made.
     fn note_writes(&self, _on: bool) -> bool {
         true
     }
@@ -207,10 +207,10 @@ fn map(memory: &Memory, next: &mut Gpa, virt: Gva, phys: Gpa) {
     set(at, phys.0);
 }
 
-/// Maximum time for a batch of 10,000 probes, in milliseconds: for the whole registration, and for the part in
-/// which the guest stands still.
+/// Maximum time for a batch of 10,000 probes, in milliseconds: for the whole registration, and for the part during
+/// which the guest is stopped.
 const TARGET: (u32, u32) = (2000, 200);
-/// Functions that the guest calls before and after it patches, in that order.
+/// Functions that the guest calls before and after its ftrace patches, in that order.
 const FTRACE: [&str; 2] = [
     "ftrace_arch_code_modify_prepare",
     "ftrace_arch_code_modify_post_process",
@@ -289,7 +289,7 @@ fn main() -> ExitCode {
     status
 }
 
-/// How long a change took as a whole, and how long the guest stood still for it.
+/// Duration of a change as a whole, and of the part during which the guest was stopped.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct Took {
     all: Duration,
@@ -382,8 +382,8 @@ fn measure(
     Ok(())
 }
 
-/// Returns definitions of probes of `count` functions that can be probed, spread over the kernel; or why there are
-/// not as many.
+/// Returns definitions of probes for `count` functions that can be probed, spread over the kernel. If there are
+/// fewer, returns the reason.
 fn functions(
     image: &KernelImage,
     registry: &mut Registry,

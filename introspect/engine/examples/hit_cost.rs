@@ -9,10 +9,10 @@
 //!
 //! A third argument is the number of other probes, up to 500: the cost does not depend on it.
 //!
-//! The number after `Collected :` is the number of instructions that all the hits took in the engine: looking
-//! up the probe, running the displaced instruction, reading the task and queueing the event. It is the same in
-//! every run, because the collector, which is not counted, never has to be woken. For a return probe a few
-//! dozen of them are the write and the read of a return address on the stack. A counter of whole processes
+//! The number after `Collected :` is the number of instructions that all the hits took in the engine: looking up
+//! the probe, running the displaced instruction, reading the task and queueing the event. It is the same in every
+//! run, because the collector, which is not counted, never has to be woken. For a return probe, a few dozen of
+//! these instructions write and read the return address on the stack. A counter of whole processes
 //! (`perf stat -e instructions:u`) includes the start-up; the difference between runs with 2N and N hits is the
 //! cost of N hits.
 
@@ -142,7 +142,7 @@ impl Mechanism {
     }
 }
 
-/// Returns a read of memory: of the stack, but made like a read through any other pointer.
+/// Returns a read of the stack that is made like a read through any other pointer.
 fn read() -> Item {
     Item::Fetched(Box::new(Fetched {
         base: Base::Register(Gpr::Rsp),
@@ -186,7 +186,7 @@ fn main() -> ExitCode {
     registry
         .go_live(guest.view(), None, &guest)
         .expect("the guest stops");
-    // All kinds are planted, so that the table is the same whichever is measured.
+    // All kinds are planted, so that the table is the same for each measured kind.
     let specs: Vec<_> = Mechanism::ALL
         .iter()
         .flat_map(|(_, mechanism)| mechanism.probes())

@@ -28,7 +28,7 @@ use crate::unoptimized::Unoptimized;
 /// The plan of one probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explained {
-    /// Definition, which names one place.
+    /// Definition of the probe. If the given definition is a pattern, the definition of one matching function.
     pub definition: String,
     /// Name of the probe's events.
     pub event: String,
@@ -46,7 +46,7 @@ pub struct Explained {
     pub provided: Vec<&'static str>,
     /// How the displaced instruction takes effect if hits take exits.
     pub with_exits: Mechanism,
-    /// Whether the guest's ftrace may patch a call in at the probepoint. The probe does not fire while the call is
+    /// Whether the guest's ftrace may put a call at the probepoint. The probe does not fire while the call is
     /// there.
     pub ftrace: bool,
     /// What events of the probe show.
@@ -55,8 +55,8 @@ pub struct Explained {
     pub actions: Actions,
 }
 
-/// Plans `spec` for `image`. Returns the plan, or the refusal, of its one probe or, for a pattern, of each matching
-/// function.
+/// Plans `spec` for `image`. Returns the plan of its probe, or why the probe is refused. For a pattern, returns one
+/// such result for each matching function.
 #[must_use]
 pub fn explain(image: &KernelImage, spec: &ProbeSpec) -> Vec<Result<Explained, Skipped>> {
     let kernel = Probeable {
@@ -167,7 +167,8 @@ fn provided(
     found.map(|(_, what)| what).collect()
 }
 
-/// The image's own text, with the patch that boot makes at possible probepoints: nops in place of ftrace's calls.
+/// The image's own text, with the only patch that boot makes at possible probepoints: nops in place of ftrace's
+/// calls.
 struct Booted<'a>(&'a KernelImage);
 
 impl PristineText for Booted<'_> {

@@ -66,7 +66,7 @@ pub struct ProbeInfo {
     pub state: ProbeState,
     /// Whether the probe is disabled: registered, but not armed.
     pub disabled: bool,
-    /// Whether the probe has exceeded its budget, for which it is disabled or about to be disabled.
+    /// Whether the probe has exceeded its budget. It is then disabled, or is about to be.
     pub turned_off: bool,
     /// Budget of the probe's hits.
     pub budget: Option<Budget>,

@@ -82,7 +82,7 @@ pub enum Refused {
         /// Maximum number of probes.
         max: usize,
     },
-    /// A pattern where a single place is required.
+    /// The target is a pattern, but a single place is required.
     #[error("`{pattern}` is a pattern, which stands for no single place")]
     Pattern {
         /// The pattern.
@@ -101,7 +101,7 @@ pub enum Refused {
         /// The function's size.
         size: u64,
     },
-    /// Padding between two functions.
+    /// The address is in the padding between two functions.
     #[error(
         "{at} is padding behind {symbol}, whose code is {len:#x} bytes long: nothing runs there"
     )]
@@ -294,7 +294,7 @@ pub enum Refused {
         /// Why.
         why: Box<NoModuleTypes>,
     },
-    /// A pattern for functions of a module that is not loaded, so its functions are not known.
+    /// The pattern is for functions of a module that is not loaded, so these functions are not known.
     #[error("module {module} is not loaded, so it is not known what `{pattern}` stands for")]
     ModuleNeeded {
         /// The module's name.

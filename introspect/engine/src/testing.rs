@@ -1,8 +1,8 @@
 //! A guest for tests, without processors: memory with the text of a synthetic kernel mapped at its linked
 //! address, and a [`World`] that counts its stops and fails on request.
 //!
-//! Invariant: physical memory is a few hundred KiB, whatever the link addresses, and only the engine under test
-//! and the test itself write to it.
+//! Invariant: physical memory is small at any link addresses (a few hundred KiB, or 16 MiB with detours), and only
+//! the engine under test and the test itself write to it.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -38,7 +38,7 @@ pub(crate) fn whole_hidden() -> HiddenRegion {
     HiddenRegion::new(WHOLE_HIDDEN, HiddenRegion::FULL_SIZE, KERNEL_WINDOW)
 }
 
-/// Action of the guest just before it is next stopped.
+/// Action of the guest just before its next stop.
 type Meanwhile = Box<dyn FnOnce(&TestGuest)>;
 
 /// A booted synthetic kernel.
@@ -252,7 +252,7 @@ impl Clock for Ticks {
     }
 }
 
-/// Returns registers for a hit. Each has another value; the stack pointer is [`STACK`].
+/// Returns registers for a hit. Each register has a different value; the stack pointer is [`STACK`].
 pub(crate) fn regs() -> Regs {
     Regs {
         rax: 1,

@@ -36,7 +36,7 @@ pub enum Unoptimized {
     /// The kernel patches bytes under the jump itself.
     #[error("{at}, under the jump: {why}")]
     Forbidden {
-        /// Address of those bytes.
+        /// Address of the first of these bytes.
         at: Gva,
         /// The reason.
         why: Forbidden,
@@ -57,7 +57,7 @@ pub enum Unoptimized {
     /// A task may have been interrupted between the instructions under the jump.
     #[error("a task may stand between the instructions under the jump")]
     Interrupted,
-    /// As `Interrupted`; and the guest has too much memory to scan it for a proof that there is no such task.
+    /// As `Interrupted`, but the guest has too much memory to prove by a scan that there is no such task.
     #[error(
         "a task may stand between the instructions under the jump, and the guest has too much memory \
          to look through"

@@ -1,7 +1,7 @@
 //! What the engine needs from the machine it probes.
 //!
 //! Invariant: guest text and the probe table change only inside [`World::stopped`], while no virtual CPU executes
-//! guest code and none of them is in a stepped slot.
+//! guest code and no virtual CPU is in a stepped slot.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -70,9 +70,9 @@ pub trait World {
     /// Returns the guest's memory, which the guest may be writing at the same time.
     fn memory(&self) -> &dyn PhysMemory;
 
-    /// Stops every virtual CPU outside the stepped slots, runs `change` once, gives the table that it returns to
-    /// every virtual CPU, and lets them run again. Returns how long they were stopped, from the request to stop
-    /// until they were released.
+    /// Stops every virtual CPU outside the stepped slots, and runs `change` once. If `change` returns a table,
+    /// gives it to every virtual CPU. Then lets the virtual CPUs run again. Returns how long they were stopped,
+    /// from the request to stop until they were released.
     ///
     /// # Errors
     /// When a virtual CPU cannot be stopped; then `change` has not run.

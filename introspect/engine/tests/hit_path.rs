@@ -1,4 +1,4 @@
-//! The hit path allocates nothing, whatever happens on it.
+//! Checks that the hit path allocates nothing.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

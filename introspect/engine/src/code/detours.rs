@@ -22,7 +22,7 @@ use crate::code::error::HiddenError;
 
 const CODE_PAGES: u64 = 2;
 const DATA_PAGES: u64 = 4;
-/// Bytes of guest physical memory that detours take.
+/// Size of the guest physical memory for detours, in bytes.
 pub(crate) const SIZE: u64 = (CODE_PAGES + DATA_PAGES) * LARGE_PAGE;
 /// Offsets in the shared pages: `HEAD`, `LIMIT` and `BELL` of the ring's control words, `COUNTERS` of the counters,
 /// and `CELLS` of the ring's cells.
@@ -31,16 +31,16 @@ const LIMIT: u64 = 64;
 const BELL: u64 = LIMIT + 8;
 const COUNTERS: u64 = 4096;
 const CELLS: u64 = 1 << 20;
-/// Number of cells of the ring: some milliseconds of the fastest stream of records.
+/// Number of cells of the ring. The fastest stream of records fills them in some milliseconds.
 const CAPACITY: u32 = 1 << 16;
 /// A record may begin in the last cell and extend past it.
 const CELLS_END: u64 = CELLS + (CAPACITY as u64 + MAX_RECORD_CELLS as u64) * CELL as u64;
 const _: () = assert!(CELLS_END <= DATA_PAGES * LARGE_PAGE);
 /// Offset of the instances of return probes, after the cells.
 const INSTANCES: u64 = CELLS_END.next_multiple_of(4096);
-/// Number of cells in use from which the host is notified.
+/// Number of cells in use at which the guest notifies the host.
 const WATERMARK: u32 = CAPACITY / 4;
-/// Bytes of one probe's counters.
+/// Size of one probe's counters, in bytes.
 const COUNTER: u64 = 32;
 /// Unit of allocation for detours, in bytes.
 const UNIT: u64 = 16;
@@ -52,11 +52,11 @@ pub(crate) struct Detours {
     data: Extent,
     place: RingPlace,
     window: Window,
-    /// Address at which the region's other pages are mapped at times. Detours must not be there.
+    /// Address at which the region's other pages may be mapped. Detours must not be there.
     taken: Option<Gva>,
     /// Number of times that instances were allocated.
     handed_out: u64,
-    /// Free parts of the code, of the counters and of the memory for instances, once they have addresses.
+    /// Free parts of the code, the counters and the instances. Empty until addresses are reserved.
     free_code: Space,
     free_counters: Space,
     free_instances: Space,
@@ -89,12 +89,12 @@ impl Detours {
         self.place
     }
 
-    /// Keeps detours away from `place`, where the region's other pages are mapped at times.
+    /// Keeps detours away from `place`, where the region's other pages may be mapped.
     pub(crate) fn leave(&mut self, place: Gva) {
         self.taken = Some(place);
     }
 
-    /// Reserves addresses for all pages, if they have none yet. The guest sees nothing of them until
+    /// Reserves addresses for all pages, if they have none yet. The guest cannot see the pages until
     /// [`Detours::enter`].
     ///
     /// # Errors
@@ -106,7 +106,7 @@ impl Detours {
     ) -> Result<Ring, HiddenError> {
         let fresh = self.code.start().is_none() || self.data.start().is_none();
         let data = self.data.reserve(mem, tables, self.window, self.taken, 0)?;
-        // The entries reserved for the data are still empty, so the code is kept off them by a smaller window.
+        // The page-table entries reserved for the data are still empty. A smaller window keeps the code off them.
         let behind = Window {
             start: data.wrapping_add(self.data.len()),
             ..self.window
@@ -145,7 +145,8 @@ impl Detours {
         self.code.enter(mem, tables)
     }
 
-    /// Takes `size` bytes of code at an address that `choose` finds between the first and the last possible one.
+    /// Takes `size` bytes of code. `choose` gets the first and the last possible address in a free part, and
+    /// returns the address to use.
     pub(crate) fn take(
         &mut self,
         size: u64,
@@ -154,7 +155,7 @@ impl Detours {
         self.free_code.take(size.next_multiple_of(UNIT), choose)
     }
 
-    /// Writes a detour. No task can reach it yet.
+    /// Writes a detour, which no task can reach yet.
     ///
     /// # Errors
     /// When the address is not in the code pages.
@@ -169,9 +170,9 @@ impl Detours {
         Ok(())
     }
 
-    /// Returns the initial use count of the next instances. With it, the ids of their calls differ from those of
-    /// all earlier instances at the same addresses: no instance has 2^24 calls, and the count of each allocation
-    /// begins 2^24 higher.
+    /// Returns the initial use count of the next instances. Each allocation begins 2^24 higher than the one before
+    /// it, and no instance has 2^24 calls. So the ids of calls differ from those of all earlier instances at the
+    /// same addresses.
     pub(crate) fn next_generation(&mut self) -> u64 {
         self.handed_out = self.handed_out.wrapping_add(1);
         self.handed_out << 24
@@ -211,7 +212,7 @@ impl Detours {
         self.free_counters.release(at.0, COUNTER);
     }
 
-    /// Returns how many bytes of code, of counters and of instances are in use.
+    /// Returns the number of bytes in use for code, for counters and for instances.
     pub(crate) fn in_use(&self) -> [u64; 3] {
         let data = self.data.len();
         let all = [

@@ -1,10 +1,10 @@
-//! Large pages of ours in the guest's address space: the code of detours and the memory they share with the
+//! Our large pages in the guest's address space: the code of detours, and the memory that detours share with the
 //! host.
 //!
 //! States: `nowhere → reserved → mapped`. The guest sees an extent only when it is mapped. Invariants: an extent is
-//! mapped while the virtual CPUs are stopped, through consecutive entries of the kernel's own level-2 table that
-//! were empty; none is both writable and executable, as far as the guest's processors support that; once mapped it
-//! stays, because a task may have been interrupted in any detour.
+//! mapped while the virtual CPUs are stopped, through consecutive empty entries of the kernel's own level-2 table;
+//! no extent is both writable and executable, as far as the guest's processors support that; a mapped extent stays,
+//! because a task may have been interrupted in any detour.
 
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::{PageTables, entry};
@@ -13,7 +13,7 @@ use hvprobe_hit::region::Window;
 
 use crate::code::error::HiddenError;
 
-/// The size of a page here, in bytes.
+/// Size of a large page, in bytes.
 pub(crate) const LARGE_PAGE: u64 = 2 << 20;
 const ENTRIES: u64 = 512;
 
@@ -39,9 +39,9 @@ pub(crate) struct Extent {
 #[derive(Clone, Copy, Debug)]
 struct Reservation {
     start: Gva,
-    /// Flags in the entries of its pages.
+    /// Flags in the page-table entries of its pages.
     bits: u64,
-    /// Whether the guest sees it.
+    /// Whether the extent is mapped into the guest.
     entered: bool,
 }
 
@@ -74,7 +74,7 @@ impl Extent {
     }
 
     /// If the extent has no addresses, reserves some in `window`, but not at `taken`, and fills the pages with
-    /// `filling`. Returns the first address. The guest sees nothing of this.
+    /// `filling`. Returns the first address. The guest cannot see the pages yet.
     ///
     /// # Errors
     /// When there are not enough consecutive empty entries, or the page tables cannot be walked.
@@ -109,7 +109,7 @@ impl Extent {
     /// Maps the extent into the guest if it has addresses and is not mapped. The virtual CPUs must be stopped.
     ///
     /// # Errors
-    /// When an entry has been taken meanwhile; then the guest sees nothing new.
+    /// When an entry has been taken meanwhile; then nothing is mapped.
     pub(crate) fn enter(
         &mut self,
         mem: &dyn PhysMemory,
@@ -135,8 +135,8 @@ impl Extent {
     }
 }
 
-/// Returns the address of the first `count` consecutive empty entries of the level-2 table in `window`,
-/// excluding the entry of `taken`.
+/// Returns the lowest address in `window` at which `count` consecutive entries of the level-2 table are empty. The
+/// entry of `taken` does not count as empty.
 ///
 /// # Errors
 /// When there are none, or the page tables cannot be walked.
@@ -165,8 +165,8 @@ pub(super) fn empty_entries(
 }
 
 /// Returns the no-execute bit if the guest uses it anywhere in the level-2 table that maps `near`, otherwise 0.
-/// Where EFER.NXE is clear the bit is reserved (SDM vol. 3, 4.5.4); where it is set, the kernel marks its own data
-/// with it.
+/// Where EFER.NXE is clear, this bit is reserved (SDM vol. 3, 4.5.4). Where EFER.NXE is set, the kernel sets this
+/// bit for its own data.
 fn no_execute(mem: &dyn PhysMemory, tables: &PageTables, near: Gva) -> Result<u64, HiddenError> {
     let (entry_at, _) = tables.entry_at(mem, near, 2)?;
     let table = Gpa(entry_at.0 & !(ENTRIES * 8 - 1));

@@ -13,7 +13,8 @@ use hvprobe_arch::insn::{Displaced, SlotCode};
 pub(crate) struct Ghosts {
     /// Ghosts by the address of the slot.
     by_slot: BTreeMap<Gva, (Displaced, SlotCode)>,
-    /// Slots by the address of their instruction. There are several if modules were loaded there one after another.
+    /// Addresses of slots, by the address of the displaced instruction. There are several if modules were loaded at
+    /// this address one after another.
     by_address: BTreeMap<Gva, Vec<Gva>>,
 }
 
@@ -29,7 +30,7 @@ impl Ghosts {
         }
     }
 
-    /// Returns the slot that holds exactly this instruction.
+    /// Returns the ghost slot that holds exactly the instruction `displaced`.
     pub(crate) fn of(&self, displaced: &Displaced) -> Option<SlotCode> {
         let slots = self.by_address.get(&displaced.at())?;
         let mut ghosts = slots.iter().filter_map(|slot| self.by_slot.get(slot));

@@ -24,10 +24,11 @@ impl Jump {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DetourContext {
     pub(crate) ring: Ring,
-    /// Per-CPU location of the processor number; `None` with one processor.
+    /// Per-CPU location of the processor number; `None` if it is not known, which is possible only with one virtual
+    /// CPU.
     pub(crate) cpu: Option<u32>,
     pub(crate) task: Option<TaskFields>,
-    /// Functions that read memory; `None` if there are none.
+    /// Kernel functions with which detours read memory; `None` if there are none.
     pub(crate) readers: Option<Readers>,
     /// Location of a task's stack; `None` if it is not known.
     pub(crate) stack: Option<StackFields>,

@@ -20,7 +20,7 @@ impl Keep {
 }
 
 impl Default for Keep {
-    /// Returns the growth since the last look from which another look is worth its cost.
+    /// Returns the growth of the ghosts after which another look is worth its cost.
     fn default() -> Self {
         Self {
             code: 1 << 20,

@@ -1,4 +1,4 @@
-//! Code and data of ours in the guest, in use or ghosts.
+//! Our code and data in the guest: those in use, and ghosts.
 //!
 //! The code and data of probes that have left (*ghosts*) stay unchanged, because a task may have been interrupted
 //! there. They are released when a look through the guest's memory proves that no task can reach them.
@@ -37,7 +37,7 @@ pub(crate) struct OurCode {
     pub(crate) next_number: u32,
     /// Whether every number has been given at least once.
     has_wrapped: bool,
-    /// Growth of the ghosts since the last look that makes another look worth its cost.
+    /// How much the ghosts must grow after a look before another look is worth its cost.
     pub(crate) keep: Keep,
     /// Amount of ghosts at the last look.
     pub(crate) kept: Keep,
@@ -68,8 +68,8 @@ impl OurCode {
         Some(Reader::new(self.region.ring()?, self.sources.clone()))
     }
 
-    /// Returns the number of a new source of records. A number that was released is given again after all
-    /// others, when no record with it is in the ring any more.
+    /// Returns the number of a new source of records. A released number is returned again only after all others; by
+    /// then, no record with it is left in the ring.
     pub(crate) fn source_number(&mut self) -> u32 {
         // The guest has room for far fewer sources than there are numbers, so the loop ends.
         loop {

@@ -1,4 +1,4 @@
-//! Which code of ours a task may still reach; only the rest is released.
+//! Finds the code of ours that a task may still reach; only the rest is released.
 //!
 //! A *piece* is code that is released as a whole: the detour of a retired jump, or the stubs of a return probe
 //! together with the instances they use. A task reaches a piece

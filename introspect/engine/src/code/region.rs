@@ -15,8 +15,8 @@
 //!
 //! The *exception window* is active while a stepped copy runs: the virtual CPU's IDTR points at page 2, whose gates
 //! are copies of the guest's own with the stubs as handlers. A stub is an `out` to our port, so an exception of the
-//! copy exits to the host first. The *trampoline*, to which functions with a return probe return, is such an `out`,
-//! too. So a return to it does not depend on the guest's #BP entry, whatever the host.
+//! copy exits to the host first. The *trampoline* is also such an `out`. Functions with a return probe return to
+//! it, so on no host does their return depend on the guest's #BP entry.
 //!
 //! Where the guest uses indirect branch tracking (IBT), exceptions may only lead to an `endbr64`, so stubs
 //! begin with one. Nothing else here is the target of an indirect branch: the trampoline and the stubs of calls
@@ -48,8 +48,8 @@ const SLOT: u64 = SLOT_SIZE as u64;
 const SLOTS_PER_PAGE: u64 = PAGE / SLOT;
 const SLOT_PAGES: u64 = 3;
 
-/// Returns the first and the last slot of a region of full size, for the two outermost places where it may be
-/// mapped: the window's start, and its end if all other entries are in use.
+/// Returns the first and the last slot of a full-size region at each of the two outermost places where the region
+/// may be mapped: the start of the window, and its end if all other entries are in use.
 #[must_use]
 pub fn outermost_slots(window: &Window) -> [[Gva; 2]; 2] {
     let at_end = window.end.wrapping_sub(TABLE_SPAN);
@@ -89,7 +89,7 @@ pub struct HiddenRegion {
 }
 
 impl HiddenRegion {
-    /// Bytes of a region with room for detours. Such a region begins at a multiple of 2 MiB.
+    /// Size of a region with room for detours, in bytes. Such a region begins at a multiple of 2 MiB.
     pub const FULL_SIZE: u64 = TABLE_SPAN + detours::SIZE;
 
     /// Creates a region over `size` bytes of guest physical memory at `at` (page-aligned), to be mapped at an
@@ -234,9 +234,9 @@ impl HiddenRegion {
         !self.pinned && self.first + self.last == self.free.len() as u64
     }
 
-    /// Takes a free slot for which `copy` succeeds, and returns the copy. Slots are taken from the beginning. A
-    /// copy that refers to addresses just above zero (per-CPU variables, relative to RIP) does not reach them
-    /// from there, so it gets a slot at the end. The region must be mapped.
+    /// Takes a free slot for which `copy` succeeds, and returns the copy. Slots are taken from the beginning. From
+    /// there, a copy does not reach addresses just above zero (RIP-relative per-CPU variables), so a copy that
+    /// refers to them gets a slot at the end. The region must be mapped.
     ///
     /// # Errors
     /// When all slots, or all slots within reach, are in use, or when the region is not mapped.
@@ -282,8 +282,8 @@ impl HiddenRegion {
         Some(self.mapped.as_ref()?.base.wrapping_add(last * SLOT))
     }
 
-    /// Makes the page of slot `index` visible to the guest, unless it is visible because a slot of it was handed
-    /// out before.
+    /// Makes the page of slot `index` visible to the guest. Does nothing if a slot of this page was handed out
+    /// before: then the page is visible already.
     fn see_slot(&self, mem: &dyn PhysMemory, index: u64) -> Result<(), HiddenError> {
         let page = index / SLOTS_PER_PAGE;
         let mut slots = page * SLOTS_PER_PAGE..(page + 1) * SLOTS_PER_PAGE;

@@ -7,9 +7,9 @@
 //!   guest runs:     log the pages it writes ─► scan all pages ─► scan those written meanwhile ─► …
 //!   guest stopped:  scan the pages written since, at most STOPPED_MAX; scan the registers
 //! ```
-//! Invariants: an address that was seen at any time during a look counts, so none that exists when the look ends is
-//! missed. A look that would stop the guest too long, or for which guest writes cannot be logged, has no result,
-//! and the caller assumes the worst.
+//! Invariants: an address counts if it was seen at any time during a look, so no address that exists at the end of
+//! the look is missed. A look that would stop the guest too long, or for which guest writes cannot be logged, has
+//! no result, and the caller assumes the worst.
 //!
 //! Writes of the host are not logged. The host writes addresses of code of ours only for probes that exist,
 //! into frames and into instances; instances are read while the guest is stopped.
@@ -23,26 +23,27 @@ use hvprobe_hit::region::KERNEL_WINDOW;
 use crate::world::{Standing, World};
 
 const PAGE: usize = 4096;
-/// Maximum bytes of guest memory to scan for one change: a second or so. Memory that the guest has never
-/// touched does not count.
+/// Maximum size of the guest memory to scan for one change, in bytes. The scan takes about a second. Memory that
+/// the guest has never touched does not count.
 pub(crate) const AT_ONCE_MAX: u64 = 4 << 30;
 /// As [`AT_ONCE_MAX`], for a change that a virtual CPU waits for.
 pub(crate) const AT_HOOK_MAX: u64 = 256 << 20;
 /// As [`AT_ONCE_MAX`], for a look that nothing waits for.
 pub(crate) const EVER_MAX: u64 = 64 << 30;
-/// Factor by which the guest's memory may exceed the maximum if the memory that the guest has touched does not.
+/// Factor by which the guest's memory may exceed the maximum. The memory that the guest has touched must not exceed
+/// it.
 const SPARSE: u64 = 16;
 /// Maximum number of pages to scan while the guest is stopped: 32 MiB, some 10 ms. In an emulated machine,
 /// where the scan is slower, it still takes less than the 200 ms that a stop may take.
 pub(crate) const STOPPED_MAX: usize = 8192;
-/// Maximum number of pages written during a scan after which the guest is stopped without another scan.
+/// If at most this number of pages was written during a scan, the guest is stopped without another scan.
 const FEW: usize = STOPPED_MAX / 4;
-/// Bytes to scan between two checks whether the guest has ended: some 10 ms.
+/// Number of bytes to scan between two checks whether the guest has ended: some 10 ms.
 const PIECE: u64 = 32 << 20;
-/// Maximum number of scans of only the pages written meanwhile, before the guest is stopped.
+/// Maximum number of scans that cover only the pages written meanwhile, before the guest is stopped.
 const ROUNDS: usize = 6;
 
-/// Size of the window for code of ours.
+/// Size of the window for code of ours, in bytes.
 const WINDOW: u64 = KERNEL_WINDOW.end.0 - KERNEL_WINDOW.start.0;
 
 /// The addresses in the window that were seen: one bit each, so the size does not depend on the guest's data.
@@ -77,7 +78,7 @@ impl Marks {
 #[derive(Debug)]
 pub(crate) struct Seen {
     ours: Marks,
-    /// Addresses outside the window to look for. All of them are in the `len` bytes from `low` on.
+    /// Addresses outside the window to look for. All are in the `len` bytes at `low`.
     points: BTreeSet<Gva>,
     low: u64,
     len: u64,
@@ -115,8 +116,8 @@ impl Seen {
         let mut page = [0; PAGE];
         mem.read(at, &mut page).ok()?;
         let (words, _) = page.as_chunks();
-        // Hardly any page holds such an address, so the first loop only finds out whether one does, without
-        // branches.
+        // Hardly any page holds such an address, so a first loop, without branches, only checks whether this page
+        // does.
         let any = |any, word: &[u8; 8]| any | self.is_of_interest(u64::from_le_bytes(*word));
         if words.iter().fold(false, any) {
             for word in words {

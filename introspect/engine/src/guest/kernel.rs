@@ -1,5 +1,4 @@
-//! The guest's kernel as far as it decides what can be probed: its image, and its modules when they were last
-//! read.
+//! Facts about the guest's kernel that decide what can be probed: its image, and its modules as last read.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -24,12 +23,12 @@ pub(crate) struct GuestKernel {
     pub(crate) image: Arc<KernelImage>,
     /// Reader of the guest's modules, or why the type information does not suffice for one.
     pub(crate) module_reader: Result<ModuleReader, ModuleError>,
-    /// The guest's modules when they were last read.
+    /// The guest's modules as last read; `None` if they have not been read or cannot be read.
     modules: Option<ModuleList>,
     /// Whether detours can read memory, according to the image.
     readable: bool,
-    /// Addresses of the `struct module` of each module whose text became final while we watched, but which is not
-    /// live yet.
+    /// Addresses of the `struct module` of modules whose text became final while we watched. Needed until the
+    /// modules are live.
     formed: BTreeSet<Gva>,
 }
 
@@ -92,11 +91,12 @@ impl GuestKernel {
         }
     }
 
-    /// Returns ranges of return addresses (after the start, up to and including the end). If a task's stack has one
-    /// of these, not all calls of the task can be found on that stack. The ranges are in the function with which
-    /// the kernel leaves the stack of a task that has gone wrong, to end the task, and in the trampolines of the
-    /// kernel's own tracers (arch/x86/entry/entry_64.S, where the second function has the name from before 5.17,
-    /// and [`hvprobe_linux::unwind`]).
+    /// Returns ranges of return addresses (start excluded, end included). If a task's stack contains one of these
+    /// addresses, not all calls of the task can be found on that stack. The ranges are:
+    ///
+    /// - `rewind_stack_and_make_dead` (`rewind_stack_do_exit` before 5.17), with which the kernel leaves the stack
+    ///   of a task that it ends after an error (arch/x86/entry/entry_64.S);
+    /// - the trampolines of the kernel's own tracers ([`hvprobe_linux::unwind`]).
     pub(crate) fn ask_all(&self) -> Vec<Range<Gva>> {
         let symbols = self.image.symbols();
         // The call is the function's last instruction, so its return address is the function's end.
@@ -149,8 +149,8 @@ impl GuestKernel {
         self.formed.extend(formed);
     }
 
-    /// Returns whether `at`, which is not in the image's text, is in no module, or in one that is being unloaded or
-    /// not formed yet.
+    /// Returns whether no formed module contains `at`: it is in no module, or in one that is being unloaded or not
+    /// formed yet. `at` must be outside the image's text.
     pub(crate) fn is_unloaded(&self, at: Gva) -> bool {
         let modules = self.modules.as_ref();
         let module = modules.and_then(|modules| modules.containing(at));

@@ -29,8 +29,8 @@ const NOT_BY_INT3: u64 = 1 | 2 | 8;
 /// arch/x86/include/asm/kprobes.h).
 const REACH: u64 = 20;
 
-/// Location of the guest's kprobes, from its symbols and types. Checked on 5.10, 6.1, 6.12 and 7.2 and, with
-/// each use, against the guest: every chain ends, and each kprobe is at an address of the kernel.
+/// Location of the guest's kprobes, from its symbols and types. Checked on 5.10, 6.1, 6.12 and 7.2. Each use checks
+/// it against the guest: every chain must end, and each kprobe must be at an address of the kernel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layout {
     table: Gva,
@@ -38,8 +38,8 @@ pub(crate) struct Layout {
     /// Offsets in `struct kprobe`: the link of the chain, and the address.
     link: u64,
     pub(crate) address: u64,
-    /// Where the kernel stores whether a kprobe is armed, if that is known: the offset of the flags in `struct
-    /// kprobe`, and the byte that is not zero while no kprobe is armed.
+    /// Where the kernel stores whether a kprobe is armed, if that is known: the offset of the flags in the kprobe,
+    /// and the byte that is nonzero while all kprobes are disarmed.
     arms: Option<(u64, Gva)>,
 }
 

@@ -1,5 +1,5 @@
-//! Facts about the guest besides its text: its own kprobes, the identity of its kernel, and the functions of
-//! that kernel that detours call.
+//! Facts about the guest besides its text: its own kprobes, the identity of its kernel, and the kernel functions
+//! that detours call.
 
 pub(crate) mod banner;
 pub(crate) mod kernel;

@@ -5,14 +5,14 @@ use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::PageTables;
 use hvprobe_linux::image::KernelImage;
 
-/// A mutex: the address of its word that is not zero while it is held (include/linux/mutex_types.h).
+/// Address of a mutex's owner word, which is nonzero while the mutex is held (include/linux/mutex_types.h).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mutex(Gva);
 
 impl Mutex {
     /// Returns the mutex called `name`, if the kernel's symbols and types suffice to find it.
     pub(crate) fn of(image: &KernelImage, name: &str) -> Option<Self> {
-        // The second is the member with PREEMPT_RT.
+        // With PREEMPT_RT, only the second member exists.
         let questions = [("mutex", "owner"), ("mutex", "rtmutex.owner")];
         let members = image.members(&questions).ok()?;
         let owner = members.into_iter().flatten().next()?.offset;

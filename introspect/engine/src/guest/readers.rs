@@ -33,12 +33,12 @@ const THUNK: &str = "return_thunk";
 #[derive(Clone, Debug)]
 pub(crate) struct KernelReaders {
     pub(crate) readers: Readers,
-    /// Address ranges of the functions. Detours would hit a probe there.
+    /// Address ranges of the functions. A probe there would be hit by the detours themselves.
     pub(crate) code: [Range<Gva>; 4],
 }
 
 impl KernelReaders {
-    /// Returns whether a running guest with `image` may have what [`Self::find`] looks for.
+    /// Returns whether [`Self::find`] may succeed in a running guest with `image`.
     pub(crate) fn may_be_in(image: &KernelImage) -> bool {
         let mut names = LOADERS.iter().map(|(name, _)| name);
         names.all(|name| image.symbols().address_of(name).is_some())
@@ -85,13 +85,14 @@ impl KernelReaders {
     }
 }
 
-/// Returns the offset of the task's counter that is not zero while the task takes no page faults.
+/// Returns the offset, in a task, of the counter that is nonzero while the task takes no page faults.
 fn disabled(image: &KernelImage) -> Option<i32> {
     let offset = image.member_offset("task_struct", "pagefault_disabled");
     i32::try_from(offset.ok()?).ok()
 }
 
-/// Returns the address of the function `name`, and what was found there; `None` if the code is not as expected.
+/// Finds the kernel's function `name`, which loads `size` bytes. Returns its address and its analysed code; `None`
+/// if the code is not as expected.
 fn loader(
     image: &KernelImage,
     view: &KernelView,

@@ -17,7 +17,7 @@ pub(crate) struct Probeable<'a> {
     pub(crate) image: &'a KernelImage,
     /// The guest's modules; `None` if they cannot be read.
     pub(crate) modules: Option<&'a ModuleList>,
-    /// Addresses of the `struct module` of each module that is not live yet, but whose text is final.
+    /// Addresses of the `struct module` of modules that may not be live yet, but whose text is final.
     pub(crate) formed: &'a BTreeSet<Gva>,
     /// Whether the kernel keeps the types of its modules.
     pub(crate) keeps_module_types: bool,

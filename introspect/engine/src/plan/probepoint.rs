@@ -1,8 +1,8 @@
 //! Plans a definition: finds the probepoint and decides whether it is safe.
 //!
-//! Invariant: every planned probepoint was an instruction boundary of kernel text, outside everything the
-//! kernel forbids or patches itself, with an instruction that can be emulated or copied. In doubt the probe is
-//! refused, with the reason.
+//! Invariant: when a probepoint is planned, it is an instruction boundary of kernel text, outside all text that the
+//! kernel forbids or patches itself, and its instruction can be emulated or copied. In doubt the probe is refused,
+//! with the reason.
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::Span;
@@ -33,7 +33,7 @@ pub(crate) struct Probepoint {
     /// Whether the instruction before the probepoint may be `sti`, whose interrupt shadow would cover the displaced
     /// instruction.
     pub(crate) after_sti: bool,
-    /// Whether the guest's ftrace patches a call in there while it traces the function.
+    /// Whether the guest's ftrace puts a call there while it traces the function.
     pub(crate) ftrace: bool,
     /// Instructions that a jump would displace, or why no jump is possible.
     pub(crate) span: Result<Span, Unoptimized>,
@@ -246,7 +246,7 @@ fn resolve<'a>(
     };
     let (symbol, offset) = match offset >= symbol.size && offset > 0 {
         false => (symbol, offset),
-        // The offset counts from the beginning of the text, whatever function the address is in.
+        // The offset counts from the beginning of the text, so the address may be in any function.
         true if target.is_from_beginning() => {
             let at = symbol.addr.wrapping_add(offset);
             let found = owner.symbols().containing(at);
@@ -268,8 +268,8 @@ fn resolve<'a>(
     Ok((symbol.addr.wrapping_add(landing), owner))
 }
 
-/// Returns the length of the ENDBR64 at `at`, or 0. The kernel seals an ENDBR that it does not need: it writes a
-/// nop of the same length there. Such a nop counts, too.
+/// Returns the length of the ENDBR64 at `at`, or of the nop that has replaced it; otherwise 0. The kernel seals an
+/// ENDBR that it does not need: it writes a nop of the same length there.
 fn entry_skip(at: Gva, owner: Owner<'_>, text: &dyn PristineText) -> u64 {
     let mut head = [0; ENDBR64.len()];
     if text.read(at, &mut head) < head.len() {

@@ -1,9 +1,9 @@
 //! The span that a jump at a probepoint would displace, and the control flow into it.
 //!
-//! Invariant: a returned span can be replaced by a jump unless a task was interrupted inside it, which
-//! [`crate::registry::quiescence`] checks, or another probe is in it, which [`crate::registry::optimize`] checks.
-//! Where the guest has patched the function itself, with a kprobe or while it rewrites its text, some branches of
-//! the function may be hidden. Then only spans of a single instruction are returned.
+//! Invariant: a returned span can be replaced by a jump unless a task was interrupted inside it (checked by
+//! [`crate::registry::quiescence`]) or another probe is in it (checked by [`crate::registry::optimize`]). Where the
+//! guest has patched the function itself, with a kprobe or while it rewrites its text, some branches of the
+//! function may be hidden. Then only spans of a single instruction are returned.
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::detour::{JUMP, Span};
@@ -60,7 +60,7 @@ pub(crate) fn span(
         let from = "a jump label or the exception table";
         return Err(Unoptimized::Landing { from });
     }
-    // The compiler moves unlikely parts of a function elsewhere; they jump back into it.
+    // The compiler moves unlikely parts of a function elsewhere. These parts jump back into the function.
     for part in image.symbols().parts(symbol.name) {
         let code = function(part, text);
         let from = "the function's unlikely part";
@@ -78,8 +78,8 @@ pub(crate) fn span(
 /// `None` if there is no such patch.
 ///
 /// At boot a kernel replaces whole instructions: it never puts an int3 where an instruction began, or a jump over
-/// several instructions. The guest's kprobes do both, and `text_poke_bp` puts an int3 where an instruction began
-/// for a moment.
+/// several instructions. The guest's kprobes do both, and `text_poke_bp` temporarily puts an int3 where an
+/// instruction began.
 fn hidden(symbol: Symbol<'_>, code: &[u8], image: &KernelImage) -> Option<Gva> {
     let own = function(symbol, &ImageText(image));
     let mut offset = 0;

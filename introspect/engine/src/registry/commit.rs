@@ -73,7 +73,7 @@ impl Registry {
         self.commit_jumps(jumps, look, world)
     }
 
-    /// Makes the detours that sites want and do not have yet, while the guest may run.
+    /// Makes the detours that sites want and do not have yet. The guest may run meanwhile.
     pub(crate) fn prepare_jumps(&mut self, mem: &dyn PhysMemory) -> Vec<(Gva, Jump)> {
         let wanted = Wanted::of(&self.rules(), &self.code.sources);
         if wanted.is_empty() {
@@ -87,8 +87,8 @@ impl Registry {
     }
 
     /// Scans the guest's memory if there is a reason: a task may be under one of the `jumps`, slots are missing, or
-    /// ghosts are crowded. Returns `None` without a reason, if there are more than `most` bytes to scan, or if the
-    /// scan is not possible.
+    /// ghosts are crowded. Returns `None` if there is no reason, if there are more than `most` bytes to scan, or if
+    /// the scan is not possible.
     pub(crate) fn look<'w>(
         &self,
         jumps: &BTreeMap<Gva, Jump>,
@@ -105,7 +105,7 @@ impl Registry {
         worth.then(|| Look::begin(points, most, world)).flatten()
     }
 
-    /// Makes the [`change`](Self::change) in one stop, with those of the prepared `jumps` that the `look`
+    /// Makes the [`change`](Self::change) in one stop. Of the prepared `jumps`, writes only those that the `look`
     /// allows.
     pub(crate) fn commit_jumps(
         &mut self,
@@ -151,9 +151,9 @@ impl Registry {
         retire_unproven(jumps, sites, code, still.seen);
     }
 
-    /// Arms every site with an enabled probe, with its jump from `jumps` or with an int3. Disarms every other site,
-    /// detaches the leaving probes, and releases what is not needed any more. Takes the used jumps out of `jumps`.
-    /// Returns the table that matches the text.
+    /// Arms every site that has a hook or an enabled probe: writes its jump from `jumps`, or an int3. Disarms every
+    /// other site, detaches the leaving probes, and releases what is not needed any more. Takes the used jumps out
+    /// of `jumps`. Returns the table that matches the text.
     ///
     /// # Errors
     /// The sites that cannot be armed; then nothing has changed.
@@ -338,8 +338,8 @@ fn enter_detours(
     })
 }
 
-/// Records that the text at `at` holds `patch` now. Retires the jump that it held. `past_int3s` has the addresses
-/// that held one of our int3s at some time.
+/// Records that the text at `at` holds `patch` now. Retires the jump that was there before. `past_int3s` has the
+/// addresses that held one of our int3s at some time.
 fn set_patch(
     at: Gva,
     patch: Patch,
@@ -364,7 +364,7 @@ fn set_patch(
     }
 }
 
-/// Gives the `sites` their new `slots`, and retires those that they had.
+/// Gives the `sites` their new `slots`, and retires their old slots.
 fn set_slots(slots: Vec<NewSlot>, sites: &mut Sites, code: &mut OurCode, mem: &dyn PhysMemory) {
     for (at, slot) in slots {
         if let Some(site) = sites.get_mut(&at) {
@@ -389,9 +389,9 @@ fn detach_leaving(probes: &Probes, sites: &mut Sites, code: &mut OurCode, mem: &
     }
 }
 
-/// Writes the real return addresses back into the frames of those calls in flight of leaving probes that return
-/// through the trampoline of `fixtures`. Returns these addresses: they are in callers, or are stubs of other probes
-/// that share the frame.
+/// Restores the real return addresses in frames of calls in flight of leaving probes. Applies only to frames that
+/// return through the trampoline of `fixtures`. Returns these addresses: they are in callers, or are stubs of other
+/// probes that share the frame.
 fn restore_frames(
     probes: &Probes,
     shared: &mut Shared,
@@ -430,8 +430,8 @@ fn restore_frames(
 }
 
 /// Removes the gate from the text if no int3 of ours can be hit: no site is armed, and no detour in which a task
-/// may have been interrupted has an int3. These are the detours of retired jumps and of the prepared `jumps`, which
-/// stay. Unmaps the hidden region if nothing of it is in use.
+/// may have been interrupted has an int3. Tasks may have been interrupted in the detours of retired jumps and of
+/// the prepared `jumps`. Unmaps the hidden region if nothing of it is in use.
 fn remove_idle_gate(
     jumps: &BTreeMap<Gva, Jump>,
     sites: &Sites,
@@ -454,8 +454,8 @@ fn remove_idle_gate(
     }
 }
 
-/// Returns the patch that `site`, which is to be armed, gets; `None` if its patch stays. `prepared` is the jump
-/// that was made for it.
+/// Returns the new patch of `site`, which is to be armed; `None` if the site keeps its patch. `prepared` is the
+/// jump that was made for the site.
 fn next_patch(rules: &Rules<'_>, site: &SiteState, prepared: Option<Jump>) -> Option<Patch> {
     match (&site.patch, prepared) {
         (_, Some(jump)) => Some(Patch::Jump(jump)),

@@ -1,4 +1,4 @@
-//! Sites where the guest's ftrace patches, and whether it may be patching.
+//! The sites that the guest's ftrace patches, and whether ftrace may be patching them.
 //!
 //! Invariant: while ftrace may be patching, its sites hold nothing of ours, because ftrace checks the text that it
 //! patches. The states are in [`super::hook_state`].
@@ -26,7 +26,7 @@ pub(crate) const ENDBR: u64 = 4;
 /// Length of the instruction that ftrace patches (`MCOUNT_INSN_SIZE` in arch/x86/include/asm/ftrace.h).
 pub(crate) const FTRACE: u64 = 5;
 
-/// Returns whether a probe or hook is where the guest's ftrace patches.
+/// Returns whether a probe or hook is at a place that the guest's ftrace patches.
 pub(crate) fn has_ftrace_sites(sites: &Sites, probes: &Probes) -> bool {
     let is_used = |site: &SiteState| {
         site.internal.is_some() || site.members.iter().any(|id| !probes.is_leaving(*id))
@@ -36,8 +36,9 @@ pub(crate) fn has_ftrace_sites(sites: &Sites, probes: &Probes) -> bool {
         .any(|site| site.point.ftrace && is_used(site))
 }
 
-/// Finds out from the lock of the guest's ftrace whether ftrace may be patching, unless the hooks watch it. It may
-/// have begun before the hooks were there. The virtual CPUs must be stopped.
+/// Finds out from ftrace's lock whether the guest's ftrace may be patching. Does nothing if the hooks watch ftrace:
+/// the lock matters only because ftrace may have begun before the hooks were there. The virtual CPUs must be
+/// stopped.
 pub(crate) fn look_at_ftrace(
     ftrace: &mut Ftrace,
     sites: &Sites,
@@ -58,7 +59,7 @@ pub(crate) fn look_at_ftrace(
     };
 }
 
-/// Returns whether the lock is held that the guest's ftrace holds while it patches. If the lock is not known,
+/// Returns whether ftrace's lock is held, as it is while the guest's ftrace patches. If the lock is not known,
 /// returns whether the hooks have seen ftrace begin.
 pub(crate) fn is_ftrace_locked(ftrace: &Ftrace, live: Option<&Live>, mem: &dyn PhysMemory) -> bool {
     let (Some(live), Some(lock)) = (live, ftrace.lock) else {
@@ -67,7 +68,7 @@ pub(crate) fn is_ftrace_locked(ftrace: &Ftrace, live: Option<&Live>, mem: &dyn P
     lock.is_held(&live.view.tables, mem)
 }
 
-/// Returns whether the hook where the guest's ftrace begins to patch is armed.
+/// Returns whether the hook at the beginning of ftrace's patching is armed.
 pub(crate) fn watches_ftrace(image: &KernelImage, sites: &Sites) -> bool {
     let Some(entry) = image.symbols().address_of(FTRACE_BEGINS) else {
         return false;
@@ -78,8 +79,8 @@ pub(crate) fn watches_ftrace(image: &KernelImage, sites: &Sites) -> bool {
     sites.any(|(_, site)| is_watched(site))
 }
 
-/// Notes, after the guest's ftrace has patched, which of the `sites` hold its call instead of the nop. These are
-/// left to ftrace; all others are ours again.
+/// Leaves to the guest's ftrace, after it has patched, the `sites` that hold its call instead of the nop. All other
+/// sites are ours again.
 pub(crate) fn leave_to_ftrace(sites: &mut Sites, tables: &PageTables, mem: &dyn PhysMemory) {
     let text = Text { tables, mem };
     let taken = sites.iter().filter(|(at, site)| {

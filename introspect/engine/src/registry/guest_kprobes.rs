@@ -91,8 +91,8 @@ pub(crate) fn retire_at_kprobes(
     code.retire_jumps(unused);
 }
 
-/// Checks that no jump of the guest may cover one of the sites `arming` that have no patch yet. The virtual CPUs
-/// must be stopped.
+/// Checks that no jump of a kprobe of the guest may cover a site in `arming` that has no patch yet. The virtual
+/// CPUs must be stopped.
 ///
 /// # Errors
 /// The sites that such a jump may cover.
@@ -119,8 +119,8 @@ pub(crate) fn keep_from_kprobes(
     Obstacles::of(covered).map_or(Ok(()), Err)
 }
 
-/// Leaves to the guest those `sites` with enabled probes that have no patch yet, and that a jump of one of the
-/// guest's `registered` kprobes may cover.
+/// Leaves a site to the guest if the jump of one of the guest's `registered` kprobes may cover it. Applies only to
+/// sites that have an enabled probe and no patch yet.
 pub(crate) fn leave_covered(sites: &mut Sites, probes: &Probes, registered: &BTreeSet<Gva>) {
     let covered = |at: &Gva, site: &SiteState| {
         let is_new = !site.is_armed() && !site.gone && probes.any_enabled(&site.members);

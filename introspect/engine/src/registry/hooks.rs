@@ -8,7 +8,7 @@
 //! | `free_module`    | probes of modules                   | the text under them is about to go    |
 //! | `ftrace_arch_code_modify_prepare`, `…_post_process` | probes of entry nops | no int3s of ours then |
 //! | `fixup_exception`, `page_fault_oops` | copies that may fault without us | see below |
-//! | `machine_kexec`  | probes that are planted             | another kernel is about to run ([`super::replaced`]) |
+//! | `machine_kexec`  | probes that are planted             | another kernel will run ([`super::replaced`]) |
 //! | `arch_prepare_kprobe` | jumps that may be written | a kprobe must not meet one ([`super::guest_kprobes`]) |
 //!
 //! Ftrace checks the text that it patches, so our int3s are removed from its sites meanwhile. A copy in a boosted
@@ -95,8 +95,8 @@ const PLAIN: Hook = Hook {
 /// functions that it enters there return.
 const LAST_ENTERED: &str = "__schedule";
 
-/// All hooks. Those of ftrace come last, because hooks before them may be at ftrace's sites and so require
-/// them.
+/// All hooks. Those of ftrace come last, because other hooks may be at ftrace's sites, and then require ftrace's
+/// hooks.
 const HOOKS: [Hook; 8] = [
     Hook {
         functions: &["do_task_dead"],
@@ -340,8 +340,8 @@ impl Registry {
     }
 
     /// Handles the beginning or the end of ftrace's patching: removes our int3s from its sites, or restores them
-    /// where ftrace left the nop. Takes one stop, however much ftrace has patched, because ftrace waits with its
-    /// locks held; another only if text changes meanwhile.
+    /// where ftrace left the nop. Takes one stop for all of ftrace's sites together, because ftrace waits with its
+    /// locks held. Takes another stop only if text changes meanwhile.
     ///
     /// # Errors
     /// When the virtual CPUs cannot be stopped.
@@ -375,9 +375,9 @@ impl Registry {
         }
     }
 
-    /// Plants the probes that wait for the guest's ftrace, if its lock is free. They may wait although no hook will
-    /// report an end: because the lock was held before ftrace was watched, or because the end was missed. Meant to
-    /// be called once a second.
+    /// Plants the probes that wait for the guest's ftrace, if ftrace's lock is free. Needed if no hook reports the
+    /// end of the patching: the lock was held before ftrace was watched, or the end was missed. Meant to be called
+    /// once a second.
     pub fn retry_ftrace(&mut self, world: &dyn World) {
         if self.hooks.ftrace.patches != Patches::No
             && !is_ftrace_locked(&self.hooks.ftrace, self.live.as_ref(), world.memory())

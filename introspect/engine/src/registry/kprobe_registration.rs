@@ -1,4 +1,4 @@
-//! The guest registers a kprobe of its own: our jumps are removed from there first.
+//! When the guest registers a kprobe of its own, our jumps at its place are removed first.
 //!
 //! Invariant: the guest copies no instruction under a jump of ours ([`super::guest_kprobes`]).
 

@@ -63,9 +63,8 @@ impl Registry {
         is_rewritten(site, &self.sites, &Text { tables, mem })
     }
 
-    /// Checks whether the guest has rewritten text under probes, and marks and logs the sites where it has.
-    /// Meant to be called now and then. Needs no stop, unless all our patches are gone: then a stop finds out
-    /// whether another kernel runs.
+    /// Checks whether the guest has rewritten text under probes. Marks and logs such sites. Meant to be called now
+    /// and then. Needs a stop only if all our patches are gone, to find out whether another kernel runs.
     pub fn check_text(&mut self, world: &dyn World) {
         let mem = world.memory();
         let rewritten: Vec<_> = self

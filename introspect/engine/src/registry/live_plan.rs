@@ -70,7 +70,7 @@ pub(crate) fn find_probepoint(
     }
 }
 
-/// Refuses `spec` if another build of its module is loaded than the one it is for.
+/// Refuses `spec` if the loaded build of its module is not the one that `spec` is for.
 fn check_build(
     spec: &ProbeSpec,
     kernel: &GuestKernel,

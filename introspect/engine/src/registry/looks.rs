@@ -22,9 +22,9 @@ pub(crate) struct Looks {
     /// Addresses that the host has written into frames of calls since the look of a retry began: a look does not
     /// see writes of the host. `None` while no such look is under way.
     pub(crate) sent_since: Option<Vec<Gva>>,
-    /// Calls of [`Self::is_due`] until the next look.
+    /// Number of calls of [`Self::is_due`] until the next look.
     left: u32,
-    /// Calls of [`Self::is_due`] from that look until the one after it.
+    /// Number of calls of [`Self::is_due`] between the next look and the one after it.
     next: u32,
 }
 

@@ -1,4 +1,4 @@
-//! The registry: which probes exist, where they are planted, and every change to that.
+//! The registry: which probes exist, where they are planted, and every change to them.
 //!
 //! ```text
 //!             register                    text final                 unregister
@@ -16,9 +16,9 @@
 //! can change: [`live_plan`] and [`place`] find probepoints and enter probes; [`optimize`] decides and changes
 //! nothing; [`prepare`], [`recorders`] and [`slots`] make code; [`quiescence`], [`guest_kprobes`],
 //! [`kprobe_registration`] and [`ftrace`] keep jumps and int3s away from where they must not be; [`looks`] says
-//! when the next look is due, and [`release`] releases those that no task can reach; [`table`] builds the table.
-//! The registry's own methods are the requests of clients and of the guest, its [`hooks`], and the change in
-//! [`commit`], which calls all of them.
+//! when the next look is due, and [`release`] releases the ghosts that no task can reach; [`table`] builds the
+//! table. The registry's own methods are the requests of clients and of the guest, its [`hooks`], and the change in
+//! [`commit`], which calls all these functions.
 
 pub(crate) mod change;
 pub(crate) mod commit;

@@ -39,8 +39,8 @@ pub(crate) struct Abilities {
     pub(crate) stacks: Result<(), &'static str>,
 }
 
-/// Returns the reason why hits of the probe `spec` with these actions need an exit, with detours that have the
-/// abilities `can`; `None` if they need none.
+/// Returns the reason why hits of the probe `spec` with these actions need an exit; `None` if they need none. `can`
+/// returns the abilities of detours.
 pub(crate) fn needs_exit(
     spec: &ProbeSpec,
     actions: &Actions,
@@ -74,8 +74,8 @@ pub(crate) fn unfollowable(spec: &ProbeSpec, actions: &Actions) -> Option<&'stat
     }
 }
 
-/// Returns the reason why hits with these actions cannot be recorded without an exit, with detours that have
-/// the abilities `can`; `None` if they can.
+/// Returns the reason why hits with these actions cannot be recorded without an exit; `None` if they can. `can`
+/// returns the abilities of detours.
 fn synchronous(actions: &Actions, can: impl Fn() -> Abilities) -> Option<&'static str> {
     let reads = actions.capture.iter().any(Item::reaches_memory);
     if actions.post {
@@ -108,7 +108,8 @@ pub(crate) fn stack_fields(image: &KernelImage, task: Option<TaskLayout>) -> Opt
     })
 }
 
-/// The facts that decide what the text of each site is to hold, and by which mechanism its probes are listed.
+/// The facts that decide whether a site gets an int3, a jump or no patch, and which mechanism is shown for its
+/// probes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules<'a> {
     pub(crate) switches: Switches,
@@ -163,7 +164,7 @@ impl Rules<'_> {
         Ok(span)
     }
 
-    /// Returns why the first of `probes` that needs an exit needs one.
+    /// Finds the first of `probes` that needs an exit. Returns the reason; `None` if no probe needs one.
     pub(crate) fn synchronous<'s>(
         &self,
         mut probes: impl Iterator<Item = (ProbeId, &'s Probe)>,
@@ -187,8 +188,8 @@ impl Rules<'_> {
         }
     }
 
-    /// Returns whether detours can read memory. They call functions of the kernel for that, which must not be
-    /// probed, because the calls would be hits.
+    /// Returns whether detours can read memory. To do so, they call functions of the kernel. These functions must
+    /// not be probed, because the calls would be hits.
     pub(crate) fn can_read_in_detours(&self) -> bool {
         let readers = self.live.and_then(|live| live.readers.as_ref().ok());
         readers.is_some_and(|readers| {

@@ -18,8 +18,8 @@ use crate::refusal::Refused;
 use crate::sites::probes::Probes;
 use crate::sites::site::{Patch, Placement, Probe, SiteState, Sites};
 
-/// Creates probe `id` on a machine with `vcpus` virtual CPUs, with its instances among `calls` if it is a return
-/// probe.
+/// Creates probe `id`. `vcpus` is the number of the machine's virtual CPUs. If the probe is a return probe,
+/// allocates its instances in `calls`.
 pub(crate) fn create(
     id: ProbeId,
     spec: &ProbeSpec,
@@ -50,8 +50,9 @@ pub(crate) fn create(
     })
 }
 
-/// Resolves what probe `id` captures and shows, if that had to wait for its module, which is loaded now. `point`
-/// is its probepoint. The probe has never recorded anything. The other parameters are those of [`create`].
+/// Resolves the captured items and shown values of probe `id`, if they had to wait for its module, which is loaded
+/// now. `point` is its probepoint. The probe has never recorded anything. The other parameters are those of
+/// [`create`].
 pub(crate) fn resolve_awaited(
     id: ProbeId,
     point: &Probepoint,
@@ -66,7 +67,7 @@ pub(crate) fn resolve_awaited(
     let Some(awaited) = probe.awaited.clone() else {
         return Ok(());
     };
-    // Release the pool first, because its room may be needed for a pool of the size that is known only now.
+    // Release the pool first, because the new pool may need its room. The new size is known only now.
     probe.pool = None;
     let resolved = resolve(&probe.spec, Some(point), kernel)?;
     let fresh = create(id, &probe.spec, resolved, calls, vcpus)?;

@@ -8,8 +8,8 @@
 //! ```
 //! A refused probe leaves its site at once, and the others go on without it. Invariants: with [`Refusals::Fail`]
 //! the first refusal ends the whole operation; after an error, and for refused probes, the text is as before, and
-//! slots, detours and instances are free again; the work grows only in proportion to the number of sites, whatever
-//! is refused, because each attempt to change the text finds all obstacles together.
+//! slots, detours and instances are free again; the work grows only in proportion to the number of sites, even if
+//! many probes are refused, because each attempt to change the text finds all obstacles together.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -101,7 +101,7 @@ impl Newcomers {
 
 impl Registry {
     /// Arms the sites of the probes `new`, which were placed there but are not planted yet. Refused probes are
-    /// detached from their sites; after an error all of them are.
+    /// detached from their sites; after an error, all of `new` are.
     ///
     /// Takes one stop, in which all other due changes are made too. Takes a second one if a probe refused in
     /// the first had prevented a jump near it. The second stop may fail: its changes are then made with the

@@ -34,8 +34,8 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
-    /// Finds out what the sites in `rules` want and do not have yet. `sources` are the existing ones, with their
-    /// stubs.
+    /// Finds out what the sites in `rules` want and do not have yet. `sources` are the existing record sources,
+    /// with their stubs.
     pub(crate) fn of(rules: &Rules<'_>, sources: &RecordSources) -> Self {
         let mut jumps = Vec::new();
         for (at, site) in rules.sites {
@@ -93,8 +93,8 @@ impl Wanted {
     }
 }
 
-/// Reserves addresses for detours in `code`. Returns the facts about the guest, with `vcpus` virtual CPUs, that
-/// detours depend on.
+/// Reserves addresses for detours in `code`. Returns the facts about the guest that detours depend on. `vcpus` is
+/// the number of its virtual CPUs.
 pub(crate) fn reserve_detours(
     live: &Live,
     vcpus: usize,

@@ -4,7 +4,7 @@
 //! interrupted in a copy, in a slot or a detour, that ends in a jump to that instruction. If the jump's byte at an
 //! instruction is an int3 ([`Span::fits`]), the task hits it and is sent to the copy of the instruction. For all
 //! other instructions a [look](crate::code::scan) proves that no word of the guest's memory and no virtual CPU
-//! leads there. As long as one does, or may, the site keeps its int3, and the look is repeated later. Nothing waits
+//! leads there. Until a look proves this, the site keeps its int3, and the look is repeated later. Nothing waits
 //! for the later look, because a look through much memory takes long.
 //!
 //! [`Span::fits`]: hvprobe_arch::detour::Span::fits
@@ -37,7 +37,7 @@ fn boundaries_without_int3(span: &Span) -> Vec<Gva> {
         .collect()
 }
 
-/// Returns what is to be proved before the text of the site at `at` becomes a jump; `None` if nothing is.
+/// Returns what must be proved before a jump is written at the site `at`; `None` if there is nothing to prove.
 fn unproven(at: Gva, site: &SiteState, code: &OurCode) -> Option<Unproven> {
     let points = boundaries_without_int3(site.point.span.as_ref().ok()?);
     if points.is_empty() || site.jump().is_some() {

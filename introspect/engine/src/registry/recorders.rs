@@ -48,7 +48,7 @@ fn fetching(actions: &Actions, around: &DetourContext) -> Option<Fetching> {
 /// Registers from which unwinding a stack starts.
 const OF_STACKS: [Gpr; 6] = [Gpr::Rsp, Gpr::Rbp, Gpr::Rdx, Gpr::Rdi, Gpr::R10, Gpr::R13];
 
-/// Returns where the stack to copy is, if a probe with these actions copies one and that is possible.
+/// Returns the location of the stack to copy; `None` if a probe with these actions copies none, or cannot copy it.
 fn stack_copy(actions: &Actions, around: &DetourContext) -> Option<StackFields> {
     around.stack.filter(|_| actions.record_stacks())
 }

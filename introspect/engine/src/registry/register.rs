@@ -6,7 +6,7 @@
 //! Each step takes the batch from the previous one, and passes on the probes that it did not refuse. Invariants:
 //! everything that can be refused by looking at the guest is refused before the virtual CPUs are stopped; after an
 //! error nothing has changed; with [`Refusals::Skip`] a probe is either registered or among the skipped ones, with
-//! the reason; the work grows only in proportion to the length of the batch, however much of it is refused
+//! the reason; the work grows only in proportion to the length of the batch, even if many of its probes are refused
 //! ([`super::plant`]).
 
 use std::borrow::Cow;
@@ -37,7 +37,7 @@ struct Batch<'s, S> {
     skipped: Vec<Skipped>,
 }
 
-/// One probe of a batch, whose definition names one place.
+/// One probe of a batch. Its definition names one place.
 struct Entry<'s, S> {
     /// Position of the probe's definition in the batch.
     index: usize,
@@ -134,9 +134,9 @@ impl Batch<'_, Placed> {
 }
 
 impl Registry {
-    /// Registers `specs`, all or none, in one stop of the virtual CPUs. While the guest boots the probes are
-    /// checked against the kernel image and stay pending; probes of modules that are not loaded stay pending
-    /// too. A pattern is expanded to the functions that match now.
+    /// Registers `specs`, all or none, in one stop of the virtual CPUs. While the guest boots, the probes are
+    /// checked against the kernel image and stay pending. Probes of modules that are not loaded also stay pending.
+    /// A pattern is expanded to the functions that match now.
     ///
     /// # Errors
     /// Names the first probe that was refused and why; nothing has changed then.
@@ -260,7 +260,7 @@ impl Registry {
         Ok(batch)
     }
 
-    /// Finds and checks the probepoints, and resolves what is read there.
+    /// Finds and checks the probepoints, and resolves the arguments.
     fn plan_all<'s>(
         &self,
         batch: Batch<'s, ()>,

@@ -1,8 +1,8 @@
-//! Releases code and data of former probes without exits: makes their calls in flight return to the callers, and
-//! releases what no task can reach any more.
+//! Releases code and data of probes without exits when they leave: makes their calls in flight return directly to
+//! the callers, and releases what no task can reach any more.
 //!
-//! Invariants: a call returns to its caller, whatever has been unregistered meanwhile; memory is released only
-//! when no path leads to it ([`Paths`]), which is checked while the virtual CPUs are stopped.
+//! Invariants: a call returns to its caller, even if probes have been unregistered meanwhile; memory is released
+//! only when no path leads to it ([`Paths`]), which is checked while the virtual CPUs are stopped.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -32,8 +32,8 @@ impl<'a> Gone<'a> {
         Self(followed.map(|calls| (calls.stubs, calls)).collect())
     }
 
-    /// Returns the address at which a call that returns to `at` continues after it has run through all stubs of
-    /// gone probes.
+    /// Follows the return address `at` through all stubs of gone probes. Returns the address at which the call
+    /// finally continues.
     fn beyond(&self, at: Gva, mem: &dyn PhysMemory) -> Gva {
         let mut at = at;
         for _ in 0..NESTED_MAX {

@@ -38,10 +38,11 @@ impl Registry {
         self.replaced
     }
 
-    /// Removes everything from the guest's kernel, which is about to start another one.
+    /// Removes everything of ours from the guest's kernel, which is about to start another one.
     ///
     /// # Errors
-    /// When the virtual CPUs cannot be stopped; then all of it is still there, or all is removed already.
+    /// When the virtual CPUs cannot be stopped; then either everything is still there, or everything has been
+    /// removed.
     pub fn kernel_leaves(&mut self, world: &dyn World) -> Result<(), StopError> {
         self.probes.leave(self.probes.ids());
         for site in self.sites.values_mut() {

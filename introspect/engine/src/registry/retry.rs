@@ -56,10 +56,10 @@ impl Registry {
     /// Makes the changes that the result of a look allows.
     ///
     /// The registry may have changed since the look began, because a look through a large guest can take longer
-    /// than the time between two changes. If it has, no jump is written: there may have been a probe meanwhile for
-    /// which the host has sent a task to an instruction under the jump, which a look does not see. For our own
-    /// code, the result of the look stays valid if the addresses are added that the host wrote into frames
-    /// meanwhile, when it took the stubs of leaving probes off the stacks.
+    /// than the time between two changes. If it has changed, no jump is written: for a probe that existed
+    /// meanwhile, the host may have sent a task to an instruction under the jump, and a look does not see that. For
+    /// our own code, the result of the look stays valid if the addresses are added that the host has written into
+    /// frames meanwhile. The host writes them when it removes the trampoline from frames of leaving probes.
     pub fn end_retry(&mut self, looked: Looked<'_>, world: &dyn World) {
         if self.live.is_none() {
             return;

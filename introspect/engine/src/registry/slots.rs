@@ -130,7 +130,7 @@ pub(crate) fn map_trampoline(
     Ok(())
 }
 
-/// Takes and fills the slots that are `needed`. A returned slot that was a ghost stays one until
+/// Takes and fills the slots that are `needed`. A returned slot that was a ghost remains a ghost until
 /// [`OurCode::reclaim_slot`]. If no slot is left, the ghosts in which no task was `seen` are released.
 ///
 /// # Errors

@@ -106,7 +106,7 @@ impl Registry {
         self
     }
 
-    /// Returns the facts that decide what the text of each site is to hold.
+    /// Returns the facts that decide which patch each site gets.
     pub(crate) fn rules(&self) -> Rules<'_> {
         Rules {
             switches: self.switches,

@@ -1,6 +1,6 @@
 //! The probe table that matches the text, made after each change.
 //!
-//! Invariant: the table has exactly the armed sites, and of their members those that are enabled.
+//! Invariant: the table has exactly the armed sites, with only their enabled members.
 
 use std::sync::Arc;
 

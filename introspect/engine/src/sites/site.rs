@@ -50,7 +50,7 @@ pub(crate) enum Placement {
 pub(crate) struct SiteState {
     /// The probepoint, as planned.
     pub(crate) point: Probepoint,
-    /// Whether the site is left to the guest's ftrace, which has patched its call in there.
+    /// Whether the site is left to the guest's ftrace, which has put its call there.
     pub(crate) occupied: bool,
     pub(crate) slot: Option<SlotCode>,
     /// Probes at the site, by ascending id, which is the order of registration.
@@ -111,8 +111,8 @@ impl Patch {
 /// All sites, by their addresses.
 pub(crate) type Sites = BTreeMap<Gva, SiteState>;
 
-/// Returns what the guest's text at `at` is when each of the `sites` holds the patch that `of` returns for it.
-/// `original` is the original text there.
+/// Returns the guest's text at `at` if each of the `sites` holds the patch that `of` returns for it. `original` is
+/// the original text at `at`.
 pub(crate) fn patched<'s>(
     sites: &'s Sites,
     at: Gva,

@@ -25,7 +25,7 @@ pub(crate) struct Edit {
 
 impl Edit {
     /// Returns the part of `bytes` that has to be written: all up to the last difference between the two texts.
-    /// `bytes` is one of them.
+    /// `bytes` is either `from` or `to`.
     fn changed<'b>(&self, bytes: &'b [u8]) -> &'b [u8] {
         let same = self.from.iter().rev().zip(self.to.iter().rev());
         let same = same.take_while(|(from, to)| from == to).count();

@@ -222,7 +222,7 @@ fn slots_are_taken_from_the_end_for_what_is_not_reached_from_the_beginning() {
     let nowhere = |_| None::<Gva>;
     assert_eq!(region.take(&mem, nowhere), Err(HiddenError::NoneInReach));
 
-    // Both ends meet, in whichever page, and no slot is given twice.
+    // The two ends meet within some page, and no slot is given twice.
     let mut taken = vec![base, last, last.wrapping_sub(SLOT)];
     for n in 0.. {
         let next = match n % 3 {

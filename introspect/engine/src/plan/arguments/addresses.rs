@@ -1,12 +1,12 @@
 //! Address ranges of functions, for filters. Only functions of the kernel's own text are accepted: their addresses
-//! stay the same, while another module may later be at the addresses of a module.
+//! never change, whereas the addresses of an unloaded module may be reused for another one.
 
 use hvprobe_arch::Gva;
 use hvprobe_linux::symbols::Symbols;
 use hvprobe_spec::fetch::Value;
 
-/// Returns the first and the last address of the function that `value` names in `symbols`, or that contains the
-/// address `value`; or why there is none.
+/// Returns the first and the last address of a function, or why there is no such function. `value` is its name in
+/// `symbols`, or an address in the function.
 pub(super) fn of_function(symbols: &Symbols, value: &Value) -> Result<(u64, u64), String> {
     let symbol = match value {
         Value::Name(name) => symbols.lookup(name).map_err(|why| why.to_string())?,

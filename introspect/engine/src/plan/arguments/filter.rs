@@ -26,9 +26,9 @@ pub(super) fn texts(filter: &Filter) -> Vec<&str> {
     }
 }
 
-/// Splits `filter`, for events with `arguments`, into conditions on registers, which must all hold, and the rest.
-/// With `returns` there are no conditions: conditions are checked at the function's entry, but a register in the
-/// filter of a return probe has its value at the return.
+/// Splits `filter` into conditions on registers, which must all hold, and the rest. `arguments` are those of the
+/// events. If `returns` is set, there are no conditions: conditions are checked at the function's entry, but a
+/// register in the filter of a return probe has its value at the return.
 pub(super) fn resolve(
     filter: &Filter,
     arguments: &[Argument],
@@ -219,8 +219,8 @@ fn compare(field: &Field, operator: Operator, with: u64) -> Predicate {
     })
 }
 
-/// Returns the comparison of `field` with named values: with all of them combined or, for a test of bits, with
-/// any of them.
+/// Returns the comparison of `field` with named values. For a test of bits, any of the values must match; for other
+/// operators, all values are combined.
 fn by_names(test: &Test, field: &Field, named: &[Named]) -> Result<Predicate, ParseError> {
     if test.operator != Operator::AnyBit {
         let value = named.iter().fold(0, |all, it| all | it.value);
@@ -313,8 +313,8 @@ fn wrong(column: usize, why: &str) -> ParseError {
     )
 }
 
-/// Returns the field that `test` names, an argument or a field of every event, and its type if its values may
-/// have names.
+/// Returns the field that `test` names: an argument, or a field of every event. If its values may have names, also
+/// returns its type.
 fn field<'a>(
     test: &Test,
     arguments: &'a [Argument],

@@ -106,7 +106,7 @@ const PATH: &[Row] = &[
     set("AT_EMPTY_PATH", 0x1000),
 ];
 
-/// `AT_*` of calls that remove something: linux/fcntl.h. The bit has this meaning only there.
+/// `AT_*` of calls that remove something: linux/fcntl.h. The bit has this meaning only in these calls.
 const UNLINK: &[Row] = &[set("AT_REMOVEDIR", 0x200)];
 
 /// The arguments that consist of flags: the calls, the name of the argument, and its flags.

@@ -21,7 +21,8 @@ use crate::plan::probepoint::Probepoint;
 pub(super) struct Function<'a> {
     types: Result<&'a Types, String>,
     prototype: Result<Prototype, String>,
-    /// Whether it is in a module that is not loaded yet, and whose types will describe it.
+    /// Whether the function is in a module that is not loaded yet. Once loaded, the module's types will describe
+    /// it.
     awaited: bool,
     /// Whether anything was requested that is not known.
     asked: Cell<bool>,
@@ -194,7 +195,7 @@ fn of_module<'a>(point: &Probepoint, kernel: &Probeable<'a>) -> Result<&'a Types
         .map_err(|why| why.to_string())
 }
 
-/// Returns the first of `names` that has a prototype in the types.
+/// Returns the prototype of the first of `names` that has one in `types`, or why none has one.
 fn find<'n>(types: &Types, names: impl Iterator<Item = &'n str>) -> Result<Prototype, String> {
     let mut why = None;
     for name in names {

@@ -27,8 +27,8 @@ impl Named {
     }
 }
 
-/// Returns the values of the names in `text`, which is at `column`. The names are those of values of the field
-/// `of`. `shape` is the type of the field, if its values have names.
+/// Returns the values of the names in `text`, which begins at `column`. The names must belong to values of the
+/// field `of`. `shape` is the type of the field, if its values have names.
 pub(super) fn named(
     column: usize,
     text: &str,
@@ -50,7 +50,7 @@ pub(super) fn named(
     Ok(all)
 }
 
-/// Returns the value with which functions return the error code `name`: below zero.
+/// Returns the negative value with which functions report the error `name`.
 fn below_zero(column: usize, name: &str) -> Result<Named, ParseError> {
     if let Some(number) = errno::number(name) {
         return Ok(Named::whole(u64::from(number).wrapping_neg()));

@@ -1,9 +1,9 @@
-//! Arguments of system calls, at the functions with which the kernel enters them (`__x64_sys_*`).
+//! Arguments of system calls, at the entry functions of the calls (`__x64_sys_*`).
 //!
-//! Such a function takes one argument, the registers of the process, which contain the arguments of the call
-//! (`SC_X86_64_REGS_TO_ARGS` in arch/x86/include/asm/syscall_wrapper.h). Invariant: the arguments of the call are
-//! resolved only for a function with exactly that parameter, and with the names and types that the kernel keeps for
-//! its own events.
+//! Such a function has one parameter: a pointer to the registers of the process, which contain the arguments of the
+//! call (`SC_X86_64_REGS_TO_ARGS` in arch/x86/include/asm/syscall_wrapper.h). Invariant: the arguments of the call
+//! are resolved only for a function with exactly that parameter, and with the names and types that the kernel keeps
+//! for its own events.
 
 use hvprobe_arch::regs::Gpr;
 use hvprobe_linux::image::CallParameter;

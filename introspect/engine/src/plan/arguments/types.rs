@@ -133,7 +133,7 @@ pub(super) fn characters(types: &Types, ty: TypeId) -> Option<Characters> {
     }
 }
 
-/// Maximum number of qualifiers, more than any type has: `volatile`, `restrict` and tags.
+/// Maximum number of qualifiers (`volatile`, `restrict` and tags) to look through. No type has as many.
 const QUALIFIERS: usize = 8;
 
 /// Returns whether `ty` is a pointer to a constant type.
@@ -149,8 +149,8 @@ pub(super) fn is_constant_behind(types: &Types, ty: TypeId) -> bool {
     false
 }
 
-/// Returns whether `ty` is a type in which C counts bytes: an unsigned integer of 64 bits like `size_t`, whatever
-/// its name.
+/// Returns whether `ty` is a type that C uses to count bytes: an unsigned integer of 64 bits like `size_t`, under
+/// any name.
 pub(super) fn is_size(types: &Types, ty: TypeId) -> bool {
     let whole = types.resolve(ty);
     let kind = whole.and_then(|ty| types.kind(ty));

@@ -223,7 +223,7 @@ fn place(column: usize, chain: Chain, size: u32, returns: bool) -> Result<From, 
 }
 
 fn fetched(base: Base, pointers: Vec<Pointer>, read: Read) -> Item {
-    // Read it as a word of the stack, which detours can record, too.
+    // Read it as a word of the stack, because detours can record such words.
     if let (Base::Register(Gpr::Rsp), [only], Read::Bytes(..=8)) = (base, &*pointers, read)
         && only.memory == Memory::Kernel
         && only.offset % 8 == 0
@@ -265,7 +265,7 @@ fn text(column: usize, mut chain: Chain, user: bool) -> Result<Value, ParseError
     })
 }
 
-/// Sets the maximum lengths of the texts in `items`. These are all items that an event captures.
+/// Sets the maximum lengths of the texts in `items`, which are all items that an event captures.
 ///
 /// # Errors
 /// When there is no room for a text.

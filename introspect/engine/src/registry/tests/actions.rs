@@ -86,7 +86,7 @@ fn stack_pointer_that_is_set_is_that_of_the_displaced_instruction() {
         assert_eq!(cpu.regs.rsp, to);
         assert!(cpu.regs.rip != rig.addr(id).0);
     }
-    // With a decision of a client to leave the function at once.
+    // A client decides to leave the function at once.
     let mut rig = Rig::live();
     let id = rig.register(&[acting(EMULATED, holding(ask()))])[0];
     rig.guest.write(Gva(to), &0x1234_u64.to_le_bytes());

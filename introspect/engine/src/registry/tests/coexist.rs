@@ -64,7 +64,7 @@ enum Step {
     Switch(bool),
     Retry,
     Check,
-    /// This step, and those below, are the guest's: it begins something, or continues with what it has begun.
+    /// This step and those below are the guest's: each begins an operation, or continues the one in progress.
     Trace(Option<usize>),
     Kprobe(usize),
     OptimizeKprobes,
@@ -157,7 +157,7 @@ impl Model {
         self.own[index..index + N].try_into().unwrap()
     }
 
-    /// Lets the guest write text. What is there must be its own text, without patches of ours.
+    /// Lets the guest write text. The text that is there must be the guest's own, without our patches.
     fn write(&mut self, at: Gva, bytes: &[u8], what: &str) {
         let index = self.index(at);
         let there = &text(&self.rig)[index..][..bytes.len()];
@@ -301,8 +301,8 @@ impl Model {
         self.original[index..index + 5].try_into().unwrap()
     }
 
-    /// The guest's optimizer turns an armed kprobe into a jump if it may, without checking the text under it
-    /// again.
+    /// Lets the guest's optimizer turn an armed kprobe into a jump, if it may. The optimizer does not check the
+    /// text under the jump again.
     fn optimize_kprobe(&mut self, number: usize) {
         let (symbol, offset, _) = KPROBES[number];
         let at = self.rig.at(symbol, offset);

@@ -118,7 +118,7 @@ impl Cpu {
         Gva(self.regs.rip)
     }
 
-    /// Returns the question that the hit that holds the guest has for a client.
+    /// Returns the question for a client about the hit that holds the guest; `None` if there is none.
     pub(super) fn question(&mut self) -> Option<Inquiry> {
         self.with(|handler, regs, around| handler.question(regs, around))
     }

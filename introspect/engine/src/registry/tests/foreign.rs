@@ -202,7 +202,7 @@ fn while_the_guest_changes_its_kprobes_jumps_stay_and_none_comes() {
     let id = rig.one(SHORT);
     assert_eq!(why(&rig, id), Some(Unoptimized::KprobesChange));
     assert_eq!(why(&rig, there), None);
-    // Another detour replaces that of the same jump.
+    // The existing jump gets another detour.
     let second = rig.one("p:second filler_004");
     assert_eq!((why(&rig, there), why(&rig, second)), (None, None));
     retry(&mut rig);

@@ -1,4 +1,4 @@
-//! Function entries that the guest's ftrace patches too.
+//! Function entries that both the engine and the guest's ftrace patch.
 
 use hvprobe_spec::Decision;
 

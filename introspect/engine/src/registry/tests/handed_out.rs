@@ -1,4 +1,4 @@
-//! Allocations are released, however often they are made.
+//! Allocations are released, even after many repetitions.
 
 use hvprobe_arch::detour::Header;
 

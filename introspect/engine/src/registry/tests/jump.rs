@@ -102,7 +102,7 @@ fn kernels_with_per_cpu_data_at_link_addresses_get_jumps_that_find_it() {
 
 #[test]
 fn entries_whose_endbr_the_kernel_sealed_get_jumps_behind_it() {
-    // The kernel's poison instructions up to 6.13 and since, and a plain nop.
+    // The kernel's poison instruction up to 6.13, the one of later kernels, and a plain nop.
     for sealed in [
         [0x66, 0x0f, 0x1f, 0x00],
         [0x0f, 0x1f, 0x40, 0xd6],

@@ -186,7 +186,7 @@ fn work_of(rig: &mut Rig, act: impl FnOnce(&mut Rig)) -> (u64, u64) {
     (work() - before, stops)
 }
 
-/// Checks that twice the probes take little more than twice the work, and as many stops.
+/// Checks that twice as many probes take little more than twice the work, and the same number of stops.
 fn check_linear(what: &str, take: impl Fn(usize) -> (u64, u64)) {
     let (half, stops) = take(FILLERS / 2);
     let (whole, again) = take(FILLERS);

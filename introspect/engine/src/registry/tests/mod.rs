@@ -253,7 +253,7 @@ impl Rig {
         start.expect("in the fixture").wrapping_add(offset)
     }
 
-    /// Returns the next retry, however long it takes to become due.
+    /// Calls `Registry::retry` until a retry is due, and returns it.
     fn next_retry(&mut self) -> crate::registry::Retry {
         let mut seconds = 0..200;
         let next = seconds.find_map(|_| self.registry.retry());
@@ -281,8 +281,8 @@ impl Rig {
         self.entry().1 != 0
     }
 
-    /// Returns the memory that the guest sees, without the hidden region and its page-table entry: these stay
-    /// once there are slots or frames that a task may come back to.
+    /// Returns the memory that the guest sees, without the hidden region and its page-table entry: these stay once
+    /// there are slots or frames to which a task may return.
     fn visible(&self) -> Vec<u8> {
         let mut bytes = self.guest.mem.visible();
         let entry = usize::try_from(self.entry().0.0).expect("small");
@@ -307,7 +307,7 @@ impl Rig {
     }
 }
 
-/// Returns the state of a virtual CPU at `rip`.
+/// Returns the state of a virtual CPU at `rip` with the stack pointer `rsp`.
 fn standing(rip: Gva, rsp: Gva) -> Standing {
     let regs = Regs {
         rip: rip.0,

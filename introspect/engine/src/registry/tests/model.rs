@@ -148,7 +148,7 @@ impl Model {
         picked
     }
 
-    /// Marks the places that the guest has rewritten as gone, as a check of the text does.
+    /// Marks as gone the places that the guest has rewritten, as a check of the text does.
     fn watched(&mut self) {
         for place in &mut self.places {
             place.gone |= !place.probes.is_empty() && place.is_gone();

@@ -187,7 +187,7 @@ fn probe_of_a_module_that_leaves_is_gone_and_its_text_as_it_was() {
     assert!(!loader.watches());
     assert_eq!(cpu.resume(&Decision::default()), RESUME);
     assert_eq!(cpu.regs.rip, loader.rig.at("free_module", 0).0);
-    // A gone probe stays gone, whatever module is loaded, and can be unregistered.
+    // A gone probe stays gone, even if its module is loaded again, and can be unregistered.
     loader.set_state(module, 0);
     assert_eq!(loader.changed(None), []);
     assert_eq!(loader.rig.state(ids[0]), ProbeState::Gone);

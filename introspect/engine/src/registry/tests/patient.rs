@@ -13,7 +13,7 @@ fn why(rig: &Rig, id: ProbeId) -> Option<Unoptimized> {
 #[test]
 fn room_that_was_left_is_found_again_though_no_change_may_look_for_it() {
     let mut rig = Rig::optimizing();
-    // As if the guest had more memory than a change may scan.
+    // The effect is as if the guest had more memory than a change may scan.
     rig.guest.forget_writes(true);
     let mut id = rig.one(MANY);
     for _ in 0..100 {

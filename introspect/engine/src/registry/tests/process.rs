@@ -120,7 +120,7 @@ fn tables_are_asked_for_only_where_the_process_is_reached() {
     assert!(cpu.handler.reaches_process());
     assert_eq!(cpu.hit(rig.addr(other)), RESUME);
     assert_eq!(cpu.cr3_asked.get(), 0);
-    // Without CR3 the memory is unreadable, whatever the kernel's own tables map there.
+    // Without CR3 the memory is unreadable, even if the kernel's own tables map something there.
     cpu.regs.rsi = AT.0;
     cpu.cr3 = None;
     assert_eq!(cpu.hit(rig.addr(other)), RESUME);

@@ -94,7 +94,7 @@ impl Rig {
     }
 }
 
-/// Returns the returns among `events`.
+/// Returns the events of returns among `events`, with their calls.
 fn returns(events: &[Event]) -> Vec<(&Event, Call)> {
     let returns = events.iter().filter_map(|event| match event.kind {
         EventKind::Return(call) => Some((event, call)),

@@ -30,7 +30,7 @@ fn watching_reports_what_the_guest_rewrote_for_good_and_stops_nobody() {
     rig.registry.check_text(&*rig.guest);
     assert_eq!(rig.guest.stops(), stops);
     assert!(rig.guest.mem.snapshot() == before);
-    // The states stay, whatever the guest does after that.
+    // The states stay, even if the guest writes there again.
     rig.guest.write(armed, &[INT3]);
     rig.guest.write(idle, &[0x48]);
     rig.registry.check_text(&*rig.guest);

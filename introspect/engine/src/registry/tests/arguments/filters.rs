@@ -207,7 +207,7 @@ fn a_filter_of_a_return_looks_at_the_return() {
     let ids = rig.register(&[
         defaults("r vfs_read if retval == 42 && count == 9"),
         defaults("r vfs_read if retval < 0"),
-        // Registers are also those at the return.
+        // Registers also have their values at the return.
         defaults("r vfs_read x=%ax if x == 42"),
         defaults("r vfs_read x=%dx if x == 9"),
         defaults("r vfs_read x=$stack if x == 0"),

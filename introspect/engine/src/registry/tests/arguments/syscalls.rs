@@ -62,7 +62,7 @@ fn the_arguments_of_a_system_call_are_known_by_name() {
         only("p __x64_sys_openat +5(filename):string", openat),
         Some(b"passwd".to_vec())
     );
-    // The function's own parameter is available too.
+    // The function's own parameter is also available.
     assert_eq!(only("p __x64_sys_openat regs", openat), word(HERE.0));
     assert_eq!(only("p __x64_sys_openat $arg1", openat), word(HERE.0));
     let mut rig = Rig::live();

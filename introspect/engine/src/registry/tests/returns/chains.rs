@@ -233,7 +233,7 @@ impl Model {
             regs: regs(),
             stack: StackWords::default(),
         };
-        // A trampoline's frame must not get a stub, nor the other way round.
+        // A frame that returns through the trampoline must not get a stub, and vice versa.
         let to = calls.enter(&entry, mem).filter(|stub| {
             let apart = entry.return_address != self.rig.trampoline();
             if !apart {
@@ -244,7 +244,8 @@ impl Model {
         if let Some(stub) = to {
             let word = Self::slot_word(&source, stub);
             hvprobe_arch::mem::PhysMemory::write_u64(mem, word, 0).expect("in memory");
-            // The stack has an address in the task's detour, which leads to the instances.
+            // The stub's address on the stack stands for an address in the task's detour, which leads to the
+            // instances.
             self.rig.guest.write(this.saved, &stub.0.to_le_bytes());
             this.interrupted = Some(Interrupted::Entering { source, stub });
         }

@@ -9,7 +9,7 @@ use hvprobe_hit::record::RecordSource;
 use super::*;
 use crate::world::Standing;
 
-/// Returns a probe that gets an int3, whatever its instructions allow.
+/// Returns a probe that gets an int3, even where a jump would be possible.
 pub(super) fn trapped(definition: &str) -> ProbeSpec {
     ProbeSpec {
         mechanism: Some(Mechanism::Emulated),
@@ -163,7 +163,7 @@ fn stub(rig: &Rig, at: Gva) -> [u8; 16] {
     rig.guest.read(at)
 }
 
-/// Causes everything that no task can reach to be released.
+/// Makes the registry release everything that no task can reach.
 fn reclaim(rig: &mut Rig) {
     let crowd = rig.register(&[trapped("r4096 filler_004"), trapped("r4096 filler_006")]);
     rig.unregister(&crowd).unwrap();
