@@ -1,7 +1,7 @@
 //! The symbol table: names of kernel addresses.
 //!
-//! Invariants: entries are sorted by address, those at one address in the image's order (kallsyms puts the best
-//! name first). Names live in one arena, and the index by name is sorted by the hash of the name, so every
+//! Invariants: entries are sorted by address; entries with the same address keep the image's order (kallsyms puts
+//! the best name first). Names live in one arena, and the index by name is sorted by the hash of the name, so every
 //! look-up is a binary search and no symbol owns an allocation. A table is built once from an image and never
 //! changes.
 
@@ -37,9 +37,9 @@ pub struct Symbol<'a> {
     pub name: &'a str,
     /// The address at which it begins.
     pub addr: Gva,
-    /// Length in bytes: the size of the ELF symbol or, without one, the distance to the next symbol at another
-    /// address or to the end of the section or segment around it, whichever is nearer. 0 if no section or segment
-    /// is around it.
+    /// Length in bytes: the size that the image gives. Without one, the distance to the next symbol at another
+    /// address, or to the end of the surrounding section or segment if that is nearer; 0 if no section or segment
+    /// surrounds the symbol.
     pub size: u64,
     /// The kind of the symbol.
     pub kind: SymbolKind,
@@ -158,7 +158,7 @@ struct Name {
     len: u32,
 }
 
-/// Limit for the total length in bytes of all names of a table; no kernel has more.
+/// Maximum length of all names of a table together, in bytes; no kernel has more.
 pub(crate) const MOST_TEXT: usize = 64 << 20;
 
 /// All symbols of an image.
@@ -185,8 +185,7 @@ impl Symbols {
     /// Builds the table. `ranges` are the sections of the image or, if it has none, its segments. A symbol without
     /// a size ends where the next one begins, or where its range ends if that is nearer.
     ///
-    /// Symbols without a name are left out. Once names would exceed `MOST_TEXT`, the remaining symbols are
-    /// left out, too.
+    /// Symbols without a name are left out. Once names would exceed `MOST_TEXT`, all further symbols are left out.
     pub fn new<'a>(raw: impl IntoIterator<Item = RawSymbol<'a>>, ranges: &[Range<u64>]) -> Self {
         let mut table = Self::default();
         for symbol in raw {
@@ -307,8 +306,8 @@ impl Symbols {
         found
     }
 
-    /// Returns the address of the symbols called `name`, of whatever kind; `None` unless all of them are at one
-    /// address.
+    /// Returns the address of the symbols called `name`, which may be of any kind; `None` unless all of them are at
+    /// one address.
     #[must_use]
     pub fn address_of(&self, name: &str) -> Option<Gva> {
         let mut found = self.named(name);

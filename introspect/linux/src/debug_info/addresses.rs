@@ -1,7 +1,7 @@
 //! Finds the source line of an address in the text.
 //!
-//! Invariant: an address belongs to the last row at or before it in its unit's line table, as long as the
-//! sequence of that row continues. An address that no unit covers has no line.
+//! Invariant: an address belongs to the row of its unit's line table that begins at or before it, if the next row
+//! of the same sequence begins after it. An address that no unit covers has no line.
 
 use hvprobe_arch::Gva;
 
@@ -9,7 +9,7 @@ use super::error::DebugError;
 use super::info::{DebugInfo, Unit};
 use super::rows::path;
 
-/// A line of a source.
+/// A line of a source file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceLine {
     /// Path of the file, relative to the directory in which the kernel was built, if the file is below it.

@@ -1,8 +1,8 @@
 //! Limits the work done for one question.
 //!
-//! Invariant: the number of steps for one question is bounded by the size of the debug information, whatever the
-//! file says. Damaged tables can refer to each other over and over; sound ones never need as many steps. Except
-//! while the index is built, a question also ends soon once nobody waits for its answer.
+//! Invariant: the size of the debug information bounds the number of steps for one question. Damaged tables can
+//! refer to each other over and over; sound ones never need as many steps. Except while the index is built, a
+//! question also ends soon once nobody waits for its answer.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::error::DebugError;
 
-/// Number of steps granted for any file, however small.
+/// Number of steps granted for every file, in addition to those for its bytes.
 const LEAST: u64 = 1 << 18;
 /// Number of steps granted for each byte of debug information. Reading all of it once takes about one step per
 /// byte.

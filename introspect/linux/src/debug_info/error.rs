@@ -25,8 +25,8 @@ pub enum DebugError {
         /// Offset of the relocation in that section.
         at: u64,
     },
-    /// More sections than any file has, or sections or relocations that do not fit into the file, or sections of a
-    /// module that do not fit into the address space of modules.
+    /// There are more sections than any file has, sections or relocations do not fit into the file, or sections of
+    /// a module do not fit into the address space of modules.
     #[error("the file's sections overlap")]
     Overlap,
     /// A section that extends beyond the end of the file, or a part that extends beyond the end of its section.
@@ -69,8 +69,8 @@ pub enum DebugError {
         /// What is wrong.
         source: gimli::Error,
     },
-    /// The answer would take more work than any sound file of this size needs, or the file has more of something
-    /// than any kernel has.
+    /// The answer needs more steps than the budget for a file of this size, or the file exceeds a limit that is
+    /// above what any kernel has.
     #[error("the debug information is damaged: it refers to the same things over and over again")]
     TooMuch,
     /// Nobody waits for the answer, as the client that asked is gone.
@@ -81,7 +81,7 @@ pub enum DebugError {
     NoFunction {
         /// The name of the function.
         name: String,
-        /// Other places of functions with that name, if the question named a file.
+        /// Functions of that name in other files, as `NAME@FILE`, if the question named a file.
         near: Vec<String>,
     },
     /// No such source file.
@@ -111,11 +111,11 @@ pub enum DebugError {
     /// A member, element or pointer that the variable does not have.
     #[error("`{at}` {why}{}", Suggested(.near))]
     Member {
-        /// The variable, and the path up to the place where it ends.
+        /// The variable, and the path up to the step that fails.
         at: String,
-        /// Why the path ends there.
+        /// Why that step fails.
         why: String,
-        /// Names that exist there instead.
+        /// Names of similar members that exist.
         near: Vec<String>,
     },
     /// A pattern to search for in source lines; not supported, because the sources are not read.

@@ -1,12 +1,12 @@
 //! A file with debug information. Only the parts that a question needs are read.
 //!
 //! ```text
-//!   opened ──▶ where the sections are, the build id ──a question──▶ the index ──▶ units, tables that they need
+//!   opened ──▶ positions of the sections, build id ──a question──▶ index ──▶ units, tables that they need
 //! ```
-//! Invariants: sections lie within the file and together are no longer than it, and units share no bytes. So all of
-//! them take no more memory than the file is long. Much of a kernel's file is not debug information: half of the
-//! file consists of relocations that the linker has already applied. A question reads only a few units of the debug
-//! information. Nothing is mapped, so a file that changes later does no harm.
+//! Invariants: each section lies within the file, all sections together are no longer than the file, and units
+//! share no bytes. So all of them take no more memory than the file is long. Half of a kernel's file consists of
+//! relocations that the linker has already applied, which are not read. A question reads only a few units of the
+//! debug information. Nothing is mapped, so a file that changes later does no harm.
 
 use std::fs::{self, File};
 use std::io;
@@ -25,12 +25,12 @@ use super::later::{Later, once};
 use super::module::{ModuleFile, Placed};
 use crate::notes::build_id;
 
-/// Limit for sections; a kernel has fewer. Look-ups go through all of them.
+/// Maximum number of sections, and of segments. A kernel has fewer; look-ups go through all of them.
 const MOST_SECTIONS: usize = 4096;
 
-/// Limit for the number of note sections to search; kernels have one or two.
+/// Maximum number of note sections to search; kernels have one or two.
 const MOST_NOTES: usize = 8;
-/// Limit for the length in bytes of a note section; longer ones are not searched.
+/// Maximum length of a note section, in bytes; longer ones are not searched.
 const LONGEST_NOTES: u64 = 1 << 16;
 
 /// Sections that are never read, and `.debug_info`, which is read unit by unit.
@@ -82,20 +82,20 @@ fn regular(path: &Path) -> Result<File, DebugError> {
     File::open(path).map_err(DebugError::Read)
 }
 
-/// Reads bytes at an offset of the file. Used for sections that are read at once.
+/// Function that reads bytes at an offset of the file. Used for sections that are read when the file is opened.
 type Fetch<'f> = &'f dyn Fn(u64, &mut [u8]) -> Result<(), DebugError>;
 
 impl DebugFile {
     /// Opens the debug information in the file at `path`.
     ///
     /// # Errors
-    /// If the file cannot be read, or is not one that can be used. A file without debug information is an error
-    /// only in [`DebugInfo::new`](super::DebugInfo::new).
+    /// If the file cannot be read, or is not a usable one. A file without debug information is accepted here, and
+    /// refused by [`DebugInfo::new`](super::DebugInfo::new).
     pub fn open(path: &Path) -> Result<Self, DebugError> {
         Self::of(&regular(path)?)
     }
 
-    /// Returns whether the file at `path` is an object file, as a module's is. Reads only the ELF header.
+    /// Returns whether the file at `path` is an object file, such as that of a module. Reads only the ELF header.
     ///
     /// # Errors
     /// If the file cannot be read.
@@ -113,7 +113,7 @@ impl DebugFile {
         Ok(magic.starts_with(&elf::ELFMAG) && ty == elf::ET_REL)
     }
 
-    /// Opens the debug information in `file`, which is read from its beginning whatever the file position is.
+    /// Opens the debug information in `file`. Reads from the beginning of the file, not from its file position.
     /// Nothing else may read `file` meanwhile, as the file position is shared.
     ///
     /// # Errors
@@ -195,7 +195,7 @@ impl DebugFile {
         let _ = self.index.set(index);
     }
 
-    /// Returns all sections of the debug information but `.debug_info`. The location lists of variables are
+    /// Returns the sections of the debug information other than `.debug_info`. The location lists of variables are
     /// included only if `locations` is set.
     pub(super) fn dwarf(
         &self,

@@ -1,4 +1,4 @@
-//! An index from names and addresses to units, by which a question reads only the units it needs.
+//! Maps names and addresses to units, so that a question reads only the units it needs.
 //!
 //! ```text
 //!   all units, once ──▶ the index ──▶ a file, for the next time ──▶ the index
@@ -7,10 +7,10 @@
 //!                         ├── name of a source file ────────▶ units
 //!                         └── address ──────────────────────▶ unit
 //! ```
-//! Invariants: an index only says in which units to search. What is found there is read and checked as it would be
+//! Invariants: an index only says in which units to search. These units are then read and checked as they would be
 //! without an index. An index belongs to the one file whose build id and section lengths it records, and its units
-//! share no bytes. Every other number in it is checked when it is used: a wrong one leads to nothing, or to an
-//! error.
+//! share no bytes. Every other number in an index is checked when it is used: a wrong number leads to an empty
+//! answer, or to an error.
 
 use std::cmp::Ordering;
 use std::ops::Range;
@@ -24,14 +24,14 @@ use super::error::DebugError;
 
 /// Version of the index format and of its contents.
 pub(super) const VERSION: u32 = 1;
-/// Limit for units: more than a kernel with all its drivers has source files.
+/// Maximum number of units: more than a kernel with all its drivers has source files.
 pub(super) const MOST_UNITS: usize = 1 << 17;
-/// Limit for the number of different names. A kernel with all its drivers has half a million functions.
+/// Maximum number of different names. A kernel with all its drivers has half a million functions.
 const MOST_NAMES: usize = 1 << 20;
-/// Limit for the number of pairs of a name and a unit. A kernel with all its drivers uses source files some ten
-/// million times.
+/// Maximum number of pairs of a name and a unit. A kernel with all its drivers uses source files some ten million
+/// times.
 const MOST_NAMED: usize = 1 << 24;
-/// Limit for the bytes of all names together.
+/// Maximum length of all names together, in bytes.
 const MOST_TEXT: usize = 64 << 20;
 
 /// The units of a file, and the functions, source files and code in each.
@@ -139,7 +139,7 @@ impl Index {
         self.encode_to_vec()
     }
 
-    /// Returns the length of what [`Index::to_bytes`] returns.
+    /// Returns the number of bytes that [`Index::to_bytes`] returns.
     #[must_use]
     pub fn length(&self) -> usize {
         self.encoded_len()

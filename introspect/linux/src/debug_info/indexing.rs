@@ -1,6 +1,6 @@
 //! Builds the index: reads all units once.
 //!
-//! Invariant: building the index finds any damage in the units, so the first question fails rather than only some
+//! Invariant: building the index finds any damage in the units, so damage makes the first question fail, not some
 //! later one. The bytes of the units are not kept.
 
 use std::sync::Arc;
@@ -18,8 +18,9 @@ use super::scopes::Scopes;
 
 impl DebugFile {
     /// Returns the index of units. Unless an index was [adopted](Self::adopt), the first call builds it from all
-    /// units. Once building has begun, it is completed even if everybody stops waiting for it. Otherwise, callers
-    /// that wait for less time than it takes would make it start over and over, and it would never be finished.
+    /// units. Once building has begun, it is completed even if nobody waits for the index any more. Otherwise,
+    /// callers that wait for less time than it takes would make it start over and over, and it would never be
+    /// finished.
     ///
     /// # Errors
     /// If the debug information is damaged, or if nobody waits for the index at the time when building it would

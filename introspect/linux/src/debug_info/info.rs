@@ -1,8 +1,7 @@
 //! Units of debug information, found through the index.
 //!
 //! Invariants: a unit's bytes are read only when a question needs the unit. Each abbreviation table ends where the
-//! next one begins, so the tables share no bytes, and reading each of them once takes no longer than their section
-//! is long.
+//! next one begins, so the tables share no bytes, and all of them together are no longer than their section.
 
 use std::cell::OnceCell;
 use std::sync::Arc;
@@ -21,10 +20,10 @@ pub(super) type Reader<'f> = EndianSlice<'f, LittleEndian>;
 pub(super) type Entry<'f> = DebuggingInformationEntry<Reader<'f>>;
 pub(super) type Value<'f> = AttributeValue<Reader<'f>>;
 
-/// Number of bytes of a string or table that are read for one step of the budget.
+/// Number of bytes of a string or table that cost one step of the budget.
 const READ: usize = 64;
 
-/// The debug information of one kernel.
+/// The debug information of one kernel or module.
 #[derive(Debug)]
 pub struct DebugInfo<'f> {
     pub(super) dwarf: Dwarf<Reader<'f>>,
@@ -34,7 +33,7 @@ pub struct DebugInfo<'f> {
     with_locations: OnceCell<Dwarf<Reader<'f>>>,
     units: &'f [UnitPlace],
     index: Option<&'f Index>,
-    /// All of `.debug_info`; only while the index is built.
+    /// All bytes of `.debug_info`; `None` except while the index is built.
     whole: Option<&'f [u8]>,
     /// Sorted offsets at which abbreviation tables begin.
     abbreviations: Vec<usize>,
@@ -54,8 +53,7 @@ pub(super) struct Unit<'a, 'f> {
 }
 
 impl<'f> DebugInfo<'f> {
-    /// Creates the debug information that consists of `units`. If all of `.debug_info` was read, `whole` has its
-    /// bytes.
+    /// Creates the debug information that consists of `units`. `whole` is all of `.debug_info`, if it was read.
     pub(super) fn over(
         file: &'f DebugFile,
         units: &'f [UnitPlace],
@@ -175,7 +173,8 @@ impl<'f> Unit<'_, 'f> {
         Ok(entry)
     }
 
-    /// Returns the string that an attribute refers to; `None` if the attribute is not a string.
+    /// Returns the string that an attribute refers to; `None` if the attribute is not a string, or if the string
+    /// cannot be read.
     pub(super) fn text(&self, value: Value<'f>) -> Option<&'f [u8]> {
         let text = self.info.dwarf.attr_string(&self.own, value).ok()?.slice();
         self.info.budget.spend(text.len() / READ + 1).ok()?;

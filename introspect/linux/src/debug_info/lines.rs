@@ -71,7 +71,7 @@ impl DebugInfo<'_> {
         Ok(functions.collect())
     }
 
-    /// Returns what [`DebugInfo::lines`] returns, but only the lines in `range`.
+    /// Like [`DebugInfo::lines`], but returns only the lines in `range`.
     ///
     /// # Errors
     /// Those of [`DebugInfo::lines`], and an error if no line in the range has code.

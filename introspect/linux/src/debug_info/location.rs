@@ -13,9 +13,9 @@ use hvprobe_spec::language::text;
 
 use super::info::Reader;
 
-/// Limit for values on the stack of an expression.
+/// Maximum number of values on the stack of an expression.
 const MOST_VALUES: usize = 16;
-/// Limit for pointers to follow.
+/// Maximum number of offsets in a [`Sum`].
 const MOST_POINTERS: usize = 8;
 
 /// Registers by their DWARF numbers (System V ABI for x86-64, figure 3.36).
@@ -41,7 +41,7 @@ const REGISTERS: [Gpr; 16] = [
 /// Location of a variable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Location {
-    /// In a register, or in memory that is found from a register, so that a fetch argument can read it.
+    /// In a register, or in memory that a register leads to. A fetch argument can read it.
     Fetch(Fetch),
     /// In static memory, at this address as linked.
     Static(Gva),
@@ -72,9 +72,9 @@ impl Location {
 pub struct Fetch {
     /// The register.
     pub register: Gpr,
-    /// The offsets of the reads from memory that lead to the variable. The first is added to the register, each
-    /// further one to the word just read; the sum is the address of the next read. Empty if the register holds the
-    /// variable itself.
+    /// One offset for each read from memory; the last read gives the variable. The first offset is added to the
+    /// register, each further one to the word just read; the sum is the address of the next read. Empty if the
+    /// register holds the variable itself.
     pub offsets: Vec<i64>,
 }
 
@@ -89,7 +89,7 @@ impl fmt::Display for Fetch {
     }
 }
 
-/// Values of the function's frame to which the operations of an expression refer.
+/// Values of the function's frame that an expression can refer to.
 pub(super) struct Frame<'e> {
     /// The function's frame base, if known.
     pub(super) base: &'e dyn Fn() -> Option<Sum>,
@@ -288,7 +288,7 @@ fn followed(
     }
 }
 
-/// Returns the constant with these little-endian bytes.
+/// Returns the constant whose little-endian bytes are `bytes`.
 pub(super) fn constant(bytes: &[u8]) -> Location {
     let mut word = [0; 8];
     match word.get_mut(..bytes.len()) {

@@ -1,7 +1,7 @@
 //! Follows a path from a variable to its members, elements and pointer targets.
 //!
 //! Invariant: a location is returned only for a member that exists, in a structure that is described. A step that
-//! does not fit the type to which it is applied is an error that says so, never a guess.
+//! does not fit its type is an error that says so, never a guess.
 
 use gimli::{UnitOffset, constants as dw};
 use hvprobe_spec::fetch::Element;
@@ -14,9 +14,9 @@ use super::shown::Shown;
 use super::typename::reference;
 use super::variables::Variable;
 
-/// Limit for members of one structure.
+/// Maximum number of members of one structure.
 const MOST_MEMBERS: usize = 1 << 12;
-/// Limit for unnamed structures nested in each other.
+/// Maximum number of levels in which a member is searched for: the structure, and unnamed structures nested in it.
 const DEEPEST: usize = 8;
 /// Maximum number of similar members that are suggested when the named one does not exist.
 const MOST_NEAR: usize = 3;
@@ -121,7 +121,7 @@ impl<'f> DebugInfo<'f> {
 
 impl<'f> Unit<'_, 'f> {
     /// Finds the member `name` of a structure, or of an unnamed structure inside it. If there is none, the error
-    /// names the member as `way` writes it.
+    /// has the path that `way` returns.
     fn member(
         &self,
         structure: &Entry<'f>,
@@ -175,7 +175,7 @@ impl<'f> Unit<'_, 'f> {
             let offset = number(dw::DW_AT_data_member_location).unwrap_or(0);
             let width = number(dw::DW_AT_bit_size);
             let first = number(dw::DW_AT_data_bit_offset).or_else(|| {
-                // DWARF 3 counts the bits from the highest bit of a number of `bytes` bytes.
+                // DWARF 3 counts from the highest bit of the storage unit, a number of `bytes` bytes.
                 let bytes = number(dw::DW_AT_byte_size)?;
                 let from_top = number(dw::DW_AT_bit_offset)?.checked_add(width?)?;
                 let low = bytes.checked_mul(8)?.checked_sub(from_top)?;
@@ -222,8 +222,8 @@ fn moved(location: Location, is_pointer: bool, offset: u64) -> Result<Location, 
     Err(why.to_owned())
 }
 
-/// Returns the bit field of `width` bits from bit `first` on, as the type of a fetch argument. `None` if its bits
-/// are not in the first 8 bytes.
+/// Returns the type of the fetch argument for a bit field of `width` bits that begins at bit `first`. `None` if its
+/// bits are not in the first 8 bytes.
 fn bitfield(first: u64, width: u64) -> Option<Element> {
     let end = first.checked_add(width)?;
     let container = [8_u8, 16, 32, 64].into_iter();

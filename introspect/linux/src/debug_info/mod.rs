@@ -1,8 +1,8 @@
 //! The debug information of a kernel (DWARF): source lines, their addresses in the text, and where variables
 //! are at those addresses.
 //!
-//! Invariants: nothing in the file is trusted. Every read is checked, whatever the file says is followed for a
-//! bounded number of steps, and nothing recurses deeper than a constant. Nonsense gives an error that says where it
+//! Invariants: nothing in the file is trusted. Every read is checked, references are followed for a bounded number
+//! of steps, and nothing recurses deeper than a constant. Damaged data gives an error that says where the damage
 //! is, never a panic or unbounded work. A file answers questions only about the kernel that it was made with: the
 //! build ids are compared before the first question.
 

@@ -1,8 +1,8 @@
 //! Debug information of module files, which are linked only when they are loaded.
 //!
 //! ```text
-//!   sections that are loaded ──▶ one after the other, where modules may be ──▶ addresses of symbols
-//!   .rela.debug_*            ──▶ those addresses, and offsets of other sections, in the debug information
+//!   loaded sections ──▶ placed one after the other where modules may be ──▶ addresses of symbols
+//!   .rela.debug_*   ──▶ those addresses, and offsets in other sections, written into the debug information
 //! ```
 //!
 //! Invariants: everything about a module is reported relative to its symbols, so the addresses at which it is
@@ -26,12 +26,12 @@ use crate::symbols::{RawSymbol, SymbolKind, Symbols};
 const THIS_MODULE: &[u8] = b".gnu.linkonce.this_module";
 /// The section in which a module describes itself: strings of the form `WORD=VALUE`, separated by NULs.
 const MODINFO: &[u8] = b".modinfo";
-/// Address range for the assumed addresses of module sections. Linux loads modules there. 0 is not in it, as it
+/// Range for the addresses assumed for module sections: where Linux loads modules. It does not contain 0, which
 /// stands for a section that is not loaded.
 const SPACE: Range<u64> = 0xffff_ffff_c000_0000..0xffff_ffff_ff00_0000;
-/// Limit for the number of symbols; no module has more.
+/// Maximum number of symbols to read; no module has more.
 const MOST_SYMBOLS: usize = 1 << 18;
-/// Limit for the length in bytes of `.modinfo`; no module has more.
+/// Maximum length of `.modinfo`, in bytes; no module has a longer one.
 const LONGEST_MODINFO: u64 = 1 << 20;
 /// Length in bytes of the longest symbol name, with its NUL (`KSYM_NAME_LEN`).
 const LONGEST_NAME: usize = 512;

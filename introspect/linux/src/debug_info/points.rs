@@ -1,8 +1,7 @@
-//! Finds all addresses in the text for which a point in the sources stands.
+//! Finds all addresses in the text that a point in the sources stands for.
 //!
 //! Invariants: at each address, code of the point's line or function begins, unless the point is an offset or an
-//! address itself. Each address is listed once, in ascending order. Only one unit is held at a time, however many
-//! there are.
+//! address itself. Each address is listed once, in ascending order. Units are parsed one at a time.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,12 +22,14 @@ const MOST_NEAR: usize = 3;
 pub struct PointPlace {
     /// The address, as linked.
     pub at: Gva,
-    /// The function, not inlined itself, that has the code at the address; empty if unknown, as in assembly.
+    /// Name of the function that contains the address: the outermost one, into which others may be inlined. Empty
+    /// if unknown, as in assembly.
     pub function: String,
     /// The inlined function to which the code belongs, if it belongs to one.
     pub inlined: Option<String>,
     pub(super) unit: usize,
-    /// Offset in the unit of the entry of the innermost function, inlined or not, that contains the point.
+    /// Debug-information entry of the innermost function that contains the point, as an offset in the unit. The
+    /// function may be inlined.
     pub(super) scope: Option<UnitOffset>,
 }
 
@@ -55,7 +56,7 @@ pub(super) struct Found<'a, 'f> {
     pub(super) members: Vec<usize>,
 }
 
-/// For each line, the addresses at which its code begins, each with the number of the scope of that code.
+/// Maps each line to the addresses at which its code begins, and each address to the number of its scope.
 pub(super) type LinePlaces = BTreeMap<u64, BTreeMap<u64, usize>>;
 
 impl<'f> DebugInfo<'f> {
@@ -310,7 +311,7 @@ impl<'f> Found<'_, 'f> {
         };
         for (number, scope) in self.scopes.list.iter().enumerate() {
             // Skips the function's own parts. If the function has only one line, its calls of others are on its
-            // first line, so `is_part` alone would skip them, too.
+            // first line, so `is_part` alone would also skip these.
             if is_own(number) && self.is_part(scope) {
                 continue;
             }
@@ -394,7 +395,7 @@ fn place(scopes: &Scopes<'_>, unit: usize, at: u64, scope: Option<usize>) -> Poi
     }
 }
 
-/// Returns the last of `lines` before `line`, and the first that is not before it, as texts for a message.
+/// Returns the last of `lines` before `line`, and the first at or after it, as texts for a message.
 pub(super) fn nearest(lines: &BTreeSet<u64>, line: u64) -> Vec<String> {
     let before = lines.range(..line).next_back();
     let behind = lines.range(line..).next();

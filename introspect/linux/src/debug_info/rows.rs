@@ -1,14 +1,14 @@
 //! Reads the line table of a unit (which line an instruction belongs to) and the unit's list of files.
 //!
-//! Invariant: a row begins the code of a line. Rows that the compiler does not mark as the start of a statement are
-//! skipped: they are not meant for breakpoints.
+//! Invariant: at the address of a row, code of its line begins. Rows that the compiler does not mark as the start
+//! of a statement are skipped: they are not meant for breakpoints.
 
 use std::collections::BTreeSet;
 
 use super::error::DebugError;
 use super::info::{Reader, Unit};
 
-/// Limit for the length of a path in bytes; the rest of a longer one is cut off.
+/// Maximum length of a path, in bytes; a longer one is cut off.
 const LONGEST_PATH: usize = 4096;
 
 /// An address at which code of a line begins.

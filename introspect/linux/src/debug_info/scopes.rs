@@ -1,8 +1,8 @@
 //! The functions of a unit: their own code, and the places at which they were inlined.
 //!
 //! Invariants: a scope's parent precedes it in the list, so walking outwards ends. Code ranges come from the
-//! scope's own entry. The name may come from another entry of the same unit, at most a few steps away. So a
-//! function that was inlined from another unit, as link-time optimisation does, has no name.
+//! scope's own entry. The name may come from another entry of the same unit, at most a few steps away. Therefore, a
+//! function that link-time optimisation inlined from another unit has no name.
 
 use std::ops::Range;
 
@@ -12,9 +12,9 @@ use rustc_hash::FxHashMap;
 use super::error::DebugError;
 use super::info::{DebugInfo, Entry, Unit, Value};
 
-/// Limit for steps from a scope to the entry with its name.
+/// Maximum number of steps from a scope to the entry with its name.
 const MOST_STEPS: usize = 8;
-/// Limit for the number of scopes; no unit has more, even with everything inlined into its functions.
+/// Maximum number of scopes in a unit; none has more, even with everything inlined into its functions.
 const MOST_SCOPES: usize = 1 << 20;
 
 /// A function, or an inlined copy of one.
@@ -25,12 +25,12 @@ pub(super) struct Scope<'f> {
     pub(super) parent: Option<usize>,
     /// Whether this is a copy inlined into another function.
     pub(super) is_inlined: bool,
-    /// Offset in the unit of the entry that has the attributes missing here.
+    /// Entry that has the attributes missing here, as an offset in the unit.
     origin: Option<usize>,
     name: Option<&'f [u8]>,
     file: Option<u64>,
     line: Option<u64>,
-    /// File and line of the call in whose place the function was inlined.
+    /// File and line of the call that the inlined code replaces.
     pub(super) call: Option<(u64, u64)>,
     /// Addresses of the code.
     pub(super) ranges: Vec<Range<u64>>,
@@ -127,9 +127,9 @@ impl<'f> Scopes<'f> {
         all.filter(move |(_, scope)| scope.contains(at))
     }
 
-    /// Returns the number of the scope to which the code of line `line` at `at` belongs. That is the scope at `at`
-    /// whose function begins last, among those that begin in the same file and not after the line. If there is
-    /// none, as for a macro from another file, it is the innermost scope at `at`.
+    /// Returns the number of the scope to which the code of line `line` at `at` belongs. Among the scopes at `at`
+    /// whose functions begin in `file` and not after the line, this is the one whose function begins last. If there
+    /// is none, as for a macro from another file, it is the innermost scope at `at`.
     pub(super) fn of_line(
         &self,
         info: &DebugInfo<'f>,
@@ -141,8 +141,8 @@ impl<'f> Scopes<'f> {
         let fits = |scope: usize| {
             let function = self.function(scope)?;
             let fits = function.file == file && function.line <= line;
-            // Of two scopes of one function, which is then inlined into itself, the inner one has the higher
-            // number.
+            // Breaks the tie between two scopes of a function that is inlined into itself: the inner one has the
+            // higher number.
             fits.then_some((function.line, scope))
         };
         let best = self.at(at).filter_map(|(scope, _)| fits(scope)).max();
@@ -150,7 +150,7 @@ impl<'f> Scopes<'f> {
         Ok(best.map(|(_, scope)| scope).or(inner))
     }
 
-    /// Returns the number of the outermost scope around `scope`, which is a function with code of its own.
+    /// Returns the number of the outermost scope around `scope`: a function that is not inlined.
     pub(super) fn outermost(&self, mut scope: usize) -> usize {
         while let Some(parent) = self.list.get(scope).and_then(|scope| scope.parent) {
             scope = parent;

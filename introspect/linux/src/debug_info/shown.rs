@@ -1,6 +1,6 @@
 //! Determines how the value of a variable is shown.
 //!
-//! Invariant: types are followed for a bounded number of steps, whatever they refer to.
+//! Invariant: types are followed for a bounded number of steps, even if they refer to each other in a loop.
 
 use gimli::{AttributeValue, UnitOffset, constants as dw};
 use hvprobe_spec::fetch::{Element, Shown as Digits};
@@ -9,7 +9,7 @@ use super::error::DebugError;
 use super::info::{Entry, Unit};
 use super::typename::{MOST_STEPS, reference};
 
-/// Limit for nested arrays, in case they form a loop.
+/// Maximum depth of nested arrays, in case they form a loop.
 const DEEPEST: usize = 8;
 
 /// How a value is shown.
@@ -33,7 +33,7 @@ pub enum Shown {
 }
 
 impl<'f> Unit<'_, 'f> {
-    /// Strips typedefs and qualifiers from a type. `None` for `void`, or if there are too many of them.
+    /// Strips typedefs and qualifiers from a type. `None` for `void`, or for a type with too many of either.
     pub(super) fn bare(&self, mut ty: Option<UnitOffset>) -> Result<Option<Entry<'f>>, DebugError> {
         for _ in 0..MOST_STEPS {
             let Some(at) = ty else { break };
@@ -84,7 +84,7 @@ impl<'f> Unit<'_, 'f> {
         }
     }
 
-    /// Returns the number of elements of an array in all its dimensions; 0 if unknown.
+    /// Returns the total number of elements of an array, over all its dimensions; 0 if unknown.
     fn elements(&self, at: UnitOffset) -> Result<u64, DebugError> {
         let dimensions = self.dimensions(at)?;
         let product = |all: u64, one: Option<u64>| all.checked_mul(one?);
@@ -149,7 +149,7 @@ fn simple(entry: &Entry<'_>) -> Option<Element> {
     number(digits, byte_size(entry)?)
 }
 
-/// Returns the type of numbers of `bytes` bytes; `None` if there is none of that size.
+/// Returns the integer type of `bytes` bytes; `None` if there is no such type.
 pub(super) fn number(shown: Digits, bytes: u64) -> Option<Element> {
     let bits = match bytes {
         1 => 8,

@@ -1,25 +1,25 @@
 //! Writes types as in C.
 //!
-//! Invariants: the text is bounded in length and in nesting, whatever the types say. `...` stands for what is
-//! left out.
+//! Invariants: the text is bounded in length and in nesting, even if types form loops. `...` stands for omitted
+//! parts.
 
 use gimli::{AttributeValue, UnitOffset, constants as dw};
 
 use super::error::DebugError;
 use super::info::{Entry, Reader, Unit};
 
-/// Limit for consecutive pointers, arrays and modifiers, in case they form a loop.
+/// Maximum number of consecutive pointers, arrays and modifiers, in case they form a loop.
 pub(super) const MOST_STEPS: usize = 32;
-/// Limit for nested parameter lists, in case they form a loop.
+/// Maximum depth of nested parameter lists, in case they form a loop.
 const DEEPEST: usize = 3;
-/// Limit for parameters, and for dimensions of an array.
+/// Maximum number of parameters, and of dimensions of an array.
 const MOST_CHILDREN: usize = 32;
-/// Approximate limit in bytes for a declaration.
+/// Approximate maximum length of a declaration, in bytes.
 const LONGEST: usize = 1 << 10;
-/// Stands for what is left out.
+/// Stands for omitted parts.
 const LEFT_OUT: &str = "...";
 
-/// Returns the offset of the entry that an attribute refers to; `None` if that is not in the same unit.
+/// Returns the offset of the entry that an attribute refers to; `None` if the entry is not in the same unit.
 pub(super) fn reference(value: Option<AttributeValue<Reader<'_>>>) -> Option<UnitOffset> {
     match value {
         Some(AttributeValue::UnitRef(at)) => Some(at),
@@ -88,7 +88,7 @@ impl<'f> Unit<'_, 'f> {
         Ok(joined(LEFT_OUT, &inner))
     }
 
-    /// Returns the name of a type that is not built from another type, after its keyword (`struct`, `union` or
+    /// Returns the name of a type that is not derived from another type, with its keyword (`struct`, `union` or
     /// `enum`) if it has one.
     fn own_name(&self, entry: &Entry<'f>) -> String {
         let name = entry.attr_value(dw::DW_AT_name);
@@ -115,8 +115,8 @@ impl<'f> Unit<'_, 'f> {
         Ok([dw::DW_TAG_array_type, dw::DW_TAG_subroutine_type].contains(&tag))
     }
 
-    /// Calls `each` for the children of the entry at `at`, until it has returned `most` results that are not
-    /// `None`. Returns these results.
+    /// Calls `each` for the children of the entry at `at`. Returns the results that are not `None`; stops when
+    /// there are `most` of them.
     pub(super) fn children<T>(
         &self,
         at: UnitOffset,
@@ -140,7 +140,7 @@ impl<'f> Unit<'_, 'f> {
         }
     }
 
-    /// Returns the lengths of an array in its dimensions; `None` for an unknown length.
+    /// Returns the length of each dimension of an array; `None` for an unknown length.
     pub(super) fn dimensions(&self, at: UnitOffset) -> Result<Vec<Option<u64>>, DebugError> {
         self.children(at, MOST_CHILDREN, |entry| {
             let number = |name| entry.attr(name).and_then(gimli::Attribute::udata_value);

@@ -17,9 +17,9 @@ use super::points::PointPlace;
 use super::scopes::Scopes;
 use super::typename::reference;
 
-/// Limit for steps from a variable to the entry with its name.
+/// Maximum number of steps from a variable to the entry with its name.
 const MOST_STEPS: usize = 8;
-/// Limit for variables at one address.
+/// Maximum number of variables at one address.
 const MOST_VARIABLES: usize = 4096;
 
 /// A parameter or a local variable.
@@ -37,7 +37,7 @@ pub struct Variable {
     pub(super) ty: Option<UnitOffset>,
 }
 
-/// Name and type of a variable, from its own entry or from one in which it originates.
+/// Name and type of a variable, from its own entry or from its abstract origin.
 struct Described<'f> {
     name: &'f [u8],
     ty: Option<UnitOffset>,

@@ -1,9 +1,9 @@
 //! The ELF file of a kernel: its contents, sections and symbols.
 //!
-//! Invariants: every slice that this module returns was bounds-checked against the file. Whatever the headers
-//! claim, reading costs no more than the file is long: all sections together have no more bytes than the file, and
-//! neither have all segments. Names may share bytes, so each is read only up to the length of the longest name.
-//! Nothing is copied.
+//! Invariants: every slice that this module returns was bounds-checked against the file. Reading costs no more than
+//! the file is long, even if the headers claim more: all sections together have no more bytes than the file, and
+//! the same holds for all segments. Names may share bytes, so each is read only up to the length of the longest
+//! name. Nothing is copied.
 
 use std::ops::Range;
 
@@ -19,9 +19,9 @@ use crate::symbols::{RawSymbol, SymbolKind};
 /// per-CPU offsets or constants.
 pub(super) const KERNEL_HALF: u64 = 1 << 63;
 
-/// Limit for sections and for segments; a kernel has fewer. Look-ups go through all of them.
+/// Maximum number of sections, and of segments. A kernel has fewer; look-ups go through all of them.
 const MOST_PARTS: usize = 4096;
-/// Limit for symbols; a kernel has fewer.
+/// Maximum number of symbols; a kernel has fewer.
 const MOST_SYMBOLS: usize = 1 << 22;
 /// Length in bytes of the longest symbol name, with its NUL (`KSYM_NAME_LEN` from 6.1 on). The limit bounds the
 /// work, as any number of names may share bytes.
@@ -163,7 +163,7 @@ impl<'a> Elf<'a> {
 
     /// Returns the GNU build id.
     pub(super) fn build_id(&self) -> Option<&'a [u8]> {
-        /// Limit for note segments to search; kernels have one or two.
+        /// Maximum number of note segments to search; kernels have one or two.
         const MOST_NOTES: usize = 8;
         let sections = self.sections.iter();
         let sections = sections.filter(|part| part.name.starts_with(".note"));

@@ -9,7 +9,8 @@ pub enum ImageError {
     /// An ELF file for another processor.
     #[error("the kernel is for ELF machine {0}, not x86-64 (62)")]
     Machine(u16),
-    /// More sections or segments than any kernel has, or some that together have more bytes than the file.
+    /// More sections or segments than any kernel has, or sections or segments that together have more bytes than
+    /// the file.
     #[error("the ELF file's sections or segments overlap")]
     Overlap,
     /// The kernel has neither an ELF symbol table nor a readable kallsyms table.

@@ -6,9 +6,9 @@
 //!
 //! # What the kernel writes to its text after boot
 //!
-//! All such writes go through `text_poke` (arch/x86/kernel/alternative.c), and the kernel compares what it finds
-//! with what it expects. A breakpoint of ours there makes the kernel fail, or is overwritten. The callers, as of
-//! 6.1 with later additions:
+//! All such writes go through `text_poke` (arch/x86/kernel/alternative.c), and the kernel compares the old bytes
+//! with those that it expects. A breakpoint of ours there makes the kernel fail, or is overwritten. The callers, as
+//! of 6.1 with later additions:
 //!
 //! | what | caller | here |
 //! |---|---|---|
@@ -122,11 +122,11 @@ pub enum Area {
 pub enum Unknown {
     /// The bounds of an area: any address may be in it.
     Area(Area),
-    /// Jump labels: any nop or jump in one of their forms may be one, and each may lead anywhere.
+    /// Jump labels: any nop or jump in one of their forms may be a jump label, and may lead anywhere.
     JumpLabels,
     /// The exception table: any instruction may have an entry, and an entry may lead anywhere.
     Fixups,
-    /// Lock prefixes: any prefix of the kind that replaces them may be on the list.
+    /// Lock prefixes: any DS prefix may be one that replaces a removed lock prefix.
     Locks,
 }
 
@@ -175,11 +175,11 @@ impl From<Site> for Forbidden {
     }
 }
 
-/// Length of a BPF dispatcher's entry: `endbr64` and a nop.
+/// Length in bytes of a BPF dispatcher's entry: `endbr64` and a nop.
 const DISPATCHER: u64 = 9;
-/// Length of the longest site.
+/// Length in bytes of the longest site.
 const LONGEST_SITE: u64 = DISPATCHER;
-/// Length of a static call trampoline: `jmp` and the `ud1` that marks it.
+/// Length in bytes of a static call trampoline: `jmp` and the `ud1` that marks it.
 const TRAMPOLINE: u64 = 8;
 /// The prefix that replaces `lock` on one processor (DS, which has no effect there).
 const UNLOCKED: u8 = 0x3e;
@@ -247,7 +247,7 @@ impl Lists {
     }
 
     /// Forbids the jump label at `at`, whose code begins with `code`. From 5.14 on, the compiler chooses a form of
-    /// two bytes if the target is near: `jmp rel8`, or the nop in its place. All others have five bytes.
+    /// two bytes if the target is near: `jmp rel8`, or the nop in its place. All other jump labels have five bytes.
     pub(crate) fn add_jump_label(&mut self, at: Gva, code: Option<[u8; 2]>) {
         let short = matches!(code, Some([0xeb, _] | [0x66, 0x90]));
         self.add_site(at, if short { 2 } else { 5 }, Site::JumpLabel);
@@ -275,12 +275,12 @@ impl Lists {
         self.fixups.extend(at.map(|at| at.0));
     }
 
-    /// Adds addresses at which text is entered from elsewhere than its own branches.
+    /// Adds addresses to which jump labels and handled exceptions lead.
     pub(super) fn add_landings(&mut self, at: impl Iterator<Item = Gva>) {
         self.landings.extend(at.map(|at| at.0));
     }
 
-    /// Adds calls to `__fentry__`. After this call, there is a list of them, even if it is empty.
+    /// Adds calls to `__fentry__`. Afterwards, the list of such calls exists, even if it is empty.
     pub(crate) fn add_ftrace_sites(&mut self, at: impl Iterator<Item = u64>) {
         self.ftrace.get_or_insert_default().extend(at);
     }
@@ -346,7 +346,7 @@ impl Lists {
         self.unknown.contains(&list)
     }
 
-    /// Returns why `at` must not be probed, by the lists that are known; `None` if none of them forbids it.
+    /// Returns why the known lists forbid a probe at `at`; `None` if none of them does.
     pub(crate) fn find(&self, at: Gva, symbols: &Symbols) -> Option<Forbidden> {
         let symbol = symbols.containing(at).map(|(symbol, _)| symbol.name);
         if symbol.is_some_and(|name| name.starts_with(PREAMBLE)) {
@@ -379,14 +379,14 @@ impl Lists {
             .is_some_and(|at| range.contains(at))
     }
 
-    /// Returns whether there is a call to `__fentry__` at `at`; `None` if there is no list of them.
+    /// Returns whether there is a call to `__fentry__` at `at`; `None` if there is no list of such calls.
     pub(crate) fn is_ftrace_site(&self, at: Gva) -> Option<bool> {
         let sites = self.ftrace.as_ref()?;
         Some(sites.binary_search(&at.0).is_ok())
     }
 
-    /// Returns why `at` must not be probed, if that is the place of a lock prefix that the kernel removed. `first`
-    /// is the current byte at `at`. Any other byte there will stay, as will a lock prefix that was not removed.
+    /// Returns why `at` must not be probed if the kernel removed a lock prefix there, which it may restore. `first`
+    /// is the current byte at `at`. If it is not the byte that replaces a lock prefix, none was removed there.
     pub(crate) fn lock_prefix(&self, at: Gva, first: u8) -> Option<Forbidden> {
         if first != UNLOCKED {
             return None;

@@ -13,9 +13,9 @@
 //! Tested on 5.10, 6.1, 6.12 and 7.2. The encodings of versions in between follow what the kernel's own script
 //! writes.
 //!
-//! Invariants: a table is accepted only if all of this fits together, the addresses ascend as the kernel's own
-//! binary search needs, and the image has code at `_stext`. All work is bounded by the size of the image and
-//! the constants below, whatever the bytes are.
+//! Invariants: a table is accepted only if all of these relations hold, the addresses ascend as the kernel's own
+//! binary search needs, and the image has code at `_stext`. The size of the image and the constants below bound all
+//! work.
 
 use hvprobe_arch::Gva;
 use memchr::memmem;
@@ -29,15 +29,15 @@ use crate::symbols::{MOST_TEXT, RawSymbol, SymbolKind};
 const TOKENS: usize = 256;
 /// Number of symbols per marker.
 const MARKED: usize = 256;
-/// Lower limit for the number of symbols; every kernel has more.
+/// Minimum number of symbols; every kernel has more.
 const FEWEST: u64 = 64;
-/// Upper limit for the number of symbols; every kernel has fewer.
+/// Maximum number of symbols; every kernel has fewer.
 const MOST: u64 = 1 << 22;
 /// Longest name in bytes, with its type letter (`KSYM_NAME_LEN` is 512 from 6.1 on).
 const LONGEST_NAME: usize = 512;
-/// Limit for candidates that get the cheap checks.
+/// Maximum number of candidates that get the cheap checks.
 const GLANCES: usize = 1 << 14;
-/// Limit for candidates that get the full checks.
+/// Maximum number of candidates that get the full checks.
 const TRIES: usize = 16;
 
 /// Encoding of the addresses.
@@ -135,8 +135,8 @@ struct Tokens<'a> {
 }
 
 impl<'a> Tokens<'a> {
-    /// Finds all candidates for the token table: places with the tokens of the ten digits in a row, and with an
-    /// index that fits.
+    /// Finds all candidates for the token table: places where the tokens of the ten digits follow each other, with
+    /// an index that fits.
     fn candidates(data: &'a [u8]) -> impl Iterator<Item = Self> {
         const DIGITS: &[u8] = b"0\x001\x002\x003\x004\x005\x006\x007\x008\x009\x00";
         memmem::find_iter(data, DIGITS)
@@ -185,7 +185,7 @@ fn token_at(data: &[u8], at: usize) -> Option<&[u8]> {
     Some(&rest[..memchr::memchr(0, rest)?])
 }
 
-/// Offsets of `num_syms` and `names` in the data.
+/// Value of `num_syms`, and offsets of `num_syms` and `names` in the data.
 struct NamesPlace {
     count: usize,
     num_syms: usize,
@@ -193,14 +193,14 @@ struct NamesPlace {
 }
 
 impl NamesPlace {
-    /// Finds the places before the token table at which a count is followed by that many names, and these by
-    /// markers that fit. Tries tables aligned to 8 before those aligned to 4, and among each of them the nearer
-    /// places first.
+    /// Finds the places before the token table at which a count is followed by that many names, and the names by
+    /// markers that fit. Tries 8-byte alignment of the tables first, then 4-byte alignment. For each alignment,
+    /// tries the places nearest to the token table first.
     ///
-    /// Names are so dense that many offsets among them look like a count with names after it. So the gap between
-    /// count and names is checked before any name. Kernels that align tables to 8 have zeroes there, up to the next
-    /// multiple of 8. Kernels that align them to 4 have no gap; their markers are just before the token table, and
-    /// are checked instead.
+    /// Many offsets within the names look like a count with names after it. So a cheaper check comes before the
+    /// names are read. Kernels that align tables to 8 bytes have zeroes between the count and the names, up to the
+    /// next multiple of 8. Kernels that align tables to 4 bytes have no such gap; their markers, just before the
+    /// token table, are checked instead.
     fn candidates(data: &[u8], tokens: &Tokens<'_>) -> impl Iterator<Item = Self> {
         let table = tokens.table;
         let padded = counts(data, table)
@@ -222,7 +222,8 @@ impl NamesPlace {
             .filter(move |place| place.markers_fit(data, table).is_some())
     }
 
-    /// Returns whether each of the first names begins with a type letter: a cheap check before all are walked.
+    /// Returns whether each of the first names begins with a type letter: a cheap check before all names are
+    /// walked.
     fn starts_well(&self, data: &[u8], tokens: &Tokens<'_>) -> bool {
         let mut at = self.names;
         (0..self.count.min(MARKED)).all(|_| {
@@ -236,7 +237,8 @@ impl NamesPlace {
         })
     }
 
-    /// Walks all names, and compares the markers after them. Returns `None` if something does not fit.
+    /// Walks all names, and checks that the markers after them give their offsets. Returns `None` if a name or a
+    /// marker does not fit.
     fn markers_fit(&self, data: &[u8], limit: usize) -> Option<()> {
         let mut marks = Vec::with_capacity(self.count / MARKED + 1);
         let mut at = self.names;
@@ -247,7 +249,7 @@ impl NamesPlace {
             at = name_at(data, at)?.1;
             (at <= limit).then_some(())?;
         }
-        // A marker is a u32, and a u64 before 4.20.
+        // A marker is a u32; before 4.20, a u64.
         let found = [4, 8].into_iter().any(|width| {
             [at.next_multiple_of(8), at.next_multiple_of(4)]
                 .into_iter()
@@ -262,8 +264,8 @@ impl NamesPlace {
     }
 }
 
-/// Finds counts that fit their distance to the token table, each with its offset. The nearest to the table come
-/// first.
+/// Returns each count that is plausible for its distance to the token table, with its offset. Those nearest to the
+/// table come first.
 fn counts(data: &[u8], table: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..=table.saturating_sub(8) / 4)
         .rev()
@@ -313,7 +315,7 @@ struct Names {
 
 impl Names {
     fn expand(data: &[u8], place: &NamesPlace, tokens: &Tokens<'_>) -> Option<Self> {
-        // There are many times as many tokens to join as names. Nearly all of them are joined by one copy of a
+        // There are many times as many tokens to append as names. Nearly all tokens are appended by one copy of a
         // constant length.
         const WIDE: usize = 16;
         let padded = |part: &[u8]| {

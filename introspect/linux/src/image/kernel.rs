@@ -188,22 +188,22 @@ impl KernelImage {
         }
     }
 
-    /// Returns the lists used by [`Self::forbidden`] that the kernel should have, but that cannot be found.
-    /// Whatever they might name is forbidden.
+    /// Returns the lists used by [`Self::forbidden`] that the kernel should have, but that cannot be found. Text
+    /// that such a list might name is treated as if the list named it.
     #[must_use]
     pub fn unknown_lists(&self) -> &[Unknown] {
         self.lists.unknown()
     }
 
-    /// Returns where the pointer to the current task is, and where the fields are in a task.
+    /// Returns the position of the pointer to the current task, and the offsets of the fields in a task.
     ///
     /// # Errors
-    /// If the image's type information does not describe that.
+    /// If the image's type information does not describe them.
     pub fn task_layout(&self) -> Result<TaskLayout, BtfError> {
         self.task_layout.clone()
     }
 
-    /// Returns what the code and data of the image show of its tasks. Needs no type information.
+    /// Returns what the code and data of the image show about its tasks. Needs no type information.
     #[must_use]
     pub fn task_clues(&self) -> Option<TaskClues> {
         self.task_clues
@@ -230,7 +230,7 @@ impl KernelImage {
         self.types.as_ref().map_err(Clone::clone)
     }
 
-    /// Returns the ORC tables, by which the kernel's stacks are unwound.
+    /// Returns the ORC tables, with which the kernel's stacks are unwound.
     ///
     /// # Errors
     /// If the image has no readable tables.
@@ -246,10 +246,10 @@ impl KernelImage {
         self.syscalls.of_wrapper(function)
     }
 
-    /// Returns the positions of members of structures. Any number of questions costs as much as one. A question is
-    /// a structure's name (without `struct`) and a path as in C: `list`, `core_layout.base`, `mem[4].size`. Members
-    /// of anonymous members count as the structure's own; pointers are not followed. The answer is `None` if there
-    /// is no such member, or if it is a bit field.
+    /// Returns the positions of members of structures; all questions together take one pass over the types. A
+    /// question is a structure's name (without `struct`) and a path as in C: `list`, `core_layout.base`,
+    /// `mem[4].size`. Members of anonymous members count as the structure's own; pointers are not followed. The
+    /// answer is `None` if there is no such member, or if it is a bit field.
     ///
     /// # Errors
     /// If the image has no readable type information.
@@ -257,8 +257,8 @@ impl KernelImage {
         Ok(self.types()?.members(questions))
     }
 
-    /// Returns the offset in bytes of the member of the structure `of` to which `path` leads, as in
-    /// [`Self::members`]. For more than one question, that function is the better choice.
+    /// Returns the offset in bytes of the member at `path` in the structure `of`. Both are written as in
+    /// [`Self::members`], which is faster for more than one question.
     ///
     /// # Errors
     /// If the image has no readable type information, or if the structure has no such member.

@@ -2,7 +2,7 @@
 //!
 //! Invariants: the lists are read from the image, because the kernel frees some of them once it has booted. A list
 //! that the kernel should have, but that cannot be found or does not have the layout in [`super::tables`], is
-//! unknown ([`Lists::unknown`]): whatever it might name is refused.
+//! unknown ([`Lists::unknown`]): text that it might name is treated as if the list named it.
 
 use std::ops::Range;
 
@@ -14,8 +14,8 @@ use super::tables::{self, Found, Places, Table};
 use crate::bytes::u32_at;
 use crate::symbols::{SymbolKind, Symbols};
 
-/// Names of the functions that at least one kernel from 5.10 to 7.2 forbids its own kprobes. Used for kernels whose
-/// list cannot be found, or that have no list because they have no kprobes.
+/// Names of the functions that at least one kernel from 5.10 to 7.2 has on its kprobe blacklist. Used for kernels
+/// whose list cannot be found, or that have no list because they have no kprobes.
 const NOKPROBE: &str = include_str!("nokprobe.txt");
 
 /// Reads all lists.
@@ -78,8 +78,8 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Forbids code that the kernel copies. Each range goes from one symbol up to another, or up to the end of
-    /// another. A kernel without kexec, hibernation or ftrace lacks some of these ranges.
+    /// Forbids code that the kernel copies. Each range begins at the start of one symbol, and ends at the start or
+    /// at the end of another. A kernel without kexec, hibernation or ftrace lacks some of these ranges.
     fn read_copied(&mut self) {
         let symbols = self.symbols;
         let copied = [
@@ -94,8 +94,8 @@ impl<'a> Source<'a> {
     }
 
     /// Reads the kernel's own kprobe blacklist. If it cannot be found, uses the names of the functions that other
-    /// kernels blacklist. Names suffice: unlike in the kernel's own kprobes, none of these functions runs here when
-    /// a probe is hit.
+    /// kernels blacklist. Names suffice: none of these functions runs when a probe is hit, unlike with the kernel's
+    /// own kprobes.
     fn read_blacklist(&mut self) {
         if let Found::At(_, table) = self.find(&tables::BLACKLIST) {
             self.lists.add_functions(words(table));
@@ -193,8 +193,8 @@ impl<'a> Source<'a> {
             .add_landings(relative_field(table, place, size, 4));
     }
 
-    /// Reads the list of calls to `__fentry__`. Without one, as in a kernel without ftrace, the bytes at an address
-    /// decide.
+    /// Reads the list of calls to `__fentry__`. If there is none, as in a kernel without ftrace, the bytes at an
+    /// address decide.
     fn read_ftrace_sites(&mut self) {
         if let Found::At(_, table) = self.find(&tables::FTRACE_SITES) {
             self.lists.add_ftrace_sites(words(table));

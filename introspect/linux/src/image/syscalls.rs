@@ -1,9 +1,9 @@
 //! Parameters of system calls, from the metadata that the kernel keeps for its own trace events.
 //!
-//! `SYSCALL_METADATA` (include/linux/syscalls.h) defines a `struct syscall_metadata` for each system call, with
-//! the names and the types of its arguments as they are written in the source. Its symbol is
-//! `__syscall_meta__NAME`; kernels without `CONFIG_FTRACE_SYSCALLS` have none. Invariants: an entry is used
-//! only if its own name matches its symbol, and everything about it is bounded.
+//! `SYSCALL_METADATA` (include/linux/syscalls.h) defines a `struct syscall_metadata` for each system call, with the
+//! names and the types of its arguments as they are written in the source. Its symbol is `__syscall_meta__NAME`;
+//! kernels without `CONFIG_FTRACE_SYSCALLS` have none. Invariants: an entry is used only if its own name matches
+//! its symbol, and the number and the lengths of its strings are bounded.
 
 use std::collections::BTreeMap;
 
@@ -14,11 +14,11 @@ use crate::bytes::u64_at;
 use crate::symbols::Symbols;
 use crate::types::Types;
 
-/// Limit for the number of arguments: that of the registers in which a system call gets them.
+/// Maximum number of arguments: the number of registers in which a system call gets them.
 const MOST: usize = 6;
-/// Limit for system calls; a kernel has fewer.
+/// Maximum number of system calls; a kernel has fewer.
 const MOST_CALLS: usize = 4096;
-/// Longest name or type in bytes.
+/// Maximum length of a name or type, in bytes.
 const LONGEST: usize = 128;
 
 /// A parameter of a system call.
@@ -35,8 +35,8 @@ pub struct CallParameter {
 pub(super) struct Syscalls(BTreeMap<Box<str>, Box<[CallParameter]>>);
 
 impl Syscalls {
-    /// Reads the system calls that have metadata in the image. There are none if `types` do not describe its
-    /// layout.
+    /// Reads the system calls that have metadata in the image. Returns none if `types` do not describe the layout
+    /// of the metadata.
     pub(super) fn read(elf: &Elf<'_>, symbols: &Symbols, types: &Types) -> Self {
         const OF: &str = "syscall_metadata";
         let members = ["name", "types", "args"].map(|member| (OF, member));

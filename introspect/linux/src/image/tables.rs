@@ -8,9 +8,9 @@
 //! * by the code of a function that walks the table, because that code has the table's ends as constants. Symbols
 //!   of functions are always kept.
 //!
-//! Invariants: a table is returned only if all ways that find it agree, and if every entry fits the layout: what it
-//! refers to is code, and the bytes there are what the kernel expects to find. Otherwise the table is unknown, and
-//! its users must assume that it lists everything. A table counts as absent only if it is not found, and the kernel
+//! Invariants: a table is returned only if all ways that find it agree, and if every entry fits the layout: it
+//! refers to code, and the bytes there are those that the kernel expects. Otherwise the table is unknown, and its
+//! users must assume that it lists everything. A table counts as absent only if it is not found, and the kernel
 //! lacks the functions that need it.
 //!
 //! The layouts are those of 5.10, 6.1, 6.12 and 7.2. Each was checked on Debian's kernels of these versions, in
@@ -51,7 +51,7 @@ pub(super) struct Table {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fit {
     Entry,
-    /// Valid, but too unspecific to recognise a table by.
+    /// Valid, but not specific enough to recognise a table.
     Filler,
 }
 
@@ -195,12 +195,12 @@ impl<'a> Places<'a, '_> {
     }
 
     /// Finds the table by the constants in the code of a function that walks it. Returns a range between two
-    /// constants that consists of entries only. If there are several, takes the one with the most entries, and of
-    /// these the shortest, which has the least filler.
+    /// constants that consists of entries only. If there are several such ranges, returns the one with the most
+    /// entries, and among equals the shortest, which has the least filler.
     fn in_code(&self, table: &Table) -> Option<Range<u64>> {
-        /// Limit for the number of bytes of code that are examined of each function.
+        /// Maximum number of bytes of each function's code that are examined.
         const LONGEST: u64 = 4096;
-        /// Limit for the number of bytes of possible tables that are checked.
+        /// Maximum number of bytes of possible tables that are checked.
         const MOST: usize = 1 << 25;
         let mut best = (0, Reverse(usize::MAX));
         let mut found = None;

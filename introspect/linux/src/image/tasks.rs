@@ -1,7 +1,7 @@
 //! Finds where a kernel keeps the current task and the number of a processor, from the image's types or from its
 //! code.
 //!
-//! Invariants: what code shows is used only if all functions that should load the same value agree on its offset,
+//! Invariants: an offset found in code is used only if all functions that should load the same value agree on it,
 //! and if none of them loads another candidate. These functions are system calls, which every kernel has. Checked
 //! on 5.10, 6.1, 6.12 and 7.2, where code, types and symbols agree.
 
@@ -28,7 +28,7 @@ pub struct TaskLayout {
     pub comm: u64,
 }
 
-/// What an image without types shows of its tasks. The rest can only be seen in a running guest.
+/// What an image without types shows about its tasks. The rest can only be seen in a running guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskClues {
     /// The same as [`TaskLayout::current_task`].
@@ -46,7 +46,7 @@ const OF_CPU: [&str; 1] = ["__x64_sys_getcpu"];
 /// The name of the first task in the image (`INIT_TASK_COMM` in include/linux/init_task.h), padded to the
 /// length of `comm`.
 const INIT_COMM: &[u8; 16] = b"swapper\0\0\0\0\0\0\0\0\0";
-/// Limit for the offset of `comm` in `task_struct`; none has more bytes before it.
+/// Number of bytes from the start of `task_struct` in which `comm` is searched for; every kernel has it there.
 const LONGEST: usize = 1 << 14;
 
 /// Returns the offset from a CPU's per-CPU base to the CPU's variable `name` of `size` bytes. Up to 6.1 and from
@@ -77,8 +77,8 @@ pub(super) fn layout(btf: &Types, symbols: &Symbols) -> Result<TaskLayout, BtfEr
 /// Returns the clues in the code and data of the image.
 pub(super) fn clues(elf: &Elf<'_>, symbols: &Symbols) -> Option<TaskClues> {
     let current_task = loaded(elf, symbols, &OF_CURRENT, 8)?;
-    // The image holds the initial per-CPU data of the first processor, whose current task is this one from the
-    // start.
+    // The image holds the initial per-CPU data of the first processor. In it, the current task is already the first
+    // task.
     let init_task = Gva(u64_at(elf.read(Gva(current_task), 8)?, 0)?);
     let task = elf.read_up_to(init_task, LONGEST);
     let mut found = memmem::find_iter(task, INIT_COMM);
@@ -97,8 +97,8 @@ pub(super) fn cpu_number(elf: &Elf<'_>, symbols: &Symbols, btf: Option<&Types>) 
         .or_else(|| loaded(elf, symbols, &OF_CPU, 4))
 }
 
-/// Returns the one offset in per-CPU data from which all of `functions` load `size` bytes. `None` if a function
-/// loads from none, or if there is more than one.
+/// Returns the one offset in per-CPU data from which all of `functions` load `size` bytes. `None` if a function has
+/// no such load, or if the offsets differ.
 fn loaded(elf: &Elf<'_>, symbols: &Symbols, functions: &[&str], size: usize) -> Option<u64> {
     let mut found = None;
     for function in functions {

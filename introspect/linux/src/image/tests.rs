@@ -478,7 +478,7 @@ fn real_kernel_is_understood_when_one_is_given() {
         let found = symbols
             .iter()
             .any(|s| s.name == name && s.addr == Gva(relative(0)));
-        // Per-CPU variables and the like are exported by offset too.
+        // This includes per-CPU variables and the like, which are exported by offset.
         assert!(found, "{name}");
         exported += 1;
         if exported == 500 {
@@ -487,8 +487,8 @@ fn real_kernel_is_understood_when_one_is_given() {
     }
     assert_eq!(exported, 500);
 
-    // Code that the kernel copies is forbidden. Functions that hvprobe itself watches are not, and ftrace can trace
-    // these.
+    // Code that the kernel copies is forbidden. Functions that hvprobe itself watches are not forbidden, and ftrace
+    // can trace them.
     for (name, forbidden) in [
         ("ftrace_caller", Some(Forbidden::Copied)),
         ("relocate_kernel", Some(Forbidden::Copied)),
@@ -523,7 +523,7 @@ fn real_kernel_is_understood_when_one_is_given() {
     }
     assert!(locks > 1000 && others < locks / 100, "{others} of {locks}");
 
-    // Jump labels are `jmp` or a nop wherever the kernel rewrites them.
+    // Every address that is forbidden as a jump label has a `jmp` or a nop.
     let mut labels = 0;
     let (start, end) = (image.text.at.start, image.text.at.end);
     let mut before = None;

@@ -8,8 +8,8 @@ use super::elf::Elf;
 use crate::symbols::{SymbolKind, Symbols};
 use crate::unwind::{Orc, OrcError, Tables};
 
-/// Functions whose addresses the kernel puts in place of the return addresses of calls that it follows: the
-/// trampolines of its kretprobes (from 5.18 on; 5.15 to 5.17; before 5.15), and that of its function graph tracer.
+/// Trampolines of the kernel's kretprobes (from 5.18 on; 5.15 to 5.17; before 5.15), and that of its function graph
+/// tracer. The kernel puts their addresses in place of the return addresses of calls that it follows.
 const TRAMPOLINES: [&str; 4] = [
     "arch_rethook_trampoline",
     "__kretprobe_trampoline",

@@ -14,11 +14,11 @@ use super::list::Module;
 use super::read::{Guest, ModuleReader};
 use crate::notes::build_id;
 
-/// Limit for the number of note sections to read; modules have two or three.
+/// Maximum number of note sections to read; modules have two or three.
 const MOST_NOTES: u64 = 8;
-/// Limit for the length in bytes of a note section; those of modules are short.
+/// Maximum length of a note section, in bytes; those of modules are short.
 const LONGEST_NOTES: u64 = 4096;
-/// Limit for all bytes read; more than all notes within the limits above take together.
+/// Maximum number of bytes to read: more than all notes within the limits above have together.
 const BUDGET: usize = 1 << 20;
 
 impl ModuleReader {

@@ -19,7 +19,7 @@ pub enum ModuleError {
     /// The kernel's type information does not describe `struct module`.
     #[error("the kernel's type information does not describe its modules")]
     Layout(#[from] BtfError),
-    /// `struct module` has a number of memory kinds that is not supported.
+    /// `struct module` has an unsupported number of memory kinds.
     #[error("`struct module` has {found} kinds of memory, not {expected}")]
     Memories {
         /// Number of kinds found.
@@ -39,13 +39,13 @@ pub enum ModuleError {
         /// The address that was reached twice.
         at: Gva,
     },
-    /// The list has more modules than any guest loads.
+    /// The list has more modules than the limit, which is far above what real guests load.
     #[error("the guest's list of modules has more than {most} entries")]
     TooMany {
         /// The limit.
         most: usize,
     },
-    /// The tables of all modules together are longer than those of any guest.
+    /// The tables and names of all modules together exceed the limit, which is far above what real guests need.
     #[error("the guest's modules claim more than {most} bytes of tables and names")]
     TooMuch {
         /// The limit in bytes.
@@ -87,7 +87,7 @@ pub enum ModuleLookupError {
     Symbol {
         /// The module.
         module: String,
-        /// The error of the look-up in its symbols.
+        /// The error of the look-up in the module's symbols.
         why: LookupError,
     },
     /// No loaded module has such a symbol.

@@ -2,10 +2,10 @@
 //!
 //! Invariants: a field is used only if it has the size that the reader expects, and all fields used lie in the
 //! first [`Layout::len`] bytes of the structure. Fields that depend on the kernel's configuration are optional: a
-//! kernel without such a field lacks the list to which it leads.
+//! kernel without such a field also lacks the list to which the field leads.
 //!
-//! The layouts up to 6.3 and from 6.4 on were both checked on 5.10, 6.1, 6.12 and 7.2. The list of modules is
-//! checked whenever it is read: it must return to its head, and memory outside the address range of modules does
+//! Both layouts, that up to 6.3 and that from 6.4 on, were checked on 5.10, 6.1, 6.12 and 7.2. The list of modules
+//! is checked whenever it is read: it must return to its head, and memory outside the address range of modules does
 //! not count as that of a module.
 
 use std::cell::Cell;
@@ -20,10 +20,10 @@ pub(super) const NAME_LEN: u64 = 56;
 /// Number of memory kinds since 6.4 (`enum mod_mem_type`): text, data, rodata and ro_after_init, and text, data and
 /// rodata for init.
 const MEMORIES: u64 = 7;
-/// Limit for the length in bytes of `struct module`, which is read in one piece; no kernel has a longer one.
+/// Maximum length of `struct module`, in bytes. It is read in one piece; no kernel has a longer one.
 const LONGEST: u64 = 1 << 16;
 
-/// Where a structure has a pointer to a table, and the number of the table's elements.
+/// Offsets in a structure: of the pointer to a table, and of the number of the table's elements.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Table {
     /// Offset of the pointer, a u64.
@@ -32,14 +32,14 @@ pub(super) struct Table {
     pub(super) count: u64,
 }
 
-/// An area of a module's memory. Offsets in `struct module`.
+/// An area of a module's memory, as offsets in `struct module`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Memory {
-    /// Offset of the field with the area's address; that field is a u64.
+    /// Offset of the area's address, a u64.
     pub(super) base: u64,
     /// Offset of the length in bytes, a u32.
     pub(super) size: u64,
-    /// Offset of the length in bytes, a u32, of the text at the start of the area; `None` if it has no text.
+    /// Offset of the length in bytes of the text at the start of the area, a u32; `None` if the area has no text.
     pub(super) text: Option<u64>,
     /// Whether the area is freed after the module's init function has run.
     pub(super) init: bool,
@@ -60,16 +60,16 @@ pub(super) struct TypesEntry {
     pub(super) next: u64,
     pub(super) module: u64,
     pub(super) types: u64,
-    /// Address and length in bytes of the types. These are offsets in the `struct btf` to which `types` points.
+    /// Address and length in bytes of the types, as offsets in the `struct btf` to which `types` points.
     pub(super) data: Table,
 }
 
-/// The unwind tables of a module (`struct mod_arch_specific`). Offsets in `struct module`.
+/// The unwind tables of a module (`struct mod_arch_specific`), as offsets in `struct module`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Unwind {
     /// The pointer to the addresses, and their number.
     pub(super) addresses: Table,
-    /// Offset of the pointer to the entries, of which there are as many.
+    /// Offset of the pointer to the entries, one for each address.
     pub(super) entries: u64,
 }
 
@@ -95,7 +95,7 @@ pub(super) struct Layout {
     pub(super) len: usize,
     /// The state, a u32.
     pub(super) state: u64,
-    /// The `list_head` by which the module is on the list of modules: pointers to the next and the previous one.
+    /// The `list_head` that links the module into the list of modules: pointers to the next and the previous one.
     pub(super) list: u64,
     pub(super) name: u64,
     pub(super) memories: Vec<Memory>,

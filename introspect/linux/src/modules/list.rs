@@ -42,7 +42,7 @@ pub struct Module {
 }
 
 impl Module {
-    /// Returns the name, as in `/proc/modules`; anything but printable ASCII is escaped.
+    /// Returns the name, as in `/proc/modules`; bytes that are not printable ASCII are escaped.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -87,7 +87,7 @@ impl Module {
         self.memory.iter().any(|memory| memory.contains(&at))
     }
 
-    /// Returns the symbols. Those of init text are included as long as the module has it.
+    /// Returns the symbols. Those of init text are included until the kernel frees it.
     #[must_use]
     pub fn symbols(&self) -> &Symbols {
         &self.symbols
@@ -139,7 +139,7 @@ impl Module {
 pub struct ModuleList {
     pub(super) modules: Vec<Module>,
     pub(super) restores_locks: bool,
-    /// Number of bytes that may still be read of the types of all these modules together.
+    /// Number of bytes that may still be read for the types of all these modules together.
     pub(super) types_left: AtomicUsize,
 }
 
@@ -149,9 +149,9 @@ impl ModuleList {
         self.modules.iter()
     }
 
-    /// Returns whether the kernel will restore lock prefixes that it removed: it booted with one processor, and may
-    /// get more. If not, [`Forbidden::LockPrefix`] is no reason to refuse an address in the kernel image, because
-    /// there the image's list and the current byte alone give this reason. When in doubt, returns true.
+    /// Returns whether the kernel may restore lock prefixes that it removed: it booted with one processor, and may
+    /// get more. If not, ignore [`Forbidden::LockPrefix`] for addresses in the kernel image: there, it is derived
+    /// only from the image's list and the current byte. When in doubt, returns true.
     #[must_use]
     pub fn restores_lock_prefixes(&self) -> bool {
         self.restores_locks

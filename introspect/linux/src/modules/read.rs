@@ -1,7 +1,7 @@
 //! Reads modules from guest memory.
 //!
 //! Invariants: each reading of modules has one budget. Every table, structure and name is charged to it before it
-//! is read from the guest, so work and memory are bounded whatever counts, pointers and lists say. No list is
+//! is read from the guest, so no count, pointer or list of the guest leads to unbounded work or memory. No list is
 //! followed past [`MOST_MODULES`] entries. If part of one module cannot be read, that is recorded in the module and
 //! does not keep the others from being read.
 
@@ -22,13 +22,13 @@ use crate::image::{Area, KernelImage, Lists, relative, words};
 use crate::symbols::{RawSymbol, SymbolKind, Symbols};
 use crate::unwind::{ModuleTables, Text};
 
-/// Limit for the number of modules: ten times that which a distribution's kernel loads on a large machine.
+/// Maximum number of modules: ten times as many as a distribution's kernel loads on a large machine.
 const MOST_MODULES: usize = 2048;
-/// Limit in bytes for the tables, symbols and names that one reading takes. The same limit applies separately to
-/// the types that are read of its modules. A desktop's two hundred modules need ten million bytes.
+/// Budget of one reading, in bytes, for tables, symbols and names. The types of its modules have a separate budget
+/// of the same size. A desktop's two hundred modules need ten million bytes.
 const BUDGET: usize = 64 << 20;
-/// Charge in bytes for the place of a symbol in our table. Its name and its entry in the guest's table are charged,
-/// too.
+/// Charge in bytes for a symbol's entry in our table. Its name and its entry in the guest's table are charged
+/// separately.
 const PER_SYMBOL: usize = 64;
 /// Length in bytes of the longest name, with its NUL (`KSYM_NAME_LEN` from 6.1 on).
 const LONGEST_NAME: usize = 512;
@@ -53,7 +53,7 @@ pub struct ModuleReader {
 }
 
 impl ModuleReader {
-    /// Finds where this kernel keeps its modules, and reads their layout.
+    /// Creates a reader for the kernel in `image`: finds its list of modules, and reads their layout.
     ///
     /// # Errors
     /// If the kernel does not support modules, has no symbol for their list, or has no type information that
@@ -217,8 +217,8 @@ impl ModuleReader {
         Ok(module)
     }
 
-    /// Returns where the lists of lock prefixes of the kernel itself and of each module are. They exist only in a
-    /// kernel that booted with one processor and may get more (`alternatives_smp_module_add` in
+    /// Returns the positions of the lists of lock prefixes, those of the kernel itself and of each module. They
+    /// exist only in a kernel that booted with one processor and may get more (`alternatives_smp_module_add` in
     /// arch/x86/kernel/alternative.c).
     fn lock_tables<M: PhysMemory + ?Sized>(&self, guest: &mut Guest<'_, M>) -> LockTables {
         let Some(head) = self.locks else {
@@ -271,7 +271,7 @@ impl Raw {
         u64::from_le_bytes(self.at(offset).unwrap_or_default())
     }
 
-    /// Returns the memory areas of the module; these bytes are its `struct module`.
+    /// Returns the memory areas of a module. `self` must be its `struct module`.
     fn memories(&self, layout: &Layout) -> impl Iterator<Item = Range<u64>> {
         let memories = layout.memories.iter();
         memories.filter_map(|memory| {
@@ -424,7 +424,7 @@ impl<M: PhysMemory + ?Sized> Reading<'_, '_, M> {
     }
 
     /// Returns the address and the bytes of a table whose entries have `size` bytes. `None` if there is no such
-    /// table, or if it cannot be read; then, records that `list` cannot be read.
+    /// table, or if it cannot be read. In the second case, records that `list` cannot be read.
     fn table(
         &mut self,
         table: Option<Table>,
@@ -519,7 +519,7 @@ impl<'a, M: PhysMemory + ?Sized> Guest<'a, M> {
             0 => Ok(Some(Vec::new())),
             _ => {
                 let len = count.saturating_mul(size);
-                // Our copy of the table's contents takes about as much again.
+                // Our list of the table's contents takes about as much memory again.
                 self.charge(len)?;
                 self.bytes(at, len)
             }

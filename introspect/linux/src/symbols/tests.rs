@@ -141,7 +141,7 @@ fn names_that_go_on_are_offered_first_and_code_of_tracepoints_last() {
         ]
     "#]]
     .assert_debug_eq(&symbols.near("kmem_cache_alloc")[..3].to_vec());
-    // Code of tracepoints consists of functions too, and is offered if nothing else matches.
+    // The generated functions of tracepoints are still offered if nothing else matches.
     let traced = symbols.near("trace_kmem_cache_alloc");
     assert!(
         traced.iter().any(|name| name.starts_with("__bpf_")),

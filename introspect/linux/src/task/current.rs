@@ -43,7 +43,7 @@ impl TaskLayout {
         walker.read_u64(mem, pointer).ok().map(Gva)
     }
 
-    /// Reads the task whose `task_struct` is at `task`; `None` if not all of it that is needed can be read.
+    /// Reads the task whose `task_struct` is at `task`; `None` if one of the needed fields cannot be read.
     /// Allocates nothing.
     #[inline]
     pub fn read(
@@ -109,7 +109,7 @@ mod tests {
         comm: 0x18,
     };
 
-    /// Creates a memory in which one page is mapped, with `task` as the pointer to the current task.
+    /// Creates a memory with one mapped page, in which `task` is the pointer to the current task.
     fn memory(task: u64) -> Memory {
         let mem = Memory::new(0);
         Mapper::new(&mem).map(PAGE, FRAME);

@@ -3,7 +3,7 @@
 //!
 //! Invariant: a [`TaskLayout`] returned here fits the guest at the time when its tasks are first read. That is just
 //! before the first program runs: the current task has number 1, and still has the name from the image. A layout
-//! that does not fit is not used, wherever it comes from.
+//! that does not fit is not used, whether it comes from the types or from memory.
 //!
 //! Without types (CONFIG_DEBUG_INFO_BTF), the image shows where the current task and the first task are, and the
 //! offset of a task's name ([`TaskClues`]). The first task heads a list of all processes. The list is recognised
@@ -29,7 +29,7 @@ pub enum TaskUnknown {
          current task is"
     )]
     NoClues,
-    /// There is no list of tasks, or several offsets may be those of the tasks' numbers.
+    /// The list of tasks or the offset of their numbers is not found, or is ambiguous.
     #[error(
         "the kernel has no type information (CONFIG_DEBUG_INFO_BTF), and its tasks do not show where they \
          have their {0}"
@@ -46,9 +46,9 @@ pub enum TaskUnknown {
 const FIRST: i32 = 1;
 /// Prefix of the names of the idle tasks, and of the first process before it runs a program.
 const BOOTING: &[u8] = b"swapper";
-/// Limit for the number of tasks.
+/// Maximum number of tasks on the list.
 const MOST: usize = 1 << 12;
-/// Minimum number of tasks on the list; a shorter one proves nothing.
+/// Minimum number of tasks on the list; a shorter list proves nothing.
 const FEWEST: usize = 4;
 
 impl TaskLayout {
@@ -63,8 +63,8 @@ impl TaskLayout {
         mem: &(impl PhysMemory + ?Sized),
         gs_base: u64,
     ) -> Result<Self, TaskUnknown> {
-        /// Number of times that the tasks are read. Other processors may be changing the list, so one attempt may
-        /// fail.
+        /// Maximum number of attempts to read the tasks. An attempt may fail because other processors are changing
+        /// the list.
         const TRIES: usize = 5;
         let guest = Guest {
             walker: Walker::new(tables),
@@ -94,7 +94,7 @@ struct Guest<'a, M: ?Sized> {
 }
 
 impl<M: PhysMemory + ?Sized> Guest<'_, M> {
-    /// Returns whether the current task, read by `layout`, is the first process and has not yet run a program.
+    /// Returns whether the current task, read with `layout`, is the first process and has not yet run a program.
     fn confirms(&self, layout: TaskLayout, gs_base: u64) -> bool {
         self.walker.begin();
         let current = layout.pointer(&self.walker, self.mem, gs_base);

@@ -9,7 +9,7 @@ pub enum BtfError {
     /// The bytes violate the format.
     #[error("malformed BTF at offset {0:#x}")]
     Malformed(usize),
-    /// No symbol for a variable that could point to the current task.
+    /// The kernel has no symbol for the pointer to the current task.
     #[error("no symbol `current_task` or `pcpu_hot` leads to the current task")]
     NoCurrentTask,
     /// There is no such field, or it is a bit field.

@@ -49,7 +49,7 @@ pub(super) struct Entry<'a> {
     /// One of [`kind`].
     pub(super) kind: u32,
     /// A flag whose meaning depends on the kind. Structure: the top byte of a member's offset is the width of a bit
-    /// field. Enumeration: the values are signed. Forward declaration: it is that of a union.
+    /// field. Enumeration: the values are signed. Forward declaration: the type is a union.
     pub(super) flag: bool,
     /// The size of the type, or the id of the type to which it refers.
     pub(super) size_or_type: u32,

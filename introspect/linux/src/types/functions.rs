@@ -2,15 +2,14 @@
 //!
 //! Invariants: nothing is guessed. A function that exists several times with different prototypes has none, and
 //! neither has a variant that the compiler made under another name, such as `vfs_read.isra.0`. Among the types of a
-//! module, the module's own functions count, whatever functions the kernel has. The kernel's functions of a name
-//! count only if the module has none of that name: a function that is the same in both is described only once,
-//! among the types of the kernel.
+//! module, the kernel's functions of a name count only if the module has none of that name: a function that is the
+//! same in both is described only once, among the types of the kernel.
 
 use super::error::PrototypeError;
 use super::kinds::Kind;
 use super::table::{TypeId, Types};
 
-/// Limit for parameters; no function of a kernel has more.
+/// Maximum number of parameters; no function of a kernel has more.
 const MOST_PARAMETERS: usize = 64;
 
 /// The parameters and the return type of a function.
@@ -34,7 +33,7 @@ pub struct Parameter {
 }
 
 impl Types {
-    /// Returns the prototype of the function `name`. That must be the whole name of the function's symbol.
+    /// Returns the prototype of the function `name`, which must be the whole name of the function's symbol.
     ///
     /// # Errors
     /// If the types do not describe it, or describe several that differ.

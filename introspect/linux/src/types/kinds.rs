@@ -1,13 +1,12 @@
-//! Describes a type one step deep.
+//! Describes a type one level deep: the types to which it refers are given by their ids.
 //!
-//! Invariant: only what this one step needs is looked up. Callers that follow types further limit the number of
-//! their steps.
+//! Invariant: only what this one level needs is looked up. Callers that go deeper limit the number of their steps.
 
 use super::format::{ENUMERATOR, ENUMERATOR_64, Entry, MEMBER, PARAMETER, kind};
 use super::table::{TypeId, Types};
 use crate::bytes::{i32_at, u32_at, u64_at};
 
-/// Description of a type, one step deep.
+/// Description of a type, one level deep.
 #[derive(Clone, Copy, Debug)]
 pub enum Kind<'a> {
     /// No type.
@@ -179,8 +178,8 @@ impl Types {
         }
     }
 
-    /// Returns the first bit and the number of bits of an integer that does not use all bits of its bytes. If
-    /// structures have no widths of bit fields, this is how BTF describes a bit field.
+    /// Returns the first bit and the number of bits of an integer that does not use all bits of its bytes. BTF
+    /// describes bit fields by such integers if the structure itself does not give their widths.
     fn odd_bits(&self, id: TypeId) -> Option<(u8, u8)> {
         let entry = self.resolved(id)?;
         let int = (entry.kind == kind::INT).then(|| self.int(&entry))?;

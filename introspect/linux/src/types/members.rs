@@ -1,7 +1,7 @@
 //! Looks up fields of structures by name.
 //!
-//! Invariants: all questions about structures that are asked together take one pass over the types, however many
-//! they are. The work for one question is bounded.
+//! Invariants: all questions about structures that are asked together take one pass over the types. The work for
+//! one question is bounded.
 
 use super::error::BtfError;
 use super::format::{Entry, kind};
@@ -9,9 +9,9 @@ use super::kinds::Field;
 use super::table::{DEEPEST, TypeId, Types};
 use crate::bytes::u32_at;
 
-/// Limit for members examined per question; no structure of a kernel has more.
+/// Maximum number of members examined per question; no structure of a kernel has more.
 const MOST_MEMBERS: u32 = 1 << 16;
-/// Limit for the parts of a path.
+/// Maximum number of parts of a path.
 const LONGEST_PATH: usize = 8;
 
 /// Position of a member in a structure.
@@ -77,8 +77,8 @@ impl Types {
         self.member_of(&entry, name, true, DEEPEST, &mut budget)
     }
 
-    /// Returns the positions of members. Each question is the name of a structure, and a path into the structure.
-    /// Takes one pass over the types for all questions together.
+    /// Returns the position of the member that each question asks for. A question is the name of a structure, and a
+    /// path into the structure. Takes one pass over the types for all questions together.
     pub(crate) fn members(&self, questions: &[(&str, &str)]) -> Vec<Option<Member>> {
         let mut names: Vec<_> = questions.iter().map(|(of, _)| *of).collect();
         names.dedup();
@@ -102,7 +102,8 @@ impl Types {
         }
     }
 
-    /// Returns the position of the unsigned number `name` in the first structure called `of`.
+    /// Returns the position of the member `name`, an unsigned number. Looks in the first structure named `of` that
+    /// has such a member.
     pub(crate) fn number(&self, of: &str, name: &str) -> Option<NumberPlace> {
         let place = self.ids().find_map(|id| {
             let entry = self.entry(id)?;
@@ -123,8 +124,8 @@ impl Types {
         })
     }
 
-    /// Returns the offset in the structure `of` of a field of exactly `size` bytes. Fields of anonymous members
-    /// count as the structure's own.
+    /// Returns the offset of the field at `path` in the structure `of`. Fails if the field does not have `size`
+    /// bytes. Fields of anonymous members count as the structure's own.
     pub(crate) fn field(&self, of: &str, path: &str, size: u64) -> Result<u64, BtfError> {
         let found = self.structures(&[of]).member(of, path);
         Member::exactly(found, of, path, size)
@@ -219,7 +220,7 @@ impl Structures<'_> {
         Some(found.size_or_type.into())
     }
 
-    /// Returns the position of the member of the structure `of` to which `path` leads.
+    /// Returns the position of the member at `path` in the structure `of`.
     pub(crate) fn member(&self, of: &str, path: &str) -> Option<Member> {
         let mut budget = MOST_MEMBERS;
         let mut named = self.entries.iter();

@@ -12,10 +12,10 @@ use super::table::{DEEPEST, TypeId, Types};
 
 /// The registers for parameters, in order.
 const REGISTERS: [Gpr; 6] = [Gpr::Rdi, Gpr::Rsi, Gpr::Rdx, Gpr::Rcx, Gpr::R8, Gpr::R9];
-/// Limit for the number of members and array elements examined for each value; none that fits into registers has as
+/// Maximum number of members and array elements examined for each value; no value that fits into registers has as
 /// many.
 const MOST_PARTS: u32 = 256;
-/// Limit for the size of a value in bytes; no parameter is larger.
+/// Maximum size of a value, in bytes; no parameter is larger.
 const MOST_BYTES: u64 = 1 << 20;
 
 /// Where a parameter is before the function's first instruction.
@@ -198,8 +198,8 @@ impl Types {
                 }
             }
             (Some(Kind::Array { element, count }), Some(depth)) => {
-                // Examines only a few elements. An array with more of them does not fit into registers, so it is on
-                // the stack whatever its other elements are.
+                // Examines only the first elements. An array with more of them does not fit into registers, so the
+                // value is on the stack in any case.
                 let Some(stride) = self.size(element) else {
                     parts.other = true;
                     return;

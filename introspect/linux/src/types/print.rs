@@ -1,22 +1,22 @@
 //! Writes types as in C.
 //!
-//! Invariants: the text is bounded in length and in nesting, whatever the types say. `...` stands for what is
-//! left out.
+//! Invariants: the text is bounded in length and in nesting, even if types form loops. `...` stands for omitted
+//! parts.
 
 use std::fmt::Write as _;
 
 use super::kinds::{Enumerators, Kind, Members, Parameters};
 use super::table::{TypeId, Types};
 
-/// Approximate limit in bytes for a name.
+/// Approximate maximum length of a name, in bytes.
 const LONGEST_NAME: usize = 1 << 10;
-/// Approximate limit in bytes for a declaration.
+/// Approximate maximum length of a declaration, in bytes.
 const LONGEST_DECLARATION: usize = 256 << 10;
-/// Limit for consecutive pointers, arrays and modifiers, in case they form a loop.
+/// Maximum number of consecutive pointers, arrays and modifiers, in case they form a loop.
 const MOST_STEPS: u32 = 32;
-/// Limit for nested anonymous types and parameter lists, in case they form a loop.
+/// Maximum depth of nested anonymous types and parameter lists, in case they form a loop.
 const DEEPEST: u32 = 16;
-/// Stands for what is left out.
+/// Stands for omitted parts.
 const LEFT_OUT: &str = "...";
 
 impl Types {
@@ -281,7 +281,7 @@ impl Printer<'_> {
         texts.join(", ")
     }
 
-    /// Returns the text that stands for what is left out.
+    /// Returns the text that stands for omitted parts.
     fn left_out(&mut self) -> String {
         self.spend(LEFT_OUT.len());
         LEFT_OUT.to_owned()

@@ -1,24 +1,26 @@
-//! Converts types into shapes, according to which values are printed.
+//! Converts types into shapes, which determine how values are printed.
 //!
-//! Invariant: a shape has no more levels, members and named values than its limits allow, whatever the types
-//! say; the rest is shown as bytes. Anonymous members are replaced by their own members.
+//! Invariant: a shape has no more levels, members and named values than its limits allow. What exceeds them is
+//! shown as bytes or, in the case of named values, as a number. Anonymous members are replaced by their own
+//! members.
 
 use hvprobe_spec::shape::{Enumerator, Member, Shape, ShapeKind};
 
 use super::kinds::{Enumerators, Field, Int, Kind, Members, Value};
 use super::table::{DEEPEST, TypeId, Types};
 
-/// Limit for members examined per shape; no structure of a kernel has more.
+/// Maximum number of members examined per shape; no structure of a kernel has more.
 const MOST_STEPS: u32 = 1 << 16;
 
 /// How much of a type a shape describes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Depth of structures and arrays inside each other.
+    /// Maximum depth of structures and arrays nested in each other.
     pub depth: u32,
-    /// Members in total.
+    /// Maximum number of members in the whole shape. A structure with more members than are left is shown as bytes.
     pub members: usize,
-    /// Number of named values in total. An enumeration that exceeds it is shown as a number.
+    /// Maximum number of named values in the whole shape. An enumeration with more values than are left is shown as
+    /// a number.
     pub values: usize,
 }
 
@@ -111,7 +113,7 @@ impl<'a> Builder<'a> {
         let Some(depth) = depth.checked_sub(1) else {
             return ShapeKind::Bytes;
         };
-        // Counts all members of a structure before it converts the type of any of them.
+        // Counts all members of a structure before the type of any of them is converted.
         let mut fields = Vec::new();
         if self.fields(members, 0, DEEPEST, &mut fields).is_none() {
             return ShapeKind::Bytes;
@@ -138,8 +140,8 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Collects the members that have a name. Anonymous members are replaced by the members that they have. `None`
-    /// if there are more than the limits allow.
+    /// Collects the members that have a name. Anonymous members are replaced by their own members. `None` if there
+    /// are more than the limits allow.
     fn fields(
         &mut self,
         members: Members<'a>,

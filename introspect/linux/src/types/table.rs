@@ -16,11 +16,11 @@ use super::format::{self, Entry, kind};
 use super::names::Names;
 use crate::bytes::u32_at;
 
-/// Limit for consecutive modifiers and typedefs, and for nested anonymous members, in case they form a loop.
+/// Maximum number of consecutive modifiers and typedefs, and of nested anonymous members, in case they form a loop.
 pub(super) const DEEPEST: u32 = 16;
 /// Length in bytes of the longest name (`KSYM_NAME_LEN`).
 const LONGEST_NAME: usize = 512;
-/// The name of each integer type in the compiler's output, and in C.
+/// Names of integer types: in the compiler's output, and in C.
 const INTEGERS: [(&str, &str); 7] = [
     ("long int", "long"),
     ("long unsigned int", "unsigned long"),
@@ -117,7 +117,7 @@ impl Types {
         (1..self.end().unwrap_or(u32::MAX)).map(TypeId)
     }
 
-    /// Strips typedefs and modifiers from a type. `None` if the type does not exist, or has too many of them.
+    /// Strips typedefs and modifiers from a type. `None` if the type does not exist, or has too many of either.
     #[must_use]
     pub fn resolve(&self, mut id: TypeId) -> Option<TypeId> {
         for _ in 0..=DEEPEST {

@@ -191,7 +191,7 @@ fn loops_come_to_an_end() {
     }
 }
 
-/// Each turn of the loop adds more to the text than its type takes in the data.
+/// Each pass through the loop of types adds more to the text than its type takes in the data.
 #[test]
 fn functions_that_return_themselves_come_to_an_end() {
     let mut btf = Btf::default();

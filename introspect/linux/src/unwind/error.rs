@@ -20,7 +20,7 @@ pub enum OrcError {
     /// The format of the entries is unknown.
     #[error("the kernel's unwind tables are of no known format")]
     Format,
-    /// There are more entries, or more different ones, than any kernel has, or the text is not within 4 GiB.
+    /// There are more entries, or more different ones, than any kernel has, or the text crosses a 4 GiB boundary.
     #[error("the kernel's unwind tables have too many entries, or too many different ones")]
     TooMany,
 }

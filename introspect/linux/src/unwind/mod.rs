@@ -2,7 +2,7 @@
 //!
 //! Invariants: only the unwind tables (ORC) of the kernel and its modules are followed; nothing is guessed. Where
 //! the tables have no rule, or the guest's memory does not fit the rule, the stack ends and is reported as
-//! incomplete. Work is bounded by the room for frames, whatever tables and stacks hold.
+//! incomplete. The room for frames bounds the work, even if tables and stacks are hostile.
 
 mod error;
 mod modules;

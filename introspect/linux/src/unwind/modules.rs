@@ -1,8 +1,8 @@
 //! The unwind tables of modules, read from the guest's memory.
 //!
 //! Invariants: nothing about a module is kept from one stack to the next, as the module may be unloaded by then.
-//! The number of words read for one stack is bounded, however long the guest's list of modules is, and whatever the
-//! tables of modules say. Finding a rule allocates nothing.
+//! The number of words read for one stack is bounded, even if the guest's list of modules or a module's table has
+//! no end. Finding a rule allocates nothing.
 //!
 //! A module has two tables like the kernel's. They are sorted before any of the module's code runs
 //! (`unwind_module_init` in arch/x86/kernel/unwind_orc.c). Their entries have the kernel's format: a module with
@@ -15,15 +15,15 @@ use hvprobe_arch::Gva;
 use super::rule::{Format, Rule};
 use super::surroundings::Surroundings;
 
-/// Limit for the number of words of modules that are read for one stack. To search fifty modules takes 300 words,
-/// and to find an address among ten thousand takes 28.
+/// Maximum number of words of modules that are read for one stack. A search through fifty modules takes 300 words,
+/// and a search for an address among ten thousand takes 28.
 const MOST_WORDS: u32 = 1 << 13;
 /// Length in bytes of an entry of the table of addresses.
 const ADDRESS: u64 = 4;
 /// Length in bytes of an entry of the table of rules.
 const ENTRY: u64 = 6;
 
-/// A text area of a module, given by the offsets in `struct module` of its address and of its length, a u32.
+/// A text area of a module, as offsets in `struct module`: of its address, and of its length, a u32.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Text {
     pub(crate) base: u64,

@@ -3,8 +3,8 @@
 //! Invariants: the addresses in the tables ascend, and there is a rule for each of them. No rule is found for an
 //! address outside the text that the tables cover. Finding a rule allocates nothing.
 //!
-//! The kernel has two tables. `.orc_unwind_ip` consists of s32s, each relative to its own address: for each entry
-//! of `.orc_unwind`, the address from which the entry applies. They are sorted when the kernel is linked
+//! The kernel has two tables. `.orc_unwind_ip` has an s32 for each entry of `.orc_unwind`: the address from which
+//! the entry applies, relative to the s32's own address. Both tables are sorted when the kernel is linked
 //! (scripts/sorttable.c, since 5.6). A kernel has some hundred thousand entries, of which only some hundred differ,
 //! so each distinct rule is kept once.
 
@@ -20,7 +20,7 @@ use super::rule::{Format, Rule};
 const ADDRESS: usize = 4;
 /// Length in bytes of an entry of the table of rules.
 const ENTRY: usize = 6;
-/// Limit for entries: Debian's kernels have 430,000.
+/// Maximum number of entries; Debian's kernels have 430,000.
 const MOST: usize = 1 << 22;
 
 /// The unwind tables of a kernel.
@@ -31,12 +31,13 @@ pub struct Orc {
     init_text: Range<u64>,
     /// The low halves of the addresses from which rules apply. All these addresses are in the same 4 GiB.
     from: Box<[u32]>,
-    /// For each of these addresses, the index into `rules` of the rule that applies from there on.
+    /// For each address in `from`, the index into `rules` of the rule that applies from there on.
     rule: Box<[u16]>,
     rules: Box<[Rule]>,
     /// Format of the entries. It is the same for the kernel and its modules.
     format: Format,
-    /// Addresses of code that the kernel puts in place of the return addresses of calls that it follows itself.
+    /// Addresses of the kernel's trampolines, which it puts in place of the return addresses of calls that it
+    /// follows.
     trampolines: Box<[Gva]>,
 }
 
@@ -143,7 +144,7 @@ impl Orc {
         self.format
     }
 
-    /// Returns whether the kernel puts `at` in place of return addresses and keeps these elsewhere.
+    /// Returns whether `at` is one of the trampolines that the kernel puts in place of return addresses.
     pub(super) fn is_trampoline(&self, at: Gva) -> bool {
         self.trampolines.contains(&at)
     }

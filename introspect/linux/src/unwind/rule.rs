@@ -1,7 +1,7 @@
 //! An entry of the unwind tables: how to get from a function to its caller.
 //!
-//! Invariant: an entry is decoded once, when the image is read. Unknown values become a rule that cannot be
-//! followed, never a guess.
+//! Invariant: an entry of the kernel is decoded once, when the image is read; that of a module, when it is used.
+//! Unknown values become a rule that cannot be followed, never a guess.
 //!
 //! An entry is {s16 sp_offset, s16 bp_offset, u16} (`struct orc_entry` in arch/x86/include/asm/orc_types.h). In the
 //! last word, the lowest four bits are the register from which the caller's stack pointer is computed, and the next
@@ -48,9 +48,10 @@ pub(super) struct Caller {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Base {
     Register(Register),
-    /// The word in memory at RBP plus the offset.
+    /// The word in memory at address RBP + offset.
     AtRbp,
-    /// The word in memory at RSP, plus the offset (since 5.12; no earlier kernel has such entries).
+    /// The word in memory at address RSP; the offset is added to this word. Since 5.12: no earlier kernel has such
+    /// entries.
     AtRsp,
 }
 
@@ -102,8 +103,8 @@ pub(super) enum Format {
 impl Format {
     /// Determines the format from the entries at the starts of functions. Right after a `call`, the return address
     /// is on top of the stack and RBP is the caller's, so most of these entries are equal. `begin` returns the
-    /// number of functions whose first entry says so and has the given last word. `all` is the number of functions.
-    /// `signals` says whether the bit above a type of two bits is set for a frame of registers.
+    /// number of functions whose first entry describes this state and has the given last word. `all` is the number
+    /// of functions. `signals` says whether the bit above a type of two bits is set for a frame of registers.
     pub(super) fn of(begin: impl Fn(u16) -> usize, all: usize, signals: bool) -> Option<Self> {
         let two_bits = if signals { Self::V63 } else { Self::V414 };
         let formats = [two_bits, Self::V64, Self::V72];

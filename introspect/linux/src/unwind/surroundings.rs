@@ -12,7 +12,8 @@ pub trait Surroundings {
     /// the kernel's own.
     fn returns_to(&self, found: Gva, slot: Gva) -> Option<Gva>;
 
-    /// If the code at `at` is not the kernel's own, returns the address of the instruction for which it stands, and
-    /// the number of bytes that it has pushed onto the stack. For the kernel's own code, returns `at` and 0.
+    /// If the code at `at` is not the kernel's own, returns the address of the kernel's instruction for which it
+    /// stands, and the number of bytes that the code has pushed onto the stack. For the kernel's own code, returns
+    /// `at` and 0.
     fn in_place(&self, at: Gva) -> (Gva, u64);
 }

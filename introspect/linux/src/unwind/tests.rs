@@ -149,7 +149,7 @@ impl Surroundings for Guest {
 }
 
 /// Unwinds the stack of a guest whose memory has these words. Returns the frames as offsets in the text, and
-/// whether the stack goes on.
+/// whether the stack may have more frames.
 fn stack(dialect: Dialect, regs: Regs, returned: bool, words: &[(u64, u64)]) -> (Vec<u64>, bool) {
     let unwinder = Unwinder::new(Arc::new(read(&entries(dialect)).expect("tables")), None);
     let guest = Guest(words.iter().copied().collect());
@@ -313,7 +313,7 @@ fn tables_that_make_no_sense_are_refused() {
 }
 
 proptest! {
-    /// Whatever entries and stacks hold, frames are kernel text, and the first one is where unwinding began.
+    /// For any entries and stacks, frames are kernel text, and the first one is where unwinding began.
     #[test]
     fn hostile_tables_and_stacks_end(
         dialect in 0..4_usize,

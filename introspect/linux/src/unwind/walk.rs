@@ -13,8 +13,8 @@ use super::orc::Orc;
 use super::rule::{Base, Caller, Frame, Rbp, Register, Rule};
 use super::surroundings::Surroundings;
 
-/// Limit for the number of changes to another stack. It is above the number of stacks that can be nested: of a
-/// task, of interrupts, and of each kind of exception that has its own (arch/x86/include/asm/cpu_entry_area.h).
+/// Maximum number of changes to another stack. It is above the number of stacks that can be nested: that of a task,
+/// that of interrupts, and one for each kind of exception that has its own (arch/x86/include/asm/cpu_entry_area.h).
 const MOST_STACKS: usize = 8;
 /// Length in bytes of the largest stacks: `THREAD_SIZE` and `IRQ_STACK_SIZE`
 /// (arch/x86/include/asm/page_64_types.h).
@@ -70,9 +70,9 @@ impl Unwinder {
 
     /// Writes the addresses on the stack to `into`: first that at which the walk begins, then the return addresses,
     /// from the innermost on. All but the first are in the highest 2 GiB. Returns the number of addresses, and
-    /// whether the stack goes on after them, because there is no more room or because the next caller cannot be
-    /// found. Allocates nothing. Reads at most five words for each address, and some thousand words of the guest's
-    /// modules in all.
+    /// whether the stack may have more, because `into` is full or because the next caller cannot be found.
+    /// Allocates nothing. Reads at most five words for each address, and in total at most some thousand words of
+    /// the guest's modules.
     pub fn walk(
         &self,
         guest: &(impl Surroundings + ?Sized),

@@ -240,7 +240,7 @@ fn static_calls_without_a_table_are_found_by_where_they_lead() {
     }
 }
 
-/// On kernels that offer all ways to find a table, all of them find the same one.
+/// Checks that all ways to find a table find the same one. Needs a kernel that offers all of them.
 #[test]
 fn real_kernels_tables_are_found_by_their_code_alone() {
     let Some(path) = std::env::var_os("HVPROBE_TEST_VMLINUX") else {

@@ -12,7 +12,7 @@ use crate::unwind::ModuleTables;
 
 /// `MODULE_STATE_LIVE`.
 const LIVE: u32 = 0;
-/// Maximum number of words that may be read, of the stack itself and of modules.
+/// Maximum number of words that may be read: those of the stack, and those of modules.
 const MOST_READ: u32 = 31 * 5 + (1 << 13);
 
 /// A guest with modules and a stack. Counts the words that are read.
@@ -113,8 +113,7 @@ fn functions_of_modules_lead_to_their_callers() {
         let found = follow(guest, dialect, base + 0x120, &through(base));
         let expected = vec![base + 0x120, base + 0x20, base + 0x2020, TEXT + 0x620];
         assert_eq!(found, (expected, false), "{age:?} {dialect:?}");
-        // The stack leads from the kernel into a module and back. The module's function there has just been
-        // entered.
+        // The stack leads from the kernel into a module and back. The module's function has just been entered.
         let (guest, base) = with_modules(age, dialect);
         let words = [(STACK, base + 0x101), (STACK + 8, TEXT + 0x620)];
         let found = follow(guest, dialect, TEXT + 0x100, &words);
@@ -176,7 +175,7 @@ fn lists_and_tables_without_an_end_are_left() {
 }
 
 proptest! {
-    /// Whatever modules and stacks hold, frames are kernel text, and the number of words read is bounded.
+    /// For any modules and stacks, frames are kernel text, and the number of words read is bounded.
     #[test]
     fn hostile_modules_end(
         ages in 0..2_usize,
