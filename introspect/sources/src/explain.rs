@@ -1,6 +1,6 @@
 //! Explains probe definitions for a kernel that is not running, for `hvprobe explain`. Needs no machine.
 //!
-//! Invariant: requests are parsed, bounded and refused as when probes are registered.
+//! Invariant: requests are parsed, checked and refused by the same rules as when probes are registered.
 
 use hvprobe_engine::Explained;
 use hvprobe_linux::image::{ImageError, KernelImage};
@@ -16,7 +16,8 @@ use crate::refusal::refused;
 /// Explanation of one probe.
 #[derive(Debug)]
 pub struct Explanation {
-    /// Definition of the probe. It names one place, unless a definition of several places is refused as a whole.
+    /// Definition of the probe, for one place. If a definition of several places is refused as a whole, that
+    /// definition.
     pub definition: String,
     /// What the definition resolves to, or why it is refused.
     pub outcome: Result<Explained, Status>,

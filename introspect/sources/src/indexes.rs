@@ -1,9 +1,9 @@
-//! Indexes of debug information, kept for the next use of their files.
+//! Keeps indexes of debug information in files, so that an index need not be built again.
 //!
 //! ```text
-//!   BUILD-ID.index: ┌───────────────┬───────┐
-//!                   │ CRC-32 of it  │ index │
-//!                   └───────────────┴───────┘
+//!   BUILD-ID.index: ┌─────────────────────┬───────┐
+//!                   │ CRC-32 of the index │ index │
+//!                   └─────────────────────┴───────┘
 //! ```
 //! Invariants: a file is complete or absent, and deleting it loses nothing but time. Neither a damaged index
 //! nor a failure to keep one prevents an answer.
@@ -19,28 +19,29 @@ use hvprobe_spec::language::text::hex;
 use tempfile::NamedTempFile;
 use tracing::debug;
 
-/// Maximum length of an index that is read, in bytes: that of a distribution's kernel has a few million.
+/// Maximum length of an index to read, in bytes. The index of a distribution's kernel has a few million.
 const LONGEST: u64 = 256 << 20;
-/// Maximum length of debug information, in bytes, that is read faster than its index is found.
+/// Maximum length, in bytes, of debug information for which no index is kept: reading it all is faster than finding
+/// an index.
 const SHORT: usize = 1 << 20;
 
 /// A folder of indexes.
 #[derive(Clone, Debug)]
 pub struct Indexes {
     folder: PathBuf,
-    /// No index is kept of debug information up to this length.
+    /// Debug information up to this length, in bytes, gets no index.
     short: usize,
 }
 
 impl Indexes {
-    /// Uses the indexes in `folder`. The folder is created when there is an index to keep.
+    /// Creates a store of indexes in `folder`. The folder itself is created when an index is kept.
     #[must_use]
     pub fn new(folder: PathBuf) -> Self {
         let short = SHORT;
         Self { folder, short }
     }
 
-    /// Loads the kept index of `file` into `file`. Returns whether there was one that is not damaged.
+    /// Loads the kept index of `file` into `file`. Returns false if there is none, or if it cannot be used.
     pub(crate) fn find(&self, file: &DebugFile) -> bool {
         let Some(path) = self.path(file) else {
             return false;
@@ -60,7 +61,7 @@ impl Indexes {
         is_there
     }
 
-    /// Keeps `index`, the index of `file`.
+    /// Writes `index`, the index of `file`, to the folder. A failure is only logged.
     pub(crate) fn keep(&self, file: &DebugFile, index: &Index) {
         let Some(path) = self.path(file) else {
             return;
@@ -78,7 +79,7 @@ impl Indexes {
         }
     }
 
-    /// Returns the path of the index of `file`, if the file is to have one.
+    /// Returns the path of the index of `file`; `None` if the file gets no index.
     fn path(&self, file: &DebugFile) -> Option<PathBuf> {
         let build_id = file.build_id()?;
         let is_wanted =
@@ -115,7 +116,7 @@ mod tests {
         DebugFile::parse(&dwarf::file()).unwrap()
     }
 
-    /// Returns indexes in `folder`, which are kept of short files, too.
+    /// Creates a store of indexes in `folder` that also keeps those of short files.
     fn indexes(folder: &TempDir) -> Indexes {
         Indexes {
             folder: folder.path().join("made/when/needed"),

@@ -1,8 +1,8 @@
-//! Answers from the files of a kernel or a module: source lines and variables, definitions from the syntax of
-//! `perf probe`, and what a definition resolves to, or why it is refused.
+//! Answers questions from the files of a kernel or a module: its source lines and variables, the definitions for a
+//! probe in the syntax of `perf probe`, and what a definition resolves to or why it is refused.
 //!
-//! Invariant: nothing here needs a machine or a connection. A server answers its clients with it, and a client
-//! that has the files answers itself.
+//! Invariant: nothing here needs a machine or a connection. A server uses this crate to answer its clients; a
+//! client that has the files uses it directly.
 
 mod explain;
 mod indexes;

@@ -1,7 +1,8 @@
 //! Converts a probe in the syntax of `perf probe` to definitions, one for each place that it stands for.
 //!
-//! Invariant: a definition names a symbol of the given kernel whose name is unique there, and fetches what the
-//! debug information describes at that one address. Whatever is left out of the request is reported.
+//! Invariant: a definition names a symbol whose name is unique in the kernel or module, and fetches variables from
+//! where the debug information places them at that one address. Parts of the request that are left out are
+//! reported.
 
 mod source_text;
 #[cfg(test)]
@@ -33,7 +34,8 @@ const MOST_FUNCTIONS: usize = 128;
 /// Definitions of a probe in perf's syntax.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Definitions {
-    /// A definition for each place, in the order of their addresses.
+    /// One definition for each place, in the order of addresses. For a pattern, this is the order within each
+    /// function; functions are in the order of their names.
     pub lines: Vec<String>,
     /// What was left out, and why: places, or variables of `$vars` and `$params`.
     pub left_out: Vec<String>,
@@ -48,14 +50,14 @@ struct Names {
 }
 
 impl Names {
-    /// Takes the name `first` if it is free, otherwise `base` with a number.
+    /// Reserves and returns the name `first` if it is free, otherwise `base` with a number.
     fn take(&mut self, first: String, base: &str) -> String {
         let mut name = first;
         let next = self.next.entry(base.to_owned()).or_insert(1);
         while !is_event_name(&name) || self.taken.contains(&name) {
             name = format!("{base}_{next}");
             if !is_event_name(&name) {
-                // Too long, and it would be with any other number.
+                // The name is too long, and would be with any other number.
                 name = format!("probe_{}", self.taken.len());
                 break;
             }
@@ -71,7 +73,7 @@ impl Names {
 struct Making {
     made: Definitions,
     events: Names,
-    /// Why the first of the places that are left out was left out.
+    /// Reason for the first place or function that was left out.
     refused: Option<ParseError>,
 }
 
@@ -82,7 +84,7 @@ impl Making {
         self.refused.get_or_insert(why);
     }
 
-    /// Returns the definitions; if there are none, the first reason.
+    /// Returns the definitions. If there are none, fails with the reason for the first place that was left out.
     fn finish(self) -> Result<Definitions, SourcesError> {
         match self.refused {
             Some(why) if self.made.lines.is_empty() => Err(SourcesError::Definition(why)),
@@ -150,7 +152,7 @@ impl Sources {
         making.finish()
     }
 
-    /// Returns the places of one function, or of a point that names no function.
+    /// Returns the places of the point of `probe`, which is not a pattern.
     fn places(
         &self,
         info: &DebugInfo<'_>,
@@ -198,7 +200,7 @@ impl Sources {
         Ok(())
     }
 
-    /// Returns the place of a symbol that is no function in the debug information, such as the second name of a
+    /// Returns the place of a symbol that the debug information does not list as a function, such as an alias of a
     /// function.
     fn by_symbol(&self, point: &Point) -> Option<PointPlace> {
         let Point::Function {
@@ -386,7 +388,7 @@ impl Sources {
                 Some(rest) => format!("+u{rest}"),
                 None => match place.strip_prefix('-') {
                     Some(rest) => format!("-u{rest}"),
-                    // For a value outside of memory `@user` has no effect, as in perf.
+                    // `@user` has no effect on a value that is not in memory, as in perf.
                     None => place,
                 },
             },
@@ -395,7 +397,7 @@ impl Sources {
     }
 }
 
-/// Returns the places of the lines of a function that match `text`.
+/// Finds the lines of the function `name` that match `text`. Returns their places.
 fn text_in_function(
     info: &DebugInfo<'_>,
     name: &str,
@@ -425,7 +427,7 @@ fn text_in_function(
     each_once(places, name, text)
 }
 
-/// Returns the places of the lines that match `text`, in files whose paths end with `file`.
+/// Finds the lines that match `text`, in files whose paths end with `file`. Returns their places.
 fn text_in_file(
     info: &DebugInfo<'_>,
     file: &str,
@@ -442,7 +444,8 @@ fn text_in_file(
     each_once(places, file, text)
 }
 
-/// Sorts `places` and removes duplicates. Fails if there are none; `text` was searched for in `what`.
+/// Sorts `places` and removes duplicates. Fails if there are none; the error names `text`, and the function or file
+/// `what` that was searched.
 fn each_once(
     mut places: Vec<PointPlace>,
     what: &str,
@@ -468,7 +471,7 @@ fn few(probe: &PerfProbe, places: usize) -> Result<(), SourcesError> {
     Err(refused(probe.column.0, message))
 }
 
-/// Returns the name of the event at `place`, and takes it in `names`. The rules are perf's
+/// Returns the name of the event at `place`, and reserves it in `names`. The rules are perf's
 /// (`parse_perf_probe_command`, `probe_trace_event__set_name` and `get_new_event_name` in
 /// tools/perf/util/probe-event.c).
 fn event(probe: &PerfProbe, place: &PointPlace, names: &mut Names) -> String {

@@ -1,5 +1,5 @@
-//! Why a probe is refused, in the form in which a client gets it: for a registration, and for an answer without a
-//! machine.
+//! Converts the reason why a probe is refused into the error that a client gets. Used when probes are registered,
+//! and for answers without a machine.
 
 use hvprobe_engine::{Refused, Remedy};
 use hvprobe_linux::symbols::LookupError;
@@ -7,7 +7,7 @@ use hvprobe_proto::Failure;
 use hvprobe_proto::v1::{self, ErrorKind};
 use tonic::Code;
 
-/// Returns the error for a place that cannot be probed; `message` says of which probe and why.
+/// Returns the error for a place that cannot be probed. `message` names the probe and the reason.
 #[must_use]
 pub fn refused(message: String, why: &Refused) -> Failure {
     let (remedy, when) = remedy(why.remedy());
@@ -40,7 +40,8 @@ pub fn refused(message: String, why: &Refused) -> Failure {
     .with(remedy, when)
 }
 
-/// Converts `remedy`: what can be done about a refusal, and what to wait for.
+/// Converts `remedy` to the protocol's form: what can be done about a refusal, and the condition to wait for. The
+/// condition is empty if waiting does not help.
 #[must_use]
 pub fn remedy(remedy: Remedy) -> (v1::Remedy, &'static str) {
     match remedy {

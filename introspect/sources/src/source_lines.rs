@@ -1,4 +1,4 @@
-//! Source lines of addresses of a kernel or a module, for stacks. Needs no machine.
+//! Finds the source lines of addresses in a kernel or a module, for stacks. Needs no machine.
 
 use hvprobe_arch::Gva;
 use hvprobe_linux::debug_info::SourceLine;
@@ -10,7 +10,7 @@ use super::sources::{Sources, SourcesError};
 pub struct SourceLines(Sources);
 
 impl SourceLines {
-    /// Uses the debug information of `sources`.
+    /// Creates the source lines from the debug information of `sources`.
     #[must_use]
     pub fn new(sources: Sources) -> Self {
         Self(sources)
@@ -24,8 +24,8 @@ impl SourceLines {
         own == Some(name.replace('-', "_")) && build_id == Some(self.0.build_id())
     }
 
-    /// Returns the line of the address `offset` bytes into `symbol`, wherever the kernel or module was loaded;
-    /// `None` if the line is unknown, or if several symbols have that name.
+    /// Returns the source line of the address `offset` bytes into `symbol`. Where the kernel or module was loaded
+    /// does not matter. `None` if the line is unknown, or if the name `symbol` is unknown or not unique.
     ///
     /// # Errors
     /// When the debug information is damaged.

@@ -47,7 +47,7 @@ pub enum SourcesError {
     /// The debug information cannot be used, or does not contain what was asked for.
     #[error(transparent)]
     Debug(#[from] DebugError),
-    /// The file of a module does not contain the module's name, and the file's own name is not that of a module.
+    /// Neither the content of a module's file nor its file name gives a valid module name.
     #[error(
         "no module can be called `{0}`, as the file is: name it as its module is called, with .ko"
     )]
@@ -60,10 +60,10 @@ pub enum SourcesError {
 /// Why no definition can name an address.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unnameable {
-    /// No symbol contains it.
+    /// No symbol contains the address.
     #[error("{0} belongs to no symbol")]
     Nowhere(Gva),
-    /// Several symbols have the name of the symbol that contains it.
+    /// Several symbols have the name of the symbol that contains the address.
     #[error(
         "several symbols are called {name}, and a definition cannot say which of them is meant"
     )]
@@ -124,7 +124,7 @@ impl Sources {
         Ok(Some(sources))
     }
 
-    /// Uses the debug information in `file`, for the kernel with this image.
+    /// Creates the sources of the kernel with this `image`, from the debug information in `file`.
     ///
     /// # Errors
     /// When the file has no debug information, or that of another kernel.
@@ -152,7 +152,7 @@ impl Sources {
         Ok(sources)
     }
 
-    /// Returns the index of the file: what each unit describes.
+    /// Returns the index of the debug information: the functions, source files and code of each unit.
     ///
     /// # Errors
     /// When the debug information is damaged.
@@ -175,9 +175,9 @@ impl Sources {
         }
     }
 
-    /// Returns the symbols that name places, without the module's name.
+    /// Returns the symbols by which places are named. Their names do not include the module's name.
     pub(crate) fn symbols(&self) -> &Symbols {
-        /// Not used: every module's file has symbols.
+        /// Never returned: the file of a module always has a [`ModuleFile`].
         static NONE: LazyLock<Symbols> = LazyLock::new(Symbols::default);
         match &self.of {
             Of::Kernel(image) => image.symbols(),
@@ -285,7 +285,8 @@ impl Sources {
         }
     }
 
-    /// Returns an address as [`address`](Self::address) does; if no definition can name it, in the closest form.
+    /// Returns an address as [`address`](Self::address) does. If no definition can name it, returns the bare
+    /// address, or a name that several symbols share.
     pub(crate) fn named(&self, at: Gva) -> String {
         self.address(at).unwrap_or_else(|why| match why {
             Unnameable::Nowhere(at) => at.to_string(),

@@ -1,8 +1,8 @@
 //! Searches source files for lines that match a pattern, as `perf probe` does: white space does not count, and
 //! `*`, `?` and `[...]` mean the same as in a shell.
 //!
-//! Invariants: no file outside the folder of the sources is opened, whatever path the debug information gives;
-//! only regular files up to a maximum length are read.
+//! Invariants: a path in the debug information that leads out of the folder of the sources is refused; only regular
+//! files up to a maximum length are read.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -54,7 +54,7 @@ impl Pattern {
 pub(super) struct Source(Vec<u8>);
 
 impl Source {
-    /// Reads `file`, as the debug information names it, from `folder`.
+    /// Reads the source file in `folder` whose path in the debug information is `file`.
     pub(super) fn read(folder: &Path, file: &str) -> Result<Self, TextError> {
         let is_inside = |part| matches!(part, Component::Normal(_) | Component::CurDir);
         if !Path::new(file).components().all(is_inside) {
@@ -81,7 +81,7 @@ impl Source {
         })
     }
 
-    /// Returns the numbers of the lines that match `pattern`, from 1.
+    /// Returns the numbers of the lines that match `pattern`, counted from 1.
     pub(super) fn lines(&self, pattern: &Pattern) -> impl Iterator<Item = u64> {
         let lines = (1_u64..).zip(self.0.split(|byte| *byte == b'\n'));
         let found = lines.filter(|(_, line)| pattern.is_in(line));
