@@ -75,7 +75,8 @@ impl Archive {
         self.names.contains(name)
     }
 
-    /// Finishes the archive. The image's length is a multiple of 512, so that another archive can be appended to it.
+    /// Finishes the archive. The image's length is a multiple of 512, so that another archive can be appended to
+    /// it.
     pub(crate) fn finish(self) -> Result<Vec<u8>> {
         let mut bytes = trailer(self.bytes)?;
         bytes.resize(bytes.len().next_multiple_of(512), 0);

@@ -29,42 +29,42 @@ use crate::setup::Ready;
 /// What to measure, and where.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// What to measure
+    /// Benchmark to run
     #[arg(value_enum, default_value = "boot")]
     what: What,
-    /// The machine to run on [default: direct if its KVM can run Linux guests, else tcg]
+    /// Machine to run on [default: direct if its KVM can run Linux guests, else tcg]
     #[arg(long, value_enum)]
     rig: Option<Kind>,
-    /// boot: how often each is measured; the table shows medians
+    /// boot: number of boots of each VMM; the table shows medians
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     runs: u32,
-    /// hits: calls in each loop
+    /// hits: number of calls in each loop
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(100..))]
     calls: u32,
-    /// hits: how often every loop is timed; the shortest times and the middle ones count
+    /// hits: number of times that each loop is timed; the table shows the fastest and the median
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     repeats: u32,
-    /// hits: rounds of the comparison of a program with and without a probe on its path; 0 leaves it
-    /// out
+    /// hits: number of rounds that compare a program with and without a probe; 0 skips them
     #[arg(long, default_value_t = 20)]
     rounds: u32,
-    /// hits: hits of gdb's breakpoint; 0 leaves that out, which takes minutes in an emulated machine
+    /// hits: number of hits of gdb's breakpoint, which take minutes in an emulated machine; 0 skips them
     #[arg(long, default_value_t = 200)]
     gdb_hits: u32,
-    /// events: how long each rate is measured
+    /// events: duration of the measurement of each rate, in seconds
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=600))]
     seconds: u32,
-    /// boot, hits and batch: with another guest kernel, as `cargo lab test` takes them: a name or a file
+    /// boot, hits, batch: guest kernel, a name (see `cargo lab test --help`) or a file [default: the stock kernel]
     #[arg(long, value_name = "NAME|FILE", value_parser = Choice::parse)]
     kernel: Option<Choice>,
-    /// Go through all of it once, in as short a time as possible: a development build, few calls. The
-    /// numbers mean nothing; fails if the tables are not those of docs/performance.md
+    /// Run a short form of the benchmark, with a development build and few calls; its numbers mean nothing
+    ///
+    /// Fails if the headings of the tables are not those in docs/performance.md.
     #[arg(long)]
     smoke: bool,
-    /// Measure a development build, which is made sooner and is slower
+    /// Measure a development build, which builds faster but runs slower
     #[arg(long)]
     dev: bool,
-    /// Record in the table of docs/hosts.md whether the bench finished. Refused if the tree has changes
+    /// Record in docs/hosts.md whether the benchmark passed; refused if the tree has changes
     #[arg(long)]
     record: bool,
     #[command(flatten)]
@@ -74,19 +74,19 @@ pub(crate) struct Options {
 /// The measurements there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum What {
-    /// The stock kernel boots under hvprobe and under QEMU (microvm, q35): time from the start of
-    /// the process to the first guest instruction and to /init, memory beyond the guest's RAM
+    /// Boots of the stock kernel under hvprobe and QEMU (microvm, q35): time from the start of the process to the
+    /// first guest instruction and to /init, and memory beyond the guest's RAM
     Boot,
-    /// What one hit costs, by mechanism, beside the guest's own kprobe and kretprobe events and a
-    /// breakpoint of gdb's: time, exits, ioctls, and the engine's instructions (counted on this
-    /// machine with valgrind); how much slower a probe makes a program of system calls. On bochs,
-    /// where instructions are counted and not time, `--calls 1000 --rounds 3 --gdb-hits 0` are enough
+    /// Cost of one hit, for each mechanism, for the guest's own kprobe and kretprobe events, and for a breakpoint
+    /// of gdb: time, exits, ioctls, and the engine's instructions (counted on this machine with valgrind); also the
+    /// slowdown of a program that does little but system calls. On bochs, which counts instructions instead of
+    /// time, `--calls 1000 --rounds 3 --gdb-hits 0` is enough
     Hits,
-    /// How long it takes to plant 10,000 probes at once in the text of the stock kernel, and for how
-    /// much of that the guest stands still. On this machine, without a guest
+    /// Time to plant 10,000 probes at once in the text of the stock kernel, and the part of it for which the guest
+    /// is stopped. Runs on this machine, without a guest
     Batch,
-    /// How many events a second reach a gRPC client, and at what cost of CPU time and memory. On
-    /// this machine, with made-up events and without a guest
+    /// Events per second that reach a gRPC client, and their cost in CPU time and memory. Runs on this machine,
+    /// with synthetic events and without a guest
     Events,
 }
 
@@ -106,7 +106,7 @@ impl What {
     }
 }
 
-/// Debian's QEMU: its program.
+/// Name of the program of Debian's QEMU.
 const QEMU: &str = "qemu-system-x86_64";
 /// Further files that Debian's QEMU needs: the TCG module, which is part of the program since QEMU 10, and
 /// firmware.
@@ -128,11 +128,11 @@ const SMALL_BATCH: u32 = 300;
 const SMOKE_LIMIT: u64 = 900;
 /// Time limit for one answer of a guest in the short form, in seconds.
 const SMOKE_PATIENCE: u64 = 60;
-/// Number of bytes that are kept from the end of a bench's output.
+/// Maximum number of bytes that are kept of a bench's output. The newest bytes are kept.
 const MOST_KEPT: usize = 1 << 18;
 
 impl Options {
-    /// Builds the bench's programs in one build; the short form builds what the tests need, too.
+    /// Builds the programs of the bench in one build. For the short form, builds everything that the tests need.
     fn build(&self, workspace: &Workspace) -> Result<Vec<Executable>> {
         if self.smoke {
             return workspace.build(&cargo::EVERYTHING);
@@ -283,7 +283,7 @@ fn events(options: &Options, workspace: &Workspace) -> Result<Heard> {
 struct Heard {
     bytes: Vec<u8>,
     status: u8,
-    /// Machine on which the bench passed or failed; none if it was interrupted.
+    /// Machine on which the bench passed or failed; `None` if it was interrupted.
     ended_on: Option<Kind>,
 }
 
@@ -292,7 +292,7 @@ impl Heard {
         String::from_utf8_lossy(&self.bytes).replace('\r', "")
     }
 
-    /// Returns the reason of a failure: the last line in which a bench complains, or else the last line.
+    /// Returns the reason of a failure: the bench's last error message, or else the last line of the output.
     fn last_word(&self) -> String {
         let text = self.text();
         let complaint = text.lines().rfind(|line| line.contains("-bench: "));
@@ -340,7 +340,7 @@ fn name(command: &Command) -> String {
 
 /// Runs `program` of this package in a rig with hvprobe and, if `with_qemu`, QEMU. `arguments` returns the
 /// arguments of the program for the chosen rig. `guests` is called before the run, with the result of the setup. A
-/// failure in an emulated rig is tried again.
+/// failed run in an emulated rig is repeated.
 fn bench(
     options: &Options,
     workspace: &Workspace,

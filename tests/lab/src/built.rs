@@ -107,7 +107,7 @@ impl Built {
             let jobs = process::processors();
             let mut make = Command::new("nice");
             make.args(["-n", "19", "make", "-s", &format!("-j{jobs}"), target]);
-            // With these the same source gives the same kernel on every machine.
+            // These variables make the build reproducible on every machine.
             make.env("KBUILD_BUILD_USER", "lab")
                 .env("KBUILD_BUILD_HOST", "lab")
                 .env("KBUILD_BUILD_TIMESTAMP", "1970-01-01");

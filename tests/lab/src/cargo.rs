@@ -104,7 +104,7 @@ impl Workspace {
         self.cargo_build(&arguments)
     }
 
-    /// Builds the programs and tests of these packages, and of other packages only what these depend on.
+    /// Builds the programs and tests of `packages`, and their dependencies in other packages.
     pub(crate) fn build_packages(&self, packages: &[String]) -> Result<Vec<Executable>> {
         let packages: Vec<_> = packages
             .iter()

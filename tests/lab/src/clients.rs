@@ -1,8 +1,8 @@
 //! gRPC clients in other languages, for the tests that call a server with them.
 //!
-//! Their packages come from the archives of the languages, each into a folder of the cache. The versions are fixed,
-//! so that a test fails only because of changes in this repository. If the packages cannot be fetched, the run
-//! fails. With `--without-clients` nothing is fetched, and the tests of the clients are skipped.
+//! Their packages are fetched from PyPI and npm, into a folder of the cache for each language. The versions are
+//! fixed, so that a test fails only because of changes in this repository. If the packages cannot be fetched, the
+//! run fails. With `--without-clients` nothing is fetched, and the tests of the clients are skipped.
 
 use std::ffi::OsString;
 use std::fs;
@@ -71,8 +71,7 @@ pub(crate) fn environment(cache: &Cache) -> Result<Vec<(String, OsString)>> {
 }
 
 impl Language {
-    /// Returns the path that tests use. Fetches the packages if they are missing, or if other ones are wanted than
-    /// those there.
+    /// Returns the path that tests use. Fetches the packages unless exactly these versions are there.
     fn ready(&self, cache: &Cache) -> Result<PathBuf> {
         let folder = cache.clients().join(self.name);
         let (found, complete) = (folder.join(self.found), folder.join("complete"));

@@ -17,7 +17,7 @@ use crate::setup::Ready;
 /// Which kernel.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// A vmlinux or bzImage [default: the stock kernel the lab's guests run]
+    /// Kernel image, bzImage or ELF vmlinux [default: the stock kernel of the lab's guests]
     kernel: Option<PathBuf>,
 }
 

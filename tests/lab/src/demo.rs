@@ -19,7 +19,7 @@ use crate::setup::Ready;
 /// Where to show it.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// The machine to run on [default: direct if its KVM can run Linux guests, else tcg]
+    /// Machine to run on [default: direct if its KVM can run Linux guests, else tcg]
     #[arg(long, value_enum)]
     rig: Option<Kind>,
     #[command(flatten)]

@@ -218,8 +218,8 @@ pub fn tree() -> io::Result<BTreeSet<String>> {
     Ok(found)
 }
 
-/// Returns the words of `line` if it is the heading of a table of a bench. Such a line begins with blanks, above
-/// the names of the rows, has several columns, and none of its words is a number.
+/// Returns the words of `line` if it is the heading of a table of a bench. Such a line begins with blanks (above
+/// the names of the rows), has several columns, and contains no numbers.
 #[must_use]
 pub fn heading(line: &str) -> Option<String> {
     let words: Vec<_> = line.split_whitespace().collect();
@@ -231,8 +231,8 @@ pub fn heading(line: &str) -> Option<String> {
     (line.starts_with("  ") && !numbers && several).then(|| words.join(" "))
 }
 
-/// Returns the headings of the tables in blocks of code, by bench. A table is of the bench that the text before it
-/// names last (`cargo lab bench NAME`). `default` is the name of the bench that a command without a name runs.
+/// Returns the headings of the tables in blocks of code, by bench. A table belongs to the bench that the text names
+/// last before it (`cargo lab bench NAME`). `default` is the name of the bench that a command without a name runs.
 #[must_use]
 pub fn headings(document: &str, default: &str) -> BTreeMap<String, Vec<String>> {
     let mut all: BTreeMap<String, Vec<String>> = BTreeMap::new();

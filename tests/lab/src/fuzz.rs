@@ -1,4 +1,4 @@
-//! `cargo lab fuzz`: every fuzz target under libFuzzer, guided by coverage.
+//! `cargo lab fuzz`: runs the fuzz targets under libFuzzer, guided by coverage.
 //!
 //! cargo-fuzz builds the targets with the pinned compiler; `RUSTC_BOOTSTRAP` makes the compiler accept unstable
 //! options. Each target then runs for the given time. As many targets run at a time as there are processors. No
@@ -24,13 +24,13 @@ use log::Log;
 /// What to feed, and for how long.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// How long each target runs
+    /// Minutes for which each target runs
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     minutes: u64,
-    /// How many run at a time [default: as many as there are processors]
+    /// Number of targets that run in parallel [default: number of processors]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=256))]
     jobs: Option<u16>,
-    /// Names of fuzz/fuzz_targets [default: all]
+    /// Targets to run, named as in fuzz/fuzz_targets [default: all]
     targets: Vec<String>,
 }
 
@@ -132,7 +132,7 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     Ok(report(&place, &rows))
 }
 
-/// Prints how to reproduce what was found.
+/// Prints each failure and how to reproduce it. Returns failure if there is any.
 fn report(place: &Place, rows: &[Row]) -> ExitCode {
     let mut found = false;
     for row in rows {

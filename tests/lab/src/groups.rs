@@ -5,8 +5,8 @@
 
 use crate::job::Group;
 
-/// Beginnings of the names of tests that depend on timing (of a guest compared with its host, or of a server), and
-/// so need the machine for themselves.
+/// Prefixes of the names of tests that need the machine for themselves, because they depend on timing (of a guest
+/// relative to its host, or of a server).
 const ALONE: [&str; 4] = [
     "a_server_ends_all_the_machines",
     "boot::a_probe",
@@ -73,25 +73,24 @@ const OF_SERVERS: [&str; 5] = [
     "micro_panics",
 ];
 
-/// Returns the programs that are left to the night in a rig, because all their tests ran on this machine. `skipped`
-/// has the tests that were skipped here.
+/// Returns those of [`OF_SERVERS`] that are left to `cargo lab nightly` in the rig, because all their tests ran on
+/// this machine. `skipped` lists the tests that were skipped on this machine.
 pub(crate) fn left_in_rig(skipped: &[String]) -> Vec<&'static str> {
     let ran = |name: &&str| !skipped.iter().any(|line| line.starts_with(*name));
     OF_SERVERS.into_iter().filter(ran).collect()
 }
 
-/// Beginnings of the names of test programs, and of modules of the test program `rig`, whose results do not depend
-/// on the guest's kernel beyond what other tests check: their kernel is synthetic, or they are about the clients
-/// that ask for probes.
+/// Prefixes of the names of test programs, and of modules of the test program `rig`, that need not run with every
+/// guest kernel: their kernel is synthetic, or they test the clients of a server. Other tests check what depends on
+/// the guest's kernel.
 const OF_NO_KERNEL: [&str; 4] = ["api::", "cli::", "cli_vm::", "micro_"];
 
-/// Returns whether a program or test of this name may have another result with another kernel in the guests.
+/// Returns whether the result of the program or test `name` may depend on the guest's kernel.
 pub(crate) fn asks_the_kernel(name: &str) -> bool {
     !OF_NO_KERNEL.iter().any(|begins| name.starts_with(begins))
 }
 
-/// Approximate time of a module's tests in an emulated machine, in seconds, without the tests that are left to the
-/// night.
+/// Approximate time of a module's tests in an emulated machine, in seconds, without the [`NIGHTLY`] tests.
 const SECONDS: [(&str, usize); 31] = [
     ("actions::", 22),
     ("api::", 55),
@@ -126,15 +125,15 @@ const SECONDS: [(&str, usize); 31] = [
     ("syscalls::", 10),
 ];
 
-/// Returns the approximate time of a group in an emulated machine, in seconds. The groups are divided by it, so
-/// that machines that run side by side end at about the same time.
+/// Returns the approximate time of a group in an emulated machine, in seconds. The time decides how groups are
+/// divided among machines that run in parallel, so that these end at about the same time.
 pub(crate) fn seconds(group: &Group) -> usize {
     let known = SECONDS.iter().find(|(name, _)| group.name == *name);
     // The other groups are of micro-kernels, whose tests are short.
     known.map_or(group.tests.len(), |(_, seconds)| *seconds)
 }
 
-/// Removes the tests that are left to the night from `tests`, and returns them.
+/// Removes the [`NIGHTLY`] tests from `tests`, and returns them.
 pub(crate) fn leave_to_the_night(tests: &mut Vec<String>) -> Vec<String> {
     tests
         .extract_if(.., |test| NIGHTLY.contains(&test.as_str()))

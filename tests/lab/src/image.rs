@@ -23,11 +23,11 @@ const GUEST_SCRIPTS: [(&str, &[u8]); 2] = [
 const FOLDERS: [&str; 7] = ["proc", "sys", "tmp", "run", "root", "etc", "usr/bin"];
 
 /// Modules of the guest's kernel that its programs may load, as `/lib/modules/NAME.ko`. Loading `dummy` makes a
-/// network device, which runs several functions of the module; the module also has text that is kept for
-/// loading and unloading only. Nothing uses `crc-itu-t`.
+/// network device, which runs several functions of the module; the module also has text that runs only when it is
+/// loaded or unloaded. Nothing uses `crc-itu-t`.
 const GUEST_MODULES: [&str; 2] = ["dummy.ko", "crc-itu-t.ko"];
 
-/// Builds the initramfs of the guests that hvprobe boots, with modules of `kernel`.
+/// Builds the initramfs of the guests that hvprobe boots. It has modules only if `kernel` is given.
 pub(crate) fn guest(workload: &Path, kernel: Option<&Kernel>) -> Result<Vec<u8>> {
     let mut archive = Archive::with_console()?;
     archive.file("init", 0o755, GUEST_INIT)?;
@@ -98,8 +98,8 @@ pub(crate) fn programs<'a>(
     Ok(())
 }
 
-/// A program without its debug information. That would be most of its size, and an emulated machine would have to
-/// load it.
+/// A program without its debug information. The debug information would be most of the size, and an emulated
+/// machine would have to load it.
 enum Lean {
     Stripped(tempfile::NamedTempFile),
     AsIs(PathBuf),

@@ -17,7 +17,7 @@ pub(crate) const CARGO: &str = "cargo";
 /// The name of the lab itself among a job's programs.
 pub(crate) const LAB: &str = "lab";
 
-/// Kind of the standard streams that a step has.
+/// Kind of a step's standard streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stdio {
     /// No input; output into a pipe.
@@ -111,7 +111,7 @@ pub(crate) struct Job {
     pub(crate) programs: Vec<(String, PathBuf)>,
     /// Other files, by their name in the rig, without the leading slash.
     pub(crate) files: Vec<(String, PathBuf)>,
-    /// Steps, which run one after another, whatever their exit statuses.
+    /// Steps, which run one after another, even after one has failed.
     pub(crate) steps: Vec<Step>,
     pub(crate) environment: Vec<(String, OsString)>,
     pub(crate) stdio: Stdio,
@@ -131,7 +131,7 @@ pub(crate) struct Job {
     /// Time limit of a test on this machine. A test that exceeds the limit has failed, and its stacks are
     /// shown.
     pub(crate) test_limit: Option<Duration>,
-    /// Whether to keep log and images even if all goes well.
+    /// Whether to keep log and images even if nothing failed.
     pub(crate) keep: bool,
 }
 

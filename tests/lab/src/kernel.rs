@@ -2,8 +2,8 @@
 //! default; guests may be given another one ([`Choice`]).
 //!
 //! A folder under the cache's `kernel` is complete if its name has no leading dot. The file `current` beside the
-//! folders has the name of the folder with the kernel of this machine's Debian; `current-NAME` has that of the
-//! kernel called NAME, from another suite.
+//! folders contains the name of one folder: that with the kernel of this machine's Debian. A file `current-NAME`
+//! contains the name of the folder with the kernel NAME.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -20,7 +20,7 @@ use crate::progress;
 /// Debian's metapackage for the kernel that clouds boot.
 const METAPACKAGE: &str = "linux-image-cloud-amd64";
 
-/// A kernel of Debian's that the user can choose for guests by its name.
+/// A Debian kernel that the user can choose for guests by name.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Named {
     pub(crate) name: &'static str,
@@ -28,7 +28,7 @@ pub(crate) struct Named {
     metapackage: &'static str,
 }
 
-/// All kernels of Debian's with a name. The first is the default for rigs and guests on Debian 12.
+/// All Debian kernels with a name. The first is the default for rigs and guests on Debian 12.
 pub(crate) const NAMED: [Named; 8] = [
     Named::new("6.1-cloud", "bookworm", METAPACKAGE),
     Named::new("5.10-cloud", "bullseye", METAPACKAGE),
@@ -60,7 +60,7 @@ impl Named {
     }
 }
 
-/// The kernel that guests are given.
+/// Choice of the guests' kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Choice {
     Named(&'static Named),
@@ -189,14 +189,14 @@ impl Kernel {
         })
     }
 
-    /// Returns whether this kernel, which is that of rigs, is the same as the kernel `named`.
+    /// Returns whether this kernel, which must be the stock kernel, is the kernel `named`.
     pub(crate) fn is(&self, named: &Named) -> bool {
         let version = format!("{}.", named.version());
         named.metapackage == METAPACKAGE && self.release.starts_with(&version)
     }
 
-    /// Returns the name of the guests' kernel: the name of `choice`, or else that of this kernel, which is that of
-    /// rigs.
+    /// Returns the name of the guests' kernel: that of `choice`, or without a choice that of this kernel, which
+    /// must be the stock kernel.
     ///
     /// # Errors
     ///

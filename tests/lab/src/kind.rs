@@ -60,7 +60,7 @@ impl Kind {
     /// Returns the time limit for all tests or a benchmark, in seconds.
     pub(crate) fn time_limit(self) -> u64 {
         match self {
-            // Half of this is for what runs again, in fresh machines.
+            // Half of this time is for retries in fresh machines.
             Self::Tcg => 2700,
             Self::Direct => 1800,
             Self::Bochs => 7200,

@@ -1,8 +1,8 @@
 //! `cargo lab`: the machines that hvprobe is developed and tested on, with or without KVM.
 //!
-//! Every command begins with [`mod@setup`]. It describes what is to run as a [`job`], and gives that to a [`rig`],
-//! which runs the steps of the job on an emulated machine or on this one. No process and no temporary file outlives
-//! a command, however the command ends.
+//! Most commands begin with [`mod@setup`]. A command describes what is to run as a [`job`] and gives it to a
+//! [`rig`], which runs the steps of the job on an emulated machine or on this one. A command ends its processes and
+//! removes its temporary files even after an error or a signal.
 
 use std::process::ExitCode;
 
@@ -65,12 +65,12 @@ use kernel::Choice;
 use kind::Kind;
 use setup::Ready;
 
-/// Machines to run hvprobe on, and everything they need.
+/// Run and test hvprobe, in emulated machines or on this one
 ///
-/// hvprobe needs KVM that can run Linux guests. Where there is none, the lab emulates a whole PC
-/// in software, boots a stock Debian kernel with its own KVM in it, and runs hvprobe there. It
-/// installs a few Debian packages (as root) and keeps a kernel in ~/.cache/hvprobe (HVPROBE_CACHE
-/// overrides that).
+/// hvprobe needs KVM that can run Linux guests. If this machine has none, the lab emulates a whole PC in software,
+/// boots a stock Debian kernel with its own KVM in it, and runs hvprobe there. The machine that hvprobe runs on,
+/// emulated or not, is called a rig. The lab installs a few Debian packages (as root) and keeps kernels in
+/// ~/.cache/hvprobe (HVPROBE_CACHE overrides that).
 #[derive(Debug, Parser)]
 #[command(name = "cargo lab", bin_name = "cargo lab")]
 struct Cli {
@@ -80,74 +80,74 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Install the packages, fetch the guest kernel, build the guest image
+    /// Install packages, download the guest kernel, and build the guest image
     ///
-    /// Does only what is missing; the other commands start with it.
+    /// Does only what is missing. Other commands run it first if they need it.
     Setup(SetupOptions),
-    /// Run one program in a rig and exit with its status
+    /// Run a program in a rig and exit with its status
     ///
-    /// Builds hvprobe, boots the machine, streams the program's output to stdout and ends the
-    /// machine. Exits with the program's status; 124 if the time was over; 125 if the lab itself
-    /// failed. The serial log is kept unless the status is 0.
+    /// Builds hvprobe, boots the machine, streams the program's output to stdout, and ends the machine. Exits with
+    /// the program's status, with 124 if the time limit was exceeded, or with 125 if the lab itself failed. The
+    /// serial log is kept unless the status is 0.
     ///
     /// Example: cargo lab run -- hvprobe doctor
     Run(run::Options),
-    /// Show hvprobe at work: a stock Debian kernel boots with probes in it
+    /// Boot a stock Debian kernel under hvprobe and print the hits of three probes
     Demo(demo::Options),
     /// Run all tests, on this machine and in a rig
     ///
-    /// Builds every test once. Unit tests run on this machine; end-to-end tests (tests/tests) run
-    /// in the rig, one program after another in one boot. Tests that cannot run where they are
-    /// print a line that starts with `skipped:`. The last line adds everything up; the exit status
-    /// is 0 only if nothing failed.
-    ///
-    /// An emulated machine dies or stands still now and then through no fault of the tests: what
-    /// failed there, or did not end, runs again in a fresh one. What passes then is listed as
-    /// `flaky:` before the last line; what fails every time has failed.
-    Test(test::Options),
-    /// Run the tests that hold on every kernel on one of Debian's after another, and print a table
-    ///
-    /// The kernels are downloaded once, half a gigabyte in all. The exit status is 0 only if every
-    /// promise was kept on each of them.
-    Matrix(matrix::Options),
-    /// Hold what the kernel's own tests and documentation say against a guest's kernel, and us
-    ///
-    /// Their definitions, filters and histograms are judged by both; prints a table and what differs, with the
-    /// reason. Downloads Debian's package with that kernel's source once, 130 MB, and keeps little of it. The exit
-    /// status is 0 only if each difference has a reason.
-    Conformance(conformance::Options),
-    /// Run what takes too long for every change, and print a table
-    ///
-    /// All kernels, long runs of properties, churn and stress, instructions of a hit on bochs. Takes
-    /// hours; the exit status is 0 only if every part passed.
-    Nightly(nightly::Options),
-    /// Have probes of all kinds come and go on one guest for a long time
-    ///
-    /// What they take has to be there again when they have gone; it is printed how much that is.
-    Soak(soak::Options),
-    /// Measure hvprobe against its references, in one rig and one run
-    Bench(bench::Options),
-    /// Feed every decoder with inputs that libFuzzer makes up, guided by coverage
-    ///
-    /// Installs cargo-fuzz if it is missing. Inputs that fail are kept in target/fuzz/artifacts; the
+    /// Builds all tests once. Unit tests run on this machine, end-to-end tests (tests/tests) in the rig. A test
+    /// that cannot run on its machine prints a line that starts with `skipped:`. The last line has the total. The
     /// exit status is 0 only if nothing failed.
-    Fuzz(fuzz::Options),
-    /// Show how much of a kernel's text takes probes
     ///
-    /// Counts all instructions that the kernel itself lets be probed, by the mechanism they are
-    /// carried out with, and those that are refused, by reason. Needs no KVM.
+    /// An emulated machine sometimes crashes or hangs through no fault of the tests. So a test that fails there, or
+    /// does not end, runs again in a fresh machine. A test that passes then is listed as `flaky:` before the last
+    /// line. A test that fails in every try has failed.
+    Test(test::Options),
+    /// Run the tests that must pass on every kernel, on one Debian kernel after another, and print a table
+    ///
+    /// Downloads the kernels once, half a gigabyte in all. The exit status is 0 only if all kernels were available
+    /// and no test failed on any of them.
+    Matrix(matrix::Options),
+    /// Compare hvprobe with the kernel on lines from the kernel's own selftests and documentation
+    ///
+    /// Gives their probe definitions, filters and histograms to a guest's kernel and to hvprobe, and compares which
+    /// lines each of them accepts, and where it finds errors. Prints a table, and the differences with their
+    /// reasons. Downloads the linux-source package of that kernel once, 130 MB, and keeps only the files it needs.
+    /// The exit status is 0 only if every difference has a known reason.
+    Conformance(conformance::Options),
+    /// Run the tests that take too long for every change, and print a table
+    ///
+    /// Includes tests on all kernels, longer churn and stress tests, a soak, and the instructions of a hit on
+    /// bochs. Takes two to three hours, or much longer with --long. The exit status is 0 only if every part passed.
+    Nightly(nightly::Options),
+    /// Add and remove probes of all kinds in one guest for a long time
+    ///
+    /// Prints the resources that the probes use. Fails if these grow, because removed probes must free all of them.
+    Soak(soak::Options),
+    /// Benchmark hvprobe, with QEMU, gdb and the guest's own kprobes as references
+    Bench(bench::Options),
+    /// Fuzz every decoder with libFuzzer, guided by coverage
+    ///
+    /// Installs cargo-fuzz if it is missing. Keeps failing inputs in target/fuzz/artifacts. The exit status is 0
+    /// only if no target failed.
+    Fuzz(fuzz::Options),
+    /// Show how much of a kernel's text can be probed
+    ///
+    /// Counts the instructions that the kernel itself allows to be probed: by mechanism if hvprobe can probe them,
+    /// otherwise by the reason of the refusal. Needs no KVM.
     Coverage(coverage::Options),
 }
 
 #[derive(Args, Debug)]
 struct SetupOptions {
-    /// The rig to prepare for
+    /// Rig to set up for
     #[arg(long, value_enum, default_value = "tcg")]
     rig: Kind,
-    /// Look for a newer kernel, and QEMU, even if there is one in the cache
+    /// Look for newer versions of the cached kernel and QEMU
     #[arg(long)]
     update: bool,
-    /// Fetch another kernel for guests, too, and build its guest image
+    /// Prepare guests with another kernel: a name such as 6.12-cloud, or a file
     #[arg(long, value_name = "NAME|FILE", value_parser = Choice::parse)]
     kernel: Option<Choice>,
 }

@@ -28,17 +28,16 @@ const PROMISES: &str = "kernels::";
 /// Which kernels, and where.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// Only this kernel, by its name or file; as often as wanted [default: all that are Debian's]
+    /// Test only this kernel, a name or a file; repeatable [default: all Debian kernels]
     #[arg(long, value_name = "NAME|FILE", value_parser = Choice::parse)]
     kernel: Vec<Choice>,
-    /// The machine to run on [default: direct if its KVM can run Linux guests, else tcg]
+    /// Machine to run on [default: direct if its KVM can run Linux guests, else tcg]
     #[arg(long, value_enum)]
     rig: Option<Kind>,
-    /// Run what failed again, so often at most, in a fresh rig [default: 4 in an emulated rig, else
-    /// 0]
+    /// Maximum number of retries of a failed test, in fresh rigs [default: 4 in an emulated rig, else 0]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=10))]
     retries: Option<u32>,
-    /// Write the results into the table of docs/hosts.md. Refused if the tree has changes
+    /// Record the results in docs/hosts.md; refused if the tree has changes
     #[arg(long)]
     record: bool,
     #[command(flatten)]

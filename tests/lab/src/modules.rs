@@ -34,7 +34,7 @@ pub(crate) fn in_order(
 }
 
 /// Adds the module in `file`, after its dependencies, unless it has been added. Does nothing if `file` is among
-/// `waiting`, the modules that wait for this one: that would be a circle.
+/// `waiting`, the modules whose dependencies are being added: the dependencies are cyclic then.
 fn add(
     modules: &mut Vec<Module>,
     waiting: &mut Vec<String>,

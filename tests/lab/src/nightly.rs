@@ -26,20 +26,21 @@ use crate::run;
 /// Which parts.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// Only parts with TEXT in their commands; as often as wanted
+    /// Run only the parts whose command contains TEXT; repeatable
     #[arg(long, value_name = "TEXT")]
     filter: Vec<String>,
-    /// Only say what the parts are
+    /// List the parts without running them
     #[arg(long)]
     list: bool,
-    /// Write the results of the parts into the table of docs/hosts.md. Refused if the tree has changes
+    /// Record the results of the parts in docs/hosts.md; refused if the tree has changes
     #[arg(long)]
     record: bool,
-    /// How long probes come and go at random on one guest, in each of the tests that do that
+    /// Duration of each churn and stress test
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     stress: u32,
-    /// Also give the properties of every package many cases, build and test a kernel without data symbols, and
-    /// measure what the tests cover: hours
+    /// Also run property tests with many cases, which takes many hours
+    ///
+    /// Also builds and tests a kernel without data symbols, and runs `cargo lab coverage`.
     #[arg(long)]
     long: bool,
 }
@@ -50,20 +51,20 @@ const LIMIT: Duration = Duration::from_secs(3 * 3600);
 /// Kernels on which all end-to-end tests run, in addition to the kernel that every change is tested on.
 const KERNELS: [&str; 3] = ["5.10-cloud", "6.12-cloud", "7.2-cloud"];
 
-/// Benchmarks in guests, of which the night runs the short forms: all of their code once.
+/// Benchmarks in guests. Only their short forms are run, which execute all of their code once.
 const BENCHES: [&str; 2] = ["boot", "hits"];
 
-/// Number of runs of the tests on this machine, each with another seed. Other seeds find more, because each
+/// Number of runs of the tests on this machine, each with another seed. More seeds find more faults, because each
 /// property checks a whole machine or server in miniature.
 const ROUNDS: &str = "2";
 
-/// Seconds for which a large guest is paused.
+/// Duration of the pause of a large guest, in seconds.
 const PAUSE: &str = "60";
 
 /// Memory of the machines in which all tests run: the largest guest has 4 GiB.
 const MEMORY: &str = "6G";
 
-/// Packages whose properties get many cases in one run with `--long`, which takes hours.
+/// Packages whose properties are tested with many cases if `--long` is given, which takes hours.
 const LONG: [&str; 14] = [
     "hvprobe-arch",
     "hvprobe-cli",
@@ -94,7 +95,8 @@ impl Part {
         self.0.join(" ")
     }
 
-    /// Returns whether the results of this part can be recorded: it is one run of tests, or a bench.
+    /// Returns whether the results of this part can be recorded. All commands except `coverage` and `test --repeat`
+    /// have the option `--record`.
     fn is_recordable(&self) -> bool {
         self.0[0] != "coverage" && !self.0.iter().any(|word| word == "--repeat")
     }

@@ -39,7 +39,8 @@ pub(crate) enum Finish {
     Broken(String),
 }
 
-/// Returns the reason for which a rig, or a program on this machine, was ended: it printed nothing for too long.
+/// Returns the reason for which `who`, a rig or a program on this machine, was ended after it printed nothing for
+/// `silence`.
 pub(crate) fn stood_still(who: &str, silence: Option<Duration>) -> String {
     let seconds = silence.unwrap_or_default().as_secs();
     format!("{who} stood still: nothing printed for {seconds} s")

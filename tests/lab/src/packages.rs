@@ -77,7 +77,7 @@ impl Archives {
         }
     }
 
-    /// Returns Debian's archive of `suite` only. apt's lists of it are in `folder`.
+    /// Returns Debian's archive of `suite` only. apt's lists for it are in `folder`.
     pub(crate) fn of_suite(suite: &str, folder: &Path) -> Result<Self> {
         let sources = format!("deb [arch=amd64 signed-by={KEYRING}] {DEBIAN} {suite} main\n");
         replace_if_different(&folder.join("sources.list"), sources.as_bytes())?;
@@ -116,7 +116,8 @@ impl Archives {
         })
     }
 
-    /// Returns the packages with the image and the modules of the kernel on which `metapackage` depends at present.
+    /// Returns the packages of the kernel that `metapackage` depends on at present. They contain its image and its
+    /// modules.
     pub(crate) fn kernel(&self, metapackage: &str) -> Result<Vec<String>> {
         self.with_fresh_lists(|| {
             let listing = |package: &str| self.depends(package);

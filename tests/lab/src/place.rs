@@ -62,19 +62,19 @@ impl Cache {
         self.root.join("clients")
     }
 
-    /// Returns the folder for apt's lists and settings of a suite of Debian's.
+    /// Returns the folder for apt's lists and settings for a Debian suite.
     pub(crate) fn suite(&self, name: &str) -> PathBuf {
         self.root.join("apt").join(name)
     }
 
-    /// Returns the guest with the stock kernel, which rigs boot, too.
+    /// Returns the guest with the stock kernel. Emulated rigs boot the same kernel.
     pub(crate) fn guest(&self) -> Guest {
         Guest {
             root: self.root.clone(),
         }
     }
 
-    /// Returns the guest with another kernel.
+    /// Returns the guest with another kernel. `name` is the name of the folder for guests with this kernel.
     pub(crate) fn other_guest(&self, name: &str) -> Guest {
         Guest {
             root: self.root.join("other").join(name),

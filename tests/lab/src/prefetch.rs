@@ -1,8 +1,8 @@
 //! Fetches and installs what a command will need, while cargo builds. The two do not compete, because fetching
 //! mostly waits for the network, and building for the processors.
 //!
-//! Nothing depends on this: whatever is still missing when it is needed is fetched then, and errors are reported
-//! then.
+//! Nothing depends on this: what is still missing when it is needed is fetched then, and only then errors are
+//! reported.
 
 use std::path::Path;
 use std::thread::{self, JoinHandle};

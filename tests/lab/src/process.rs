@@ -1,9 +1,9 @@
-//! Child processes that never outlive the lab.
+//! Child processes that end with the lab.
 //!
-//! A [`Group`] is a child in a process group of its own. However the lab ends, the group ends, too. Dropping a
-//! [`Group`] kills its processes. While a group is watched, SIGINT, SIGTERM and SIGHUP do not end the lab but are
-//! events. If the lab itself is killed, the kernel kills the child. The kernel also kills the child when the thread
-//! that started it ends, so a group has to be dropped before that.
+//! A [`Group`] is a child, usually in a process group of its own. Dropping a [`Group`] kills its processes. While a
+//! group is watched, SIGINT, SIGTERM and SIGHUP do not end the lab but are events. If the lab itself is killed, the
+//! kernel kills the child. The kernel also kills the child when the thread that started it ends, so a group has to
+//! be dropped before that.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
@@ -26,7 +26,7 @@ pub(crate) fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Makes the kernel end `command`'s process if this one dies.
+/// Makes the kernel kill the process of `command` when the thread that starts it ends.
 pub(crate) fn end_with_us(command: &mut Command) {
     let parent = std::process::id();
     // SAFETY: between fork and exec the closure makes only async-signal-safe calls, prctl and getppid, and an error
@@ -90,7 +90,7 @@ impl Group {
         &mut self.child
     }
 
-    /// Returns the number of the group, which is that of its first process.
+    /// Returns the id of the group, which is that of the child.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
@@ -128,7 +128,7 @@ impl Drop for Group {
     }
 }
 
-/// How watching a group ended. Unless it exited, the group may still run.
+/// How watching a group ended. Unless the child exited, the group may still run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     /// The child exited.
@@ -153,7 +153,7 @@ pub(crate) struct Limits {
     pub(crate) silence: Option<Duration>,
 }
 
-/// Receiver of what a group prints.
+/// Receiver of a group's output.
 pub(crate) trait Audience {
     /// Takes bytes of the output. `Break` ends the watch.
     fn output(&mut self, bytes: &[u8]) -> Result<ControlFlow<()>>;
@@ -163,7 +163,7 @@ pub(crate) trait Audience {
         None
     }
 
-    /// Returns whether the reader of the input is ready. Otherwise no input is read.
+    /// Returns whether the group is ready for input. While it is not, no input is read.
     fn wants_input(&self) -> bool {
         true
     }
@@ -253,7 +253,7 @@ pub(crate) fn watch(
                 None => return Ok(End::Interrupted(libc::SIGINT)),
             }
         }
-        // Pass on the output that was written before the exit first.
+        // First pass on the output that was written before the exit.
         if exit_ready && !output_ready {
             return Ok(End::Exited(group.end()?));
         }
@@ -352,8 +352,8 @@ fn exit_event(child: &Child) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
-/// Waits up to `limit` until one of the descriptors has something to read, or its other side is gone. Returns which
-/// of them.
+/// Waits up to `limit` until one of the descriptors has something to read, or its other side is gone. Returns for
+/// each descriptor whether that is so.
 fn poll<const N: usize>(descriptors: [Option<i32>; N], limit: Duration) -> Result<[bool; N]> {
     // poll ignores negative descriptors.
     let mut entries = descriptors.map(|descriptor| libc::pollfd {

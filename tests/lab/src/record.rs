@@ -34,7 +34,7 @@ const RIG: &str = "rig";
 /// Number of changed files that an error names.
 const NAMED: usize = 3;
 
-/// Files that a run itself writes, as git excludes them: inputs for which a property failed.
+/// Pathspec that excludes the files that a run itself writes: inputs for which a property failed.
 const BY_TESTS: &str = ":(exclude,glob)**/proptest-regressions/**";
 
 /// Results of a run, to be written into the page at its end.
@@ -52,7 +52,7 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Begins to record results, which will count as those of the present commit.
+    /// Creates a recorder for results of the present commit.
     ///
     /// # Errors
     ///
@@ -103,7 +103,7 @@ impl Recorder {
     }
 
     /// Returns the cell for each step of a job that is about to run on `host`. A step has no cell if it runs no
-    /// tests, or if the job leaves out some tests of its group; the latter is printed.
+    /// tests, or if the job leaves out some tests of its group. In the latter case, prints a note.
     pub(crate) fn cells(&self, job: &Job, host: Kind) -> Result<Vec<Option<Key>>> {
         let mut cells = Vec::new();
         // For each cell, the number of tests that the job runs, and the number of all tests of the group.

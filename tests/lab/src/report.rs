@@ -125,7 +125,8 @@ impl Report {
         }
     }
 
-    /// Returns the names of the tests of a group that took longest, at most three. The tests ran one after another.
+    /// Returns a text with the names and times of the slowest tests of a group, at most three. The tests ran one
+    /// after another.
     fn slowest(&self, step: usize, ended: &[(String, Instant)]) -> String {
         let is_group = self.titles.get(step).is_some_and(|title| title.is_group);
         let Some(begun) = self.begun.filter(|_| is_group && ended.len() > 1) else {

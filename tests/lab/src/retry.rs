@@ -91,7 +91,8 @@ impl Book {
         }
     }
 
-    /// Returns a book for one of several rigs at a time: it has the same programs, of which only `due` are due.
+    /// Returns a book for one of several rigs that run in parallel. It has the same programs, but only `due` are
+    /// due.
     pub(crate) fn lane(&self, due: Vec<Due>) -> Self {
         Self {
             due,
@@ -177,7 +178,7 @@ impl Book {
         }
     }
 
-    /// Records that everything that is still due has failed, when nothing more is run.
+    /// Settles everything that is still due as failed. Called when nothing more is run.
     pub(crate) fn give_up(&mut self) {
         for due in std::mem::take(&mut self.due) {
             let what = match &due.fell {
@@ -258,8 +259,8 @@ impl Book {
         true
     }
 
-    /// Adds a line about everything that failed in an earlier try and passed in this one: what was due, except
-    /// `failures`.
+    /// Adds a line for each test, or for the program, that failed in an earlier try and passed in this one. All
+    /// that was due has passed, except `failures`.
     fn pass(&mut self, due: &Due, failures: &[Failure]) {
         let name = &self.names[due.step];
         let at = nth(due.tries);

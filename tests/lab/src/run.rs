@@ -29,33 +29,33 @@ pub(crate) const LAB_FAILED: u8 = 125;
 #[derive(Args, Clone, Debug)]
 #[command(override_usage = "cargo lab run [OPTIONS] -- PROGRAM [ARGUMENTS]...")]
 pub(crate) struct Options {
-    /// The machine to run on
+    /// Machine to run on
     #[arg(long, value_enum, default_value = "tcg")]
     rig: Kind,
     #[command(flatten)]
     machine: MachineOptions,
-    /// Pass stdin on to PROGRAM, on a terminal of its own; Ctrl-] leaves (not with bochs)
+    /// Run PROGRAM on a terminal, with stdin as its input; Ctrl-] quits (not on bochs)
     #[arg(long, short)]
     interactive: bool,
-    /// Give guests another kernel: 5.10-cloud, 6.1, 6.1-rt, 6.1-cloud, 6.12-cloud, 6.12-rt, 7.2-cloud or
-    /// 7.2-rt, which are Debian's, 6.1-stripped, which is built, or a file
+    /// Kernel of the guests, a name such as 6.12-cloud or a file [default: the stock kernel]
+    ///
+    /// Names of Debian kernels are 5.10-cloud, 6.1, 6.1-rt, 6.1-cloud, 6.12-cloud, 6.12-rt, 7.2-cloud and 7.2-rt.
+    /// The lab builds the kernel 6.1-stripped itself.
     #[arg(long, value_name = "NAME|FILE", value_parser = Choice::parse)]
     guest_kernel: Option<Choice>,
-    /// Give the program a file of this machine, in an emulated one: under its own name where the
-    /// program starts, or at RIG; repeatable
+    /// Copy the file HOST into the emulated machine, as RIG or into the program's working folder; repeatable
     #[arg(long = "file", value_name = "HOST[:RIG]", value_parser = Given::parse)]
     files: Vec<Given>,
-    /// Bring a TCP port of an emulated machine's 127.0.0.1 to that of this machine (with tcg)
+    /// Forward a TCP port of this machine's 127.0.0.1 to the same port of the emulated machine (tcg only)
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     forward: Option<u16>,
     /// Build hvprobe in release mode
     #[arg(long)]
     release: bool,
-    /// Build nothing: take hvprobe as it was last built, if at all
+    /// Use the programs of the last build instead of building them
     #[arg(long)]
     no_build: bool,
-    /// A program of this workspace (hvprobe, workload), a path with a slash in it, or a busybox
-    /// applet; then its arguments
+    /// Program to run and its arguments: hvprobe, workload, a path that contains a slash, or a busybox applet
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_names = ["PROGRAM", "ARGUMENTS"])]
     words: Vec<OsString>,
 }
@@ -63,17 +63,17 @@ pub(crate) struct Options {
 /// Options of the machine, the same wherever one is started.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct MachineOptions {
-    /// CPUs of an emulated machine [default: tcg 2, for `bench hits` 1; bochs 1]
+    /// Number of CPUs of an emulated machine [default: tcg 2, bochs 1, `bench hits` 1]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64))]
     cpus: Option<u32>,
     /// Memory of an emulated machine, such as 1536M or 3G [default: tcg 3G, bochs 2G]
     #[arg(long, value_name = "SIZE", value_parser = size::mebibytes)]
     memory: Option<u32>,
-    /// End the machine after so many seconds, its boot included [default: test and bench 2700,
-    /// on bochs 7200, others 600]
+    /// Time limit, including the boots of machines [default: run and demo 600, others 2700, 7200 on bochs, 1800 on
+    /// direct]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86400))]
     timeout: Option<u64>,
-    /// Keep the serial log and the images even if all goes well
+    /// Keep the serial log and the images even if nothing fails
     #[arg(long)]
     keep: bool,
 }
@@ -142,7 +142,7 @@ fn job(ready: &Ready, options: &Options) -> Result<Job> {
     Ok(job)
 }
 
-/// Environment variables of the lab that programs in a rig get, too: they change what programs print or what tests
+/// Environment variables that the lab passes on to programs in a rig. They change what programs print or what tests
 /// try.
 const PASSED_ON: [&str; 17] = [
     "TERM",
@@ -164,7 +164,7 @@ const PASSED_ON: [&str; 17] = [
     SHORT,
 ];
 
-/// Environment variable with the number of minutes for which the soak adds and removes probes on one guest.
+/// Environment variable with the duration of the soak, in minutes.
 pub(crate) const SOAK_MINUTES: &str = "HVPROBE_SOAK_MINUTES";
 
 /// Environment variable that makes tests do only a quarter of their rounds.
@@ -179,7 +179,8 @@ pub(crate) fn environment(rig: Kind) -> Vec<(String, OsString)> {
         .collect()
 }
 
-/// Returns the exit status of the lab after a program on this machine that ended with `status`.
+/// Converts the exit status of a program on this machine to that of the lab: [`LAB_FAILED`] if a signal ended the
+/// program.
 pub(crate) fn code(status: ExitStatus) -> u8 {
     let code = status.code().and_then(|code| u8::try_from(code).ok());
     code.unwrap_or(LAB_FAILED)

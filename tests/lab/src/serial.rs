@@ -18,7 +18,7 @@ pub(crate) enum Heard {
     Output(Vec<u8>),
     /// The step ended with this exit status.
     End(usize, u8),
-    /// A kernel module did not load.
+    /// A kernel module did not load, or another part of the rig's setup failed.
     ModuleFailed(String),
     /// All steps are over.
     Done,

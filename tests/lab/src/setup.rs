@@ -31,7 +31,7 @@ impl Ready {
         Self::make_with(kind, false, true, choice)
     }
 
-    /// Like [`make`](Self::make). If `update`, fetches Debian's current kernel even if there is one. Without
+    /// Like [`make`](Self::make). If `update`, looks for newer versions of the cached kernel and QEMU. Without
     /// `build`, an existing guest image is used as it is.
     pub(crate) fn make_with(
         kind: Kind,
@@ -81,7 +81,7 @@ fn make_guest(
     let workload = cargo::program_named(&built, "workload")?;
     let (image, kernel) = match choice {
         Some(Choice::File(file)) => (file.clone(), None),
-        // Such a kernel is built without modules, and hvprobe could not find them.
+        // No modules are built for such a kernel, because hvprobe could not find them.
         Some(Choice::Built(built)) => (built.image(cache)?, None),
         Some(Choice::Named(named)) if !stock.is(named) => {
             let kernel = Kernel::named(cache, named)?;

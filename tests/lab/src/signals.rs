@@ -73,8 +73,7 @@ impl Signals {
     }
 }
 
-/// Sends this process a signal that one of several [`Signals`] has received, so that another of them receives it,
-/// too.
+/// Sends this process a signal that one of several [`Signals`] has received, so that another one also receives it.
 pub(crate) fn pass_on(signal: i32) {
     // SAFETY: neither call has preconditions. The signal does not end the process: it is blocked in all threads,
     // because it is read from a descriptor.

@@ -1,7 +1,7 @@
 //! `cargo lab soak`: adds and removes probes of all kinds on one guest for a long time.
 //!
-//! The soak is one end-to-end test (`tests/tests/rig/soak.rs`). For every change it runs briefly; this command runs
-//! it for the requested time.
+//! The soak is one end-to-end test (`tests/tests/rig/soak.rs`). It runs briefly for every change, and for the
+//! requested time with this command.
 
 use std::env;
 use std::process::{Command, ExitCode};
@@ -14,16 +14,16 @@ use crate::run::{self, SOAK_MINUTES};
 /// How long, and on what.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// For how long
+    /// Duration of the soak
     #[arg(long, value_name = "MINUTES", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     minutes: u32,
-    /// In a guest with another kernel, as `cargo lab test` takes it
+    /// Kernel of the guest, a name (see `cargo lab test --help`) or a file [default: the stock kernel]
     #[arg(long, value_name = "NAME|FILE")]
     kernel: Option<String>,
-    /// Repeat a run that printed this number
+    /// Use the seed that an earlier run printed, to repeat its random choices
     #[arg(long, value_name = "NUMBER")]
     seed: Option<u64>,
-    /// Write the result into the table of docs/hosts.md. Refused if the tree has changes
+    /// Record the result in docs/hosts.md; refused if the tree has changes
     #[arg(long)]
     record: bool,
 }

@@ -33,7 +33,7 @@ mod options;
 
 pub(crate) use options::Options;
 
-/// Factor by which the time limit of a long run is longer.
+/// Factor by which a long run extends the time limit.
 const LONG_FACTOR: u64 = 8;
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode> {

@@ -19,10 +19,10 @@ use boot::Boot;
 use trace::FirstEntry;
 use vmm::{Guest, Vmm};
 
-/// Boots the same guest under hvprobe and QEMU and prints a table of times and memory.
+/// Boot the same guest under hvprobe and QEMU, and print a table of times and memory
 #[derive(Debug, Parser)]
 struct Options {
-    /// How often each VMM boots
+    /// Number of boots of each VMM
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     runs: u32,
     /// Memory of the guest in MiB

@@ -1,4 +1,5 @@
-//! Cases to judge, which are lines for files of tracefs, each with its origin. Also the lines that were left out.
+//! Lists of the cases to judge and of the lines that were left out. A case is a line that a source writes to a
+//! tracefs file, with its origin.
 //!
 //! Invariant: every line that a source writes into a file of definitions, filters or triggers becomes a case, or is
 //! listed as left out, with the reason.
@@ -162,7 +163,7 @@ impl Found {
         }
     }
 
-    /// Adds a case, unless there is the same one already. Leaves out a text of several lines.
+    /// Adds a case, unless one with the same file and text is known. A text of several lines is left out.
     fn add(&mut self, file: &str, expected: Expected, origin: &str, text: &str) {
         if text.contains('\n') {
             return self.leave("has several lines", origin, &text.replace('\n', "\\n"));

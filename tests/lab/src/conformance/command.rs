@@ -24,25 +24,25 @@ use crate::test;
 const NEEDED: [&str; 3] = ["--bin=hvprobe", "--bin=workload", "--test=rig"];
 /// Module of the test.
 const TEST: &str = "conformance::";
-/// Row of the result in the table of docs/hosts.md.
+/// Name of the row for the result in the table of docs/hosts.md.
 const ROW: &str = "conformance";
 /// Environment variable with the path of the cases.
 const VARIABLE: &str = "HVPROBE_CONFORMANCE";
 /// Path of the cases in an emulated rig, without the leading slash.
 const IN_RIG: &str = "root/cases";
-/// Number of retries, because a machine may fail. A difference shows again in a retry.
+/// Number of retries, because an emulated machine may fail. A real difference fails in the retry, too.
 const RETRIES: u32 = 1;
 
 /// On which kernel, and where.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// The kernel that judges, one of Debian's by its name
+    /// Name of the Debian kernel to compare with, such as 6.12-cloud [default: the stock kernel]
     #[arg(long, value_name = "NAME", value_parser = Choice::parse)]
     kernel: Option<Choice>,
-    /// The machine to run on [default: direct if its KVM can run Linux guests, else tcg]
+    /// Machine to run on [default: direct if its KVM can run Linux guests, else tcg]
     #[arg(long, value_enum)]
     rig: Option<Kind>,
-    /// Write the result into the table of docs/hosts.md. Refused if the tree has changes
+    /// Record the result in docs/hosts.md; refused if the tree has changes
     #[arg(long)]
     record: bool,
     #[command(flatten)]

@@ -1,5 +1,5 @@
-//! Cases from pages of the kernel's documentation: commands that write, definitions, filters, and triggers as the
-//! kernel prints them.
+//! Cases from pages of the kernel's documentation: `echo` commands, definitions, filters, and triggers in the
+//! format in which the kernel prints them.
 //!
 //! A page is not a script, so only lines whose meaning is clear are read. The commands `echo` and `cd`, with or
 //! without a prompt before them, are read as in a script.

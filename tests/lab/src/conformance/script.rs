@@ -1,5 +1,5 @@
-//! Cases from shell scripts, such as the kernel's tests, that write into files of tracefs: `echo`, `printf` and
-//! `ftrace_errlog_check`, with functions, their arguments, and variables that the script sets.
+//! Cases from shell scripts that write into files of tracefs, such as the kernel's tests. Understands `echo`,
+//! `printf` and `ftrace_errlog_check`, functions with arguments, and variables that the script sets.
 //!
 //! ```text
 //!   line ─► statements ─► a variable is set │ a function is called │ a file is written
@@ -74,7 +74,7 @@ pub(super) fn read(name: &str, text: &str, found: &mut Found) {
     }
 }
 
-/// Returns the lines of a script with their numbers. A line that goes on in the next lines is joined with them.
+/// Returns the lines of a script with their numbers. A line is joined with its continuation lines.
 fn logical_lines(text: &str) -> Vec<(usize, String)> {
     let lines: Vec<_> = text.lines().collect();
     let (mut all, mut at) = (Vec::new(), 0);
@@ -86,8 +86,8 @@ fn logical_lines(text: &str) -> Vec<(usize, String)> {
     all
 }
 
-/// Joins the first of `lines` with the lines in which it goes on, after a backslash or inside a quote. Returns the
-/// joined line and the number of lines that it takes.
+/// Joins the first of `lines` with its continuation lines, which follow a backslash or an open quote. Returns the
+/// joined line and the number of lines that were joined.
 pub(super) fn joined(lines: &[&str]) -> (String, usize) {
     let mut whole = String::new();
     for (taken, line) in (1..).zip(lines.iter().copied().take(LONGEST_QUOTE)) {
@@ -115,7 +115,7 @@ fn function(line: &str) -> Option<(&str, &str)> {
     words::is_name(name).then_some((name, rest.trim_start().trim_start_matches('{')))
 }
 
-/// Architecture for which a line is. In a `case` over `uname -m`, only the lines of the arm for x86-64 are read.
+/// Architecture that a line is for. In a `case` over `uname -m`, only the lines of the arm for x86-64 are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Machine {
     Any,
@@ -250,7 +250,7 @@ impl<'a> Script<'a> {
     }
 
     /// Calls the function `name`, if the script defines it. A function that contains `shift` runs once for each
-    /// argument, with the arguments from that one on.
+    /// argument, each time without the arguments before that one.
     fn call(&mut self, name: &str, words: &[Word], to: Option<Value>, from: &Call) {
         let Some(body) = self.functions.get(name).cloned() else {
             return;

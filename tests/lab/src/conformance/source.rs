@@ -1,8 +1,8 @@
 //! The kernel's own tests and documentation of its trace events, from Debian's package with the source of the
 //! guests' kernel.
 //!
-//! If a folder under the cache's `source` has the name of the package and its version, it is complete. It has only
-//! the few files of the source that are read.
+//! The cache's folder `source` has a folder `PACKAGE-for-RELEASE` for each kernel. If such a folder exists, it is
+//! complete: it has the files of the source that [`KEPT`] names, and no others.
 
 use std::fs;
 use std::path::{Path, PathBuf};

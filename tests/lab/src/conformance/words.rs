@@ -316,7 +316,8 @@ impl Reader {
 mod tests {
     use super::*;
 
-    /// Formats words as written, with `<...>` around the parts that a shell would expand.
+    /// Formats the commands in `line` as written, with `<...>` around variables and `<<...>>` around the other
+    /// parts that a shell would expand.
     fn shown(line: &str) -> Vec<String> {
         let word = |word: &Word| -> String {
             let part = |part: &Part| match part {

@@ -23,7 +23,7 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    /// Returns what was counted since `before`.
+    /// Returns the differences from `before`.
     pub(crate) fn since(self, before: Self) -> Self {
         Self {
             exits: self.exits.saturating_sub(before.exits),

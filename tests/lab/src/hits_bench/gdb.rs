@@ -117,7 +117,7 @@ fn packet(body: &str) -> String {
     format!("${body}#{sum:02x}")
 }
 
-/// Skips acknowledgements up to a packet, and reads that.
+/// Skips acknowledgements, and reads the next packet. Returns its body.
 fn read_packet(from: &mut impl Read) -> Result<String> {
     let mut next = || -> Result<u8> {
         let mut byte = [0];

@@ -1,4 +1,4 @@
-//! The targets with which the measured costs are compared.
+//! Targets for the measured costs.
 
 use crate::options::Options;
 use crate::ours::{EMULATED, OPTIMIZED, WITH_STACK};
@@ -55,7 +55,7 @@ const fn runs(of: &'static str, at_most: u32) -> Runs {
     Runs { of, at_most }
 }
 
-/// Returns all targets, with what was measured for them.
+/// Returns all targets with their measured values.
 pub(crate) fn all(options: &Options, rows: &[Row], ways: &[Slower]) -> Vec<Target> {
     let slower = ways.iter().find(|way| way.name == OPTIMIZED.name);
     let mut targets = vec![Target {

@@ -74,7 +74,8 @@ impl Console {
         Ok(console)
     }
 
-    /// Describes why nothing came: whether the console has ended, and the last lines of it and of its program.
+    /// Describes why an expected line did not come: whether the console has ended, and the last lines of the
+    /// console and of its program.
     fn last_words(&self) -> String {
         let (ended, patience) = (self.output.ended(), self.patience);
         let mut words = match ended {

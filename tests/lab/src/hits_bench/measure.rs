@@ -1,4 +1,4 @@
-//! Measures the loops, and makes a row of each: what it costs more than the loop without probes.
+//! Measures the loops. The row of each loop shows its cost beyond that of the loop without probes.
 
 use std::process::Command;
 use std::time::Duration;
@@ -21,7 +21,7 @@ pub(crate) fn progress(what: &str) {
     eprintln!("hits-bench: {what}");
 }
 
-/// Measures all ways to probe one function, and the loops that they are compared with.
+/// Measures all ways to probe one function, and the loops for comparison with them.
 pub(crate) fn hits(options: &Options, machine: &mut Machine) -> Result<Vec<Row>> {
     let work = Work {
         call: CALL,
@@ -159,7 +159,7 @@ pub(crate) fn jumps(
     Ok(rows.collect())
 }
 
-/// Returns a loop of as many calls as `measured` that cost nothing, to subtract.
+/// Returns a loop with as many calls as `measured`, but no cost. Subtracting it gives the whole cost of `measured`.
 fn nothing(measured: &Loop) -> Loop {
     let mut nothing = *measured;
     (nothing.ticks.fastest, nothing.ticks.median) = (0.0, 0.0);

@@ -6,28 +6,28 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::Parser;
 
-/// Measures what a hit costs and prints tables.
+/// Measure the cost of a hit and print tables
 #[derive(Debug, Parser)]
 pub(crate) struct Options {
-    /// Calls in each loop
+    /// Number of calls in each loop
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(100..))]
     pub(crate) calls: u32,
-    /// How often every loop is timed; the shortest times and the middle ones count
+    /// Number of times that each loop is timed; the table shows the fastest and the median
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) repeats: u32,
-    /// Rounds of the comparison of a program with and without a probe on its path; 0 leaves it out
+    /// Number of rounds that compare a program with and without a probe; 0 skips them
     #[arg(long, default_value_t = 20)]
     pub(crate) rounds: u32,
-    /// Hits of gdb's breakpoint; 0 leaves that out, which takes long where QEMU has to emulate
+    /// Number of hits of gdb's breakpoint, which take long if QEMU must emulate the guest; 0 skips them
     #[arg(long, default_value_t = 200)]
     pub(crate) gdb_hits: u32,
-    /// How long one answer of a guest's shell may take; an emulator inside an emulator is slow
+    /// Time limit for one answer of a guest's shell; an emulator inside an emulator is slow
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     patience: u64,
-    /// The engine's instructions of a kind of hit, as counted elsewhere
+    /// Number of instructions of the engine for a kind of hit, as counted elsewhere; repeatable
     #[arg(long, value_name = "KIND=NUMBER", value_parser = counted)]
     instructions: Vec<(String, u32)>,
-    /// The time stamp counter counts instructions here
+    /// Treat ticks of the time stamp counter as instructions
     #[arg(long)]
     pub(crate) ticks_are_instructions: bool,
     /// Folder with the guest's `kernel` and `initrd.cpio`

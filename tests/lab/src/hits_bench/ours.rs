@@ -17,15 +17,17 @@ const MACHINE: &str = "hits";
 const CMDLINE: &str = "console=ttyS0 quiet reboot=k panic=-1 pci=off mitigations=off";
 /// Time limit for two waits: until the server listens, and until a jump becomes possible.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Text in the error for a jump that is not possible at the moment: the guest's kernel changes its own kprobes.
+/// Text in the error of a jump that is refused only for now, because the guest's kernel is changing its own
+/// kprobes.
 const CHANGES: &str = "changing its own kprobes";
 
-/// A probe that does more than record registers, and the guest's own event with the same arguments and filter.
+/// A probe that reads memory or filters, and the guest's own event with the same definition. Both are named as
+/// their rows.
 #[derive(Debug)]
 pub(crate) struct Fetch {
     pub(crate) name: &'static str,
     pub(crate) own: &'static str,
-    /// Words after the function in the definition.
+    /// Arguments and filter, as written after the function in the definition.
     pub(crate) words: &'static str,
 }
 
@@ -42,9 +44,8 @@ pub(crate) struct Work {
     pub(crate) recorded: &'static str,
 }
 
-/// A mechanism: its name in the table, the kind of hit for which the engine's instructions are counted, if they
-/// are, and the arguments of `hvprobe probe add`. In these, `{}` stands for the function and the arguments to
-/// record.
+/// A mechanism: its name in the table, the kind of hit whose instructions are counted for it (if any), and the
+/// arguments of `hvprobe probe add`. In the arguments, `{}` stands for the function and the arguments to record.
 #[derive(Debug)]
 pub(crate) struct Mechanism {
     pub(crate) name: &'static str,
@@ -130,7 +131,7 @@ pub(crate) struct Loop {
     pub(crate) counts: Counts,
 }
 
-/// A machine in a server that has no other, with a shell on its console.
+/// A machine with a shell on its console. Its server has no other machine.
 #[derive(Debug)]
 pub(crate) struct Machine {
     console: Console,
@@ -188,7 +189,7 @@ impl Machine {
         })
     }
 
-    /// Returns an error with the reason if no probe can be added at `place`.
+    /// Checks that a probe can be added at `place`: adds a disabled one and removes it.
     pub(crate) fn try_probe(&self, place: &str) -> Result<()> {
         let definition = format!("p {place}");
         let add = ["probe", "add", "--vm", MACHINE, "--disabled", &definition];
@@ -208,12 +209,13 @@ impl Machine {
         self.with_probes(work, &words)
     }
 
-    /// Measures the loop with the probes that `hvprobe probe add` adds when its arguments are `words`.
+    /// Measures the loop with the probes that `hvprobe probe add` adds, with `words` as its arguments. Then removes
+    /// the probes.
     fn with_probes(&mut self, work: &Work, words: &[&str]) -> Result<Loop> {
         let mut add = vec!["probe", "add", "--vm", MACHINE];
         add.extend(words);
-        // After the removal of its own probes, the guest's kernel goes on changing its text for a while. Only
-        // another try shows whether that is over.
+        // After the removal of its own probes, the guest's kernel still changes its text for a while. Only another
+        // try shows whether it has finished.
         let deadline = Instant::now() + PATIENCE;
         while let Err(error) = self.server.ask(&add) {
             if !error.to_string().contains(CHANGES) || Instant::now() >= deadline {

@@ -22,8 +22,8 @@ pub(crate) enum Accelerator {
 }
 
 impl Accelerator {
-    /// Returns KVM if the report `doctor`, with one JSON object per line, says that KVM reports int3s, and TCG
-    /// otherwise.
+    /// Chooses the accelerator by the JSON report of `hvprobe doctor`: KVM if the report says that KVM reports
+    /// int3s, otherwise TCG.
     pub(crate) fn for_breakpoints(doctor: &str) -> Self {
         if doctor.contains("\"debug-exit\"") {
             Self::Kvm

@@ -33,8 +33,7 @@ pub(crate) struct Slower {
     pub(crate) fastest: f64,
     /// Slowdown of the median batch of a round, which includes interrupts of the host; the median over all rounds.
     pub(crate) percent: f64,
-    /// Lower and upper quartile of that slowdown: a quarter of the rounds is below the first, a quarter above the
-    /// second.
+    /// Lower and upper quartile, over the rounds, of the slowdown whose median is `percent`.
     pub(crate) spread: (f64, f64),
     /// Slowdown of a round as a whole, including everything else that ran; the median over all rounds.
     pub(crate) overall: f64,

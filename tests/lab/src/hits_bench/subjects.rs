@@ -28,7 +28,7 @@ pub(crate) const BUSY_FUNCTION: &str = "vfs_read";
 /// Row of a bare exit, which is the minimum cost of a hit with an exit.
 pub(crate) const EXIT: &str = "a bare exit (out)";
 pub(crate) const UNPROBED: &str = "the call itself, unprobed";
-/// Rows of the guest's own probes. [`OWN`] has the kind and place that the workload sets for each.
+/// Rows of the guest's own probes. [`OWN`] lists the kind and the place of each, as arguments for the workload.
 pub(crate) const OWN_FTRACE: &str = "guest's kprobe, by ftrace";
 pub(crate) const OWN_INT3: &str = "guest's kprobe, by int3";
 pub(crate) const OWN_RETURN: &str = "guest's kretprobe, by ftrace";
@@ -50,7 +50,7 @@ pub(crate) const SAME_PLACE: &str = "kprobe, optimized (read)";
 /// Call of the loops for [`FETCHES`].
 pub(crate) const READER: &str = "text";
 /// Arguments and filters that need no exit: four bytes behind two pointers, a text of 64 characters, and a hit that
-/// is filtered out. Each is compared with the guest's own event with the same words.
+/// is filtered out. Each is compared to the guest's own event with the same definition.
 pub(crate) const FETCHES: [Fetch; 3] = [
     Fetch {
         name: "kprobe, optimized, +0(+0(%sp)):u32",

@@ -28,7 +28,7 @@ pub(crate) struct Runs {
     pub(crate) at_most: u32,
 }
 
-/// Tolerance for exits that have nothing to do with hits, per hit.
+/// Number of exits or ioctls per hit that is tolerated because they may have nothing to do with hits.
 const STRAY: f64 = 0.1;
 
 impl Ratio {
@@ -55,7 +55,7 @@ impl Runs {
     }
 }
 
-/// Returns the target for the other ioctls, with the value of the row that makes most of them.
+/// Returns the target for ioctls other than `KVM_RUN`, with the largest value of all rows.
 pub(crate) fn ioctls(rows: &[Row]) -> Target {
     let ioctls = rows.iter().filter_map(|row| row.exits);
     Target {

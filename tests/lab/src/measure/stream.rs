@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Number of lines that are remembered.
+/// Maximum number of lines that [`Lines::tail`] returns.
 const TAIL: usize = 40;
 
 /// Lines that have arrived, without white space at their ends.
@@ -47,14 +47,15 @@ impl Lines {
         Self { lines, tail }
     }
 
-    /// Returns the newest of all lines that have arrived.
+    /// Returns the last lines that have arrived, including those that were taken.
     #[must_use]
     pub fn tail(&self) -> Vec<String> {
         let tail = self.tail.lock().unwrap_or_else(PoisonError::into_inner);
         tail.iter().cloned().collect()
     }
 
-    /// Returns whether the stream has ended and all of its lines were taken.
+    /// Returns whether the stream has ended and all of its lines were taken. If a line has arrived, takes it and
+    /// drops it.
     #[must_use]
     pub fn ended(&self) -> bool {
         self.lines.try_recv() == Err(TryRecvError::Disconnected)

@@ -17,7 +17,8 @@ pub fn mount() -> Result<()> {
     mount_kind("tracefs", TRACEFS, "trace")
 }
 
-/// Mounts the file system `kind` at `folder`, unless it is mounted there: then `folder` contains the file `known`.
+/// Mounts the file system `kind` at `folder`, unless `folder` contains the file `known`, which shows that it is
+/// mounted.
 ///
 /// # Errors
 /// When it cannot be mounted here.

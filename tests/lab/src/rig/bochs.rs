@@ -3,8 +3,8 @@
 //! Bochs has no way to load a kernel, so the rig boots from a CD with GRUB on it. Bochs starts in its debugger,
 //! which reads commands from a file and then from its stdin. Its stdin is empty, for two reasons: the debugger then
 //! ends Bochs if it comes up again, and an idle machine does not wait a millisecond for stdin each time it polls.
-//! The screen's contents go to a pseudo-terminal that Bochs makes and names on its stderr. The lab has to read it,
-//! because Bochs waits for ever once it is full.
+//! The screen's contents go to a pseudo-terminal that Bochs makes and names on its stderr. The lab must read this
+//! pseudo-terminal, because Bochs blocks once it is full.
 
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
@@ -96,8 +96,8 @@ fn screen_named(line: &str) -> Option<&str> {
 }
 
 /// Options for the kernel's timer ticks. The kernel assumes a processor's frequency by its model, which is wrong
-/// here: 70 seconds of the timers count as one. With this a one-shot timer expires so early that it is set again a
-/// hundred times, whereas a periodic timer only ticks too often.
+/// here: 70 seconds of the timers count as one. With this error, a one-shot timer expires so early that it is set
+/// again a hundred times. A periodic timer, which these options select, only ticks too often.
 const TICKS: &str = "highres=off nohz=off";
 
 fn configuration(plan: &Plan<'_>) -> String {

@@ -17,7 +17,7 @@ pub(super) struct Console<'a> {
     log: File,
     listener: &'a mut dyn Listener,
     booting: Waiting,
-    /// The exit status of each step that ended.
+    /// Exit status of each step; `None` for a step that has not ended.
     pub(super) statuses: Vec<Option<u8>>,
     /// The step that begins next. If another step begins, the machine has restarted.
     next: usize,

@@ -104,7 +104,7 @@ fn once(
         discard: None,
         keyboard: None,
     };
-    // Not for cargo, which runs the examples of the documentation: it builds them first, and cannot list them.
+    // `None` for cargo, which runs the examples of the documentation: it builds them first, and cannot list them.
     let tests = program(job, step).filter(|_| step.program != CARGO && step.is_tests());
     let mut words = Words {
         listener,

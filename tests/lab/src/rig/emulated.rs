@@ -76,7 +76,7 @@ pub(super) const MESSAGES: &str = "messages";
 /// Warnings and more severe messages are printed.
 pub(super) const CMDLINE: &str = "console=ttyS1,115200 panic=-1 mitigations=off loglevel=5";
 
-/// Number of lines that are shown of the kernel's messages if the rig broke.
+/// Number of lines that are shown of the kernel's messages if the rig broke or the time limit passed.
 const TAIL: usize = 20;
 
 pub(super) fn run(

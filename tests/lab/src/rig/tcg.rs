@@ -19,7 +19,7 @@ use crate::process::{Apart, Group, Streams};
 use crate::qemu::Qemu;
 
 /// CPU model. XSAVE is off. The features that need it are off, too, because kernels since 7.0 would otherwise use
-/// AVX, which is not there without XSAVE. `cx16` is off because QEMU before 8.0 leaves bits of RAX in the flags
+/// AVX, which does not work without XSAVE. `cx16` is off because QEMU before 8.0 leaves bits of RAX in the flags
 /// after a `cmpxchg16b`, and an interrupt at that point makes them the kernel's flags (VM, DF, AC ...); kernels do
 /// not use the instruction on a processor without it. `erms` is off because string instructions are emulated step
 /// by step: without it, kernels copy and clear in steps of eight bytes, not one.

@@ -20,9 +20,9 @@ use crate::run;
 use crate::seeds::Seeds;
 use crate::setup::Ready;
 
-/// What `--ci` runs besides the tests, each as a step of its own: the tests that hold on every kernel, on one other
-/// kernel, and the short forms of the benches that need no guest. The short forms run all of their code once, and
-/// check that their tables have the headings in docs/performance.md.
+/// Commands of the lab that `--ci` runs besides the tests, each as a step: the tests that must pass on every
+/// kernel, on one other kernel, and the short forms of the benches that need no guest. The short forms run all of
+/// their code once, and check that their tables have the headings in docs/performance.md.
 const CI: [&[&str]; 3] = [
     &["matrix", "--kernel", CI_KERNEL],
     &["bench", "events", "--smoke"],
@@ -52,7 +52,7 @@ fn is_short(step: &Step) -> bool {
 /// Time limit of a test on this machine, in seconds. It is enough, on a busy machine, for a test that takes a
 /// minute when it runs alone.
 const LIMIT: u64 = 300;
-/// Time limit of a test in a long run, in which properties have two hundred times as many cases, in seconds.
+/// Time limit of a test in a long run, in seconds. In a long run, properties have two hundred times as many cases.
 const LONG_LIMIT: u64 = 7200;
 
 /// Makes the job for this machine: everything but the tests that only a rig can run.
@@ -149,7 +149,7 @@ pub(super) fn own_rig(
 }
 
 /// Makes the job of the end-to-end tests for `rig`. If the rig is this machine, leaves out the tests that have
-/// already run here. Also leaves out the programs in `left`, which are left to the night.
+/// already run here. Also leaves out the programs in `left`, which are left to `cargo lab nightly`.
 pub(super) fn in_rig(
     ready: &Ready,
     built: &[Executable],
@@ -201,8 +201,8 @@ pub(super) fn in_rig(
 }
 
 /// Returns a step for each group of the tests that `whole`, a step of the program at `path`, would run. If `ci`,
-/// leaves out the tests that are left to the night. If `of_kernel`, leaves out the tests whose results do not
-/// depend on the guest's kernel.
+/// leaves out the tests that are left to `cargo lab nightly`. If `of_kernel`, leaves out the tests whose results do
+/// not depend on the guest's kernel.
 fn by_group(path: &Path, whole: &Step, (ci, of_kernel): (bool, bool)) -> Result<Vec<Step>> {
     let mut tests = libtest::list(path, &whole.arguments)?;
     if of_kernel {

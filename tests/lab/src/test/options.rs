@@ -18,87 +18,89 @@ use crate::total::How;
 /// the other tests.
 pub(super) const CI_KERNEL: &str = "7.2-cloud";
 
-/// Number of test programs that run on this machine at a time. One program alone would leave processors idle when
-/// it waits, or has one thread that works.
+/// Number of test programs that run on this machine at a time. One program alone would leave processors idle while
+/// it waits, or while only one of its threads works.
 const PROGRAMS: usize = 2;
 
 /// Which tests to run, and where.
 #[derive(Args, Clone, Debug)]
 #[command(override_usage = "cargo lab test [OPTIONS] [-- FILTER AND OTHER TEST ARGUMENTS...]")]
 pub(crate) struct Options {
-    /// The machine for end-to-end tests [default: direct if its KVM can run Linux guests, else
-    /// tcg]
+    /// Machine for the end-to-end tests [default: direct if its KVM can run Linux guests, else tcg]
     #[arg(long, value_enum)]
     pub(super) rig: Option<Kind>,
     #[command(flatten)]
     pub(super) machine: MachineOptions,
-    /// Run only the tests that belong in the rig
+    /// Run only the end-to-end tests, in the rig
     #[arg(long)]
     rig_only: bool,
-    /// Run only the tests that belong in the rig, in guests with another kernel: 5.10-cloud, 6.1,
-    /// 6.1-rt, 6.1-cloud, 6.12-cloud, 6.12-rt, 7.2-cloud or 7.2-rt, which are Debian's, 6.1-stripped, which is
-    /// built, or a file. Without --filter, those are left out that ask nothing of it: of servers, of the command
-    /// line, and of kernels that are made up
+    /// Run only the end-to-end tests, in guests with this kernel: a name such as 6.12-cloud, or a file
+    ///
+    /// Names of Debian kernels are 5.10-cloud, 6.1, 6.1-rt, 6.1-cloud, 6.12-cloud, 6.12-rt, 7.2-cloud and 7.2-rt.
+    /// The lab builds the kernel 6.1-stripped itself. Without --filter, tests whose results do not depend on the
+    /// kernel are left out: those of servers, of the command line, and of synthetic kernels.
     #[arg(long, value_name = "NAME|FILE", value_parser = Choice::parse, conflicts_with_all = ["package", "repeat"])]
     pub(super) kernel: Option<Choice>,
-    /// Run what failed again, so often at most, in a fresh rig [default: 4 in an emulated rig, else
-    /// 0]
+    /// Maximum number of retries of a failed test, in fresh rigs [default: 4 in an emulated rig, else 0]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=10))]
     retries: Option<u32>,
-    /// End a rig that prints nothing for this many seconds [default: tcg 120, bochs 1800, else never]
+    /// Time without output after which a rig is ended as hung [default: tcg 120, bochs 1800, direct no limit]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86400))]
     silence: Option<u64>,
-    /// End a test on this machine after this many seconds, and show its stacks
-    /// [default: 300, of a long run 7200]
+    /// Time limit of each test on this machine, after which it fails and its stacks are shown [default: 300, with
+    /// --long 7200]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(60..=86400))]
     pub(super) limit: Option<u64>,
-    /// How many emulated machines run at a time; what fails there, or needs all of this machine, runs in
-    /// one alone afterwards [default: tcg 2, if this machine has as many processors, else 1]
+    /// Number of emulated machines that run in parallel [default: tcg 2 if there are two processors, else 1]
+    ///
+    /// Tests that fail there, and tests that depend on time, run afterwards in a machine that runs alone.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8))]
     rigs: Option<u32>,
-    /// Only tests with TEXT in their names, or in that of their file; as often as wanted
+    /// Run only tests whose name, or whose file's name, contains TEXT; repeatable
     #[arg(long, value_name = "TEXT")]
     pub(super) filter: Vec<OsString>,
-    /// Build and run only the tests of this package, on this machine; as often as wanted
+    /// Build and run only the tests of this package, on this machine; repeatable
     #[arg(long, short, value_name = "NAME", conflicts_with = "rig_only")]
     pub(super) package: Vec<String>,
-    /// Repeat the tests of this machine up to N times, each time with another seed, until one fails.
-    /// Meanwhile another load keeps the processors busy
+    /// Repeat the tests on this machine until one fails, at most N times, under CPU load and with a new seed each
+    /// time
     #[arg(long, value_name = "N", conflicts_with = "rig_only", value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) repeat: Option<u32>,
-    /// Go without Python's and Node's gRPC, as without network: the tests that need them are skipped
+    /// Do not download gRPC for Python and Node, and skip the tests that need it
     #[arg(long)]
     pub(super) without_clients: bool,
-    /// Run what a change has to pass: beside the tests, the short forms of the benches that need no guest, and
-    /// what holds on every kernel on the one that differs most. Tests that go many rounds go a quarter of
-    /// them, properties have half of their cases, and in an emulated rig long tests are left to `nightly`
+    /// Run the checks that a change must pass, in a shortened form
+    ///
+    /// Besides the tests, runs the short forms of the benchmarks that need no guest, and the tests that must pass
+    /// on every kernel, on 7.2-cloud. Tests with many rounds run a quarter of them, and property tests half of
+    /// their cases. In an emulated rig, long tests are left to `cargo lab nightly`.
     #[arg(long, conflicts_with_all = ["package", "repeat", "rig_only", "kernel", "filter"])]
     pub(super) ci: bool,
-    /// Give every property 50,000 cases (those about streams of events a quarter), and every decoder
-    /// 100,000 mutations of each input: hours
+    /// Run property tests with 50,000 cases (a quarter of that for streams of events), and decoders with 100,000
+    /// mutations of each input; takes hours
     #[arg(long)]
     pub(super) long: bool,
-    /// Make the same random inputs as a run that printed this number
+    /// Use the seed that an earlier run printed, to repeat its random inputs
     #[arg(long, value_name = "NUMBER")]
     pub(super) seed: Option<u64>,
-    /// Write what passed, failed and was skipped into the table of docs/hosts.md, for each group of tests of which
-    /// all were run; with ROW, for all of them together, in the row of that name. Refused if the tree has changes
+    /// Record the results in docs/hosts.md, by group of tests or together as ROW; refused if the tree has changes
+    ///
+    /// Without ROW, only groups of which all tests ran are recorded.
     #[arg(long, value_name = "ROW", num_args = 0..=1, require_equals = true, conflicts_with_all = ["ci", "repeat"])]
     pub(super) record: Option<Option<String>>,
-    /// Show everything tests print as they print it, not only what failed ones did
+    /// Print all output of tests as it arrives, not only that of failed tests
     #[arg(long, short)]
     verbose: bool,
-    /// A file that the tests read
+    /// File that the tests read.
     #[arg(skip)]
     pub(super) input: Option<Input>,
-    /// Passed to every test program: a filter, --exact, --skip NAME, --ignored, ...
+    /// Arguments for every test program: a filter, --exact, --skip NAME, --ignored, ...
     #[arg(last = true)]
     pub(super) arguments: Vec<OsString>,
 }
 
 impl Options {
-    /// Returns the options for running only the tests of `module`, in a rig. For commands that do so with several
-    /// kernels.
+    /// Returns the options that run only the tests of `module`, in a rig. For other commands that run tests.
     pub(crate) fn in_rig(machine: &MachineOptions, retries: Option<u32>, module: &str) -> Self {
         Self {
             rig: None,
@@ -146,7 +148,8 @@ impl Options {
         }
     }
 
-    /// Returns the estimate of the work, or `None` if not all tests are to run.
+    /// Returns the estimate of the work; `None` for a selection of tests, for long or repeated runs, and if a rig
+    /// is given.
     pub(super) fn work(&self) -> Option<Work> {
         let is_whole = self.package.is_empty()
             && self.filter.is_empty()

@@ -1,24 +1,21 @@
-//! Search for circles among files or folders that need one another.
+//! Search for cyclic dependencies among files or folders.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Needs of files or folders: for each one, the others that it needs, and the names that it uses from each of
-/// these.
+/// Dependencies: for each file or folder, the others that it needs, and the names that it uses from each.
 pub(crate) type Needs = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
 
-/// Door of a folder: the module's own file, `x.rs` beside the folder `x`, or `x/mod.rs`. This says whether it
-/// counts as part of the folder.
+/// Where the door of a folder counts. The door is the module's own file: `x.rs` beside the folder `x`, or
+/// `x/mod.rs`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Door {
-    /// The door is a part of the folder. So the folder as a whole is compared with what is outside of it.
+    /// The door counts as a file of the folder, so what it needs from outside counts as a need of the folder.
     Inside,
-    /// The door is beside the folder. So what the door needs from the folder is compared with what the folder needs
-    /// from the door.
+    /// The door counts as a file beside the folder, so the door and the folder can need each other.
     Beside,
 }
 
-/// Converts the needs of files to needs among the files and folders that are directly in the same folder. Does so
-/// for every folder.
+/// Returns, for every folder, the needs among the files and folders that are directly in it.
 pub(crate) fn of_folders(files: &Needs, door: Door) -> Needs {
     let all = files
         .iter()
@@ -46,8 +43,8 @@ pub(crate) fn of_folders(files: &Needs, door: Door) -> Needs {
     folders
 }
 
-/// Looks at the innermost folder that contains both `one` and `other`. Returns the file or folder in it that is or
-/// contains `one`, and that for `other`. Returns `None` if one path is inside the other.
+/// Returns two entries of the innermost folder that contains both `one` and `other`: the entry that is or contains
+/// `one`, and the entry that is or contains `other`. Returns `None` if one path is inside the other.
 fn neighbours(one: &str, other: &str) -> Option<(String, String)> {
     let (mut ones, mut others) = (one.split('/'), other.split('/'));
     let mut at = String::new();
@@ -61,7 +58,7 @@ fn neighbours(one: &str, other: &str) -> Option<(String, String)> {
     }
 }
 
-/// Returns one line for each circle among `needs`.
+/// Returns one message for each group of files or folders with cyclic dependencies in `needs`.
 pub(crate) fn report(needs: &Needs) -> Vec<String> {
     let mut lines = Vec::new();
     let mut done = BTreeSet::new();
@@ -96,8 +93,8 @@ pub(crate) fn report(needs: &Needs) -> Vec<String> {
     lines
 }
 
-/// Returns everything that `start` needs, directly or through others. That includes `start` only if it is in a
-/// circle.
+/// Returns all files or folders that `start` needs, directly or through others. They include `start` only if its
+/// dependencies are cyclic.
 fn reached(start: &str, needs: &Needs) -> BTreeSet<String> {
     let mut seen = BTreeSet::new();
     let mut left = vec![start.to_owned()];
@@ -135,8 +132,8 @@ mod tests {
         assert!(found[0].contains("b needs X of c") && !found[0].contains("a needs"));
     }
 
-    /// Returns three numbers of circles: among files, among folders with their doors inside, and among folders with
-    /// their doors beside.
+    /// Returns the numbers of messages about files, about folders with [`Door::Inside`], and about folders with
+    /// [`Door::Beside`].
     fn circles(arrows: &[&str]) -> [usize; 3] {
         let files = needs(arrows);
         let of = |door| report(&of_folders(&files, door)).len();

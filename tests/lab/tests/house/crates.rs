@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::workspace::packages;
 
-/// For each crate: the crates of the workspace that its code may name, and why it may not name others.
+/// For each crate: the crates of the workspace that its code may depend on, and why not on others.
 pub(crate) const ARROWS: [(&str, &[&str], &str); 13] = [
     ("arch", &[], "x86-64 is pure"),
     ("spec", &["arch"], "what a user asks for knows no kernel"),
@@ -67,7 +67,7 @@ pub(crate) const ARROWS: [(&str, &[&str], &str); 13] = [
     ),
 ];
 
-/// Crates that clients use. None of them may need KVM; `cli` may, with its default features only.
+/// Crates that clients use. They may not need KVM, except `cli` with its default features.
 const CLIENTS: [&str; 3] = ["hvprobe-proto", "hvprobe-sources", "hvprobe-cli"];
 
 /// Crates that link KVM, or need one that does.
@@ -106,7 +106,7 @@ pub(crate) fn clients_with_kvm() -> Vec<String> {
             if MACHINES.contains(&last.as_str()) {
                 wrong.push(format!("{} links KVM: clients do without", way.join(" → ")));
             } else if seen.insert(last.clone()) {
-                // Crates from outside the workspace are taken not to need KVM, except those in `MACHINES`.
+                // Crates from outside the workspace are assumed not to need KVM, except those in `MACHINES`.
                 let next = needs.get(last).into_iter().flatten();
                 ways.extend(next.map(|next| [&way[..], std::slice::from_ref(next)].concat()));
             }

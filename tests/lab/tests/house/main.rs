@@ -1,21 +1,21 @@
-//! The house rules: in which direction crates and files may depend on one another, and some others.
+//! The house rules: the directions in which crates and files may depend on one another, and a few further rules.
 //!
 //! Rules (the test of each names what breaks the rule):
 //! - a crate depends only on those that [`crates::ARROWS`] allows it;
 //! - a client links no code for KVM: neither the crate with the messages and the connection, nor that with the
 //!   answers from a kernel's files, nor the program without its default features;
-//! - the files of a crate do not need one another in a circle;
-//! - neither do its folders, at any depth, so that a crate can be read from one end to the other; and if the door
-//!   of a folder (its own module file) needs files in the folder, these do not need the door;
-//! - a file names what it needs of its neighbours where it is defined, not through the door of their folder, so that
-//!   the imports show the same order;
-//! - tasks of the server are begun with `panics::spawn`, so that the stream of a task that panics does not look as
-//!   if it were complete;
-//! - the journeys in `docs/architecture.md` name files that exist, in the crates they are said to be in;
+//! - the files of a crate have no cyclic dependencies;
+//! - its folders have none either, at any depth, so that a crate can be read from one end to the other; and if the
+//!   door of a folder (its own module file) needs files in the folder, these files do not need the door;
+//! - a file takes a name from the file of its folder that defines it, not from the door of the folder, so that the
+//!   imports show the order of the files;
+//! - tasks of the server are started with `panics::spawn`, so that the stream of a task that panics does not look
+//!   complete;
+//! - the journeys in `docs/architecture.md` name files that exist in the named crates;
 //! - the table in `docs/hosts.md` of what was verified where is as the lab writes it.
 //!
 //! A file needs another one if it names something that is defined there. If it reaches the name through re-exports,
-//! only the file that defines the name counts. Test crates are checked, too. Unit tests are not: they may name
+//! only the file that defines the name counts. Test crates are checked. Unit tests are not, because they may name
 //! everything.
 
 mod circles;

@@ -83,7 +83,7 @@ pub(crate) fn is_test(attributes: &[Attribute]) -> bool {
     })
 }
 
-/// Returns the paths that a `use` names. The last part of a path is `*` for all names of a module.
+/// Returns the paths that a `use` names. If a path stands for all names of a module, its last segment is `*`.
 pub(crate) fn leaves(tree: &UseTree) -> Vec<Path> {
     bound(tree).into_iter().map(|(path, _)| path).collect()
 }
@@ -118,7 +118,7 @@ struct Reader<'s> {
     children: Vec<Child<'s>>,
 }
 
-/// Adds to `found` the paths of more than one word among the tokens of a macro or an attribute.
+/// Adds to `found` the paths in the tokens of a macro or an attribute that have at least two segments.
 fn paths(input: ParseStream<'_>, found: &mut BTreeSet<Path>) -> syn::Result<()> {
     while !input.is_empty() {
         if input.peek(Ident::peek_any) {

@@ -69,7 +69,7 @@ impl Tree {
         }
     }
 
-    /// Returns the needs of each file: which other files it needs, and for which names.
+    /// Returns, for each file, the other files that it needs, and the names that it uses from each.
     pub(crate) fn needs(&self) -> Needs {
         let mut needs = Needs::new();
         for (path, module) in &self.modules {
@@ -85,9 +85,9 @@ impl Tree {
         needs
     }
 
-    /// Returns one line for each name that a module takes from the door of a folder that it is in, if the door only
-    /// hands the name on from another file of the folder. The root of the crate is no such door: its names are those
-    /// of the crate, and known everywhere in it.
+    /// Returns one line for each name that a module takes from the door of a folder around it, although another
+    /// file of this folder defines the name and the door only imports it. The root of the crate does not count as a
+    /// door, because its names are known everywhere in the crate.
     pub(crate) fn through_own_doors(&self) -> Vec<String> {
         let mut wrong = Vec::new();
         for (path, module) in &self.modules {
@@ -111,8 +111,8 @@ impl Tree {
         wrong
     }
 
-    /// Returns the first name of `segments` below the modules around `from`, and the innermost of these modules that
-    /// the path leads through, if that module imports the name.
+    /// Returns the innermost module around `from` that the path `segments` leads through, and the name after it in
+    /// the path. Returns `None` unless the module is the door of a folder around `from`, and imports the name.
     fn handed_on<'p>(
         &self,
         from: &'p [String],
@@ -135,8 +135,8 @@ impl Tree {
         (is_door && imports.contains_key(name)).then_some((at, name.as_str()))
     }
 
-    /// Returns where the name that the path `segments` leads to is defined, as seen from the module `from`. Returns
-    /// `None` if the path leads to a module, or out of this crate.
+    /// Returns the definition of the name to which the path `segments` leads from the module `from`. Returns `None`
+    /// if the path leads to a module, or out of this crate.
     fn defines(&self, from: &[String], segments: &[String]) -> Option<Defined<'_>> {
         self.resolve(from, segments, STEPS)
     }

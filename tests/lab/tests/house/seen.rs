@@ -1,4 +1,5 @@
-//! Tests of what counts as an arrow: each way to name something of another file, in a crate of a few files.
+//! Tests of what counts as a dependency (arrow) between files: each way to name an item of another file, in a crate
+//! of a few files.
 
 use std::fs;
 
@@ -129,7 +130,7 @@ fn names_taken_from_a_door_around() {
         ),
         // Where they are defined.
         ("use super::b::{B, make};", "use super::super::b::B;", None),
-        // The door's own, one of another folder, one of the crate.
+        // Names of the door itself, of another folder, and of the crate's root.
         ("use super::A;", "use super::super::A;", None),
         ("use super::E;", "use crate::a::E;", None),
         ("use crate::E;", "use crate::E;", None),

@@ -1,4 +1,4 @@
-//! Check that the server begins its tasks in a way in which panics are reported.
+//! Check that the server starts its tasks in a way that reports their panics.
 
 use std::collections::BTreeSet;
 
@@ -24,8 +24,8 @@ const MAY: [&str; 4] = [
     "bounds/threads.rs",
 ];
 
-/// Returns a line for each file that begins tasks without `panics::spawn` but may not, and for each that may but
-/// does not.
+/// Returns a line for each file that starts tasks without `panics::spawn` although it may not, and for each entry
+/// of [`MAY`] that starts none.
 pub(crate) fn wrong() -> Vec<String> {
     let mut begin = BTreeSet::new();
     let root = root();

@@ -1,4 +1,4 @@
-//! The repository's root, and what cargo says of its packages.
+//! The repository's root, and cargo's descriptions of its packages.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -24,7 +24,7 @@ pub(crate) fn packages() -> Vec<Value> {
     }
 }
 
-/// Returns the file with the root module of every crate: libraries, programs, tests and examples.
+/// Returns the root module's file of every crate: libraries, programs, tests and examples.
 pub(crate) fn crates() -> Vec<PathBuf> {
     let mut roots: Vec<PathBuf> = packages()
         .iter()
