@@ -31,7 +31,7 @@ pub mod cr0 {
     pub const ET: u64 = 1 << 4;
     /// x87 errors raise #MF.
     pub const NE: u64 = 1 << 5;
-    /// The kernel obeys the write bit of page tables too.
+    /// Write protection of pages also applies to the kernel.
     pub const WP: u64 = 1 << 16;
     /// Alignment checks allowed.
     pub const AM: u64 = 1 << 18;
@@ -180,7 +180,8 @@ pub fn identity_tables(base: Gpa) -> Vec<u8> {
     const TABLE: u64 = entry::PRESENT | entry::WRITABLE;
     const LEAF: u64 = TABLE | entry::HUGE;
 
-    // The entries of a table: the first `count` lead to tables in successive pages, from the page `first` on.
+    // Returns the entries of a table. The first `count` entries lead to tables in successive pages, beginning with
+    // page `first`.
     let leading = |count: u64, first: u64| {
         (0..ENTRIES).map(move |index| match index < count {
             true => base.wrapping_add((first + index) * PAGE).0 | TABLE,

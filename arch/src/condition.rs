@@ -5,7 +5,7 @@
 
 use crate::regs::Gpr;
 
-/// A comparison of a register with a constant, unsigned.
+/// An unsigned comparison of a register with a constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Condition {
     /// The register.

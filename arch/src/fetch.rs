@@ -1,6 +1,6 @@
 //! What a fetch argument reads at a hit: a first value, and the pointers to follow from it.
 //!
-//! The host follows the pointers, and detours contain the same steps as code; both must find the same.
+//! The host follows the pointers, and detours contain the same steps as code; both must give the same result.
 
 use crate::regs::Gpr;
 
@@ -9,8 +9,8 @@ use crate::regs::Gpr;
 pub struct Fetched {
     /// The first value.
     pub base: Base,
-    /// Pointers to follow from the first value. Each but the last leads to a pointer, to which the next offset
-    /// is added; the last one leads to what is read. If there are none, the first value itself is read.
+    /// Pointers to follow, beginning with the first value. Each but the last loads the value to which the next
+    /// offset is added; the last one leads to what is read. If empty, the first value itself is read.
     pub pointers: Vec<Pointer>,
     /// What is read at the end.
     pub read: Read,
@@ -19,9 +19,9 @@ pub struct Fetched {
 /// The value from which pointers are followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Base {
-    /// The value of a register at the hit; for a return probe, as the function left it.
+    /// The value of a register at the hit; for a return probe, at the return.
     Register(Gpr),
-    /// The value of a register at the entry of the call that returns.
+    /// For a return probe, the value of a register at the entry of the call.
     Entry(Gpr),
     /// A constant: an address, or any other number.
     Constant(u64),
@@ -29,7 +29,7 @@ pub enum Base {
     Task,
 }
 
-/// A step from a value to the memory at an address relative to it.
+/// One pointer: the memory at an address relative to a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pointer {
     /// Bytes added to the value.
@@ -44,7 +44,7 @@ pub enum Memory {
     /// Memory of the kernel.
     #[default]
     Kernel,
-    /// Memory of the process that runs.
+    /// Memory of the current process.
     User,
     /// Memory of the kernel or of the process: the address decides which.
     Either,
@@ -64,7 +64,7 @@ pub enum Read {
 pub struct TextHeader {
     /// Number of bytes that follow.
     pub len: u16,
-    /// Whether the text goes on after these bytes.
+    /// Whether the text continues after these bytes.
     pub truncated: bool,
 }
 

@@ -1,8 +1,8 @@
-//! The parts of x86-64 that hvprobe needs: addresses, registers, page tables, boot structures, and how the
-//! instruction that a breakpoint displaces still takes effect.
+//! The parts of x86-64 that hvprobe needs: addresses, registers, page tables, boot structures, detours, and the
+//! execution of instructions that breakpoints displace.
 //!
-//! Everything here is pure: no KVM, no I/O, no global state. Guest memory is reached through
-//! [`mem::PhysMemory`], so all of it runs, and is tested, on a machine without `/dev/kvm`.
+//! Everything here is pure: no KVM, no I/O, no global state. Guest memory is accessed only through
+//! [`mem::PhysMemory`]. So this crate runs and is tested on machines without `/dev/kvm`.
 
 pub mod addr;
 pub mod boot;

@@ -1,4 +1,4 @@
-//! Guest physical memory, as a capability.
+//! Access to guest physical memory.
 
 use crate::Gpa;
 
@@ -14,10 +14,10 @@ pub struct OutOfRange {
 
 /// Access to guest physical memory.
 ///
-/// Writing takes `&self`: the guest's processors change the same bytes at any time, so exclusive
-/// access can never be promised by a borrow.
+/// Writes take `&self`, because a borrow cannot promise exclusive access: the guest's processors may change the
+/// same bytes at any time.
 pub trait PhysMemory {
-    /// Fills `into` from `at` on. Nothing is promised about `into` on error.
+    /// Reads the bytes at `at` into `into`. After an error, the content of `into` is unspecified.
     ///
     /// # Errors
     /// When any of the bytes lies outside guest memory.
@@ -35,8 +35,8 @@ pub trait PhysMemory {
         Vec::new()
     }
 
-    /// Returns the parts of [`PhysMemory::ranges`] that may contain anything but zeros. Pages that were never
-    /// touched, as far as the host knows, are left out.
+    /// Returns the parts of [`PhysMemory::ranges`] that may contain nonzero bytes. Leaves out pages that, as far as
+    /// the host knows, were never touched.
     fn touched(&self) -> Vec<(Gpa, u64)> {
         self.ranges()
     }
@@ -49,9 +49,9 @@ pub trait PhysMemory {
         self.write(at, &value.to_le_bytes())
     }
 
-    /// Stores `new` at `at`, a multiple of 8, if the word there is `old`. Returns whether it was stored. The
-    /// guest's processors may change the word at the same time, so an implementation for memory that they use
-    /// must compare and store in one atomic step.
+    /// Stores `new` at `at`, which must be a multiple of 8, if the word there is `old`. Returns whether it was
+    /// stored. An implementation for the memory of a running guest must compare and store in one atomic step,
+    /// because the guest's processors may change the word at the same time.
     ///
     /// # Errors
     /// As [`PhysMemory::write`].

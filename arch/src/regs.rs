@@ -26,7 +26,7 @@ pub mod rflags {
     pub const DF: u64 = 1 << 10;
     /// Overflow.
     pub const OF: u64 = 1 << 11;
-    /// Privilege level that port access takes: two bits.
+    /// I/O privilege level, which port accesses require: two bits.
     pub const IOPL: u64 = 3 << 12;
     /// Nested task.
     pub const NT: u64 = 1 << 14;
@@ -34,9 +34,9 @@ pub mod rflags {
     pub const RF: u64 = 1 << 16;
     /// Virtual-8086 mode.
     pub const VM: u64 = 1 << 17;
-    /// Alignment check; with SMAP, user memory may be touched.
+    /// Alignment check. With SMAP, lets the kernel access user memory.
     pub const AC: u64 = 1 << 18;
-    /// Can be changed where `cpuid` exists.
+    /// Can be changed if the processor has `cpuid`.
     pub const ID: u64 = 1 << 21;
     /// The flags that arithmetic instructions set.
     pub const ARITHMETIC: u64 = CF | PF | AF | ZF | SF | OF;
@@ -78,14 +78,15 @@ impl Regs {
         zerocopy::transmute_ref!(self)
     }
 
-    /// Builds the registers from their [`Regs::words`].
+    /// Returns registers with these values, in the order of [`Regs::words`].
     #[must_use]
     pub fn from_words(words: [u64; Self::COUNT]) -> Self {
         zerocopy::transmute!(words)
     }
 }
 
-/// A general 64-bit register, by the number instructions encode it with (SDM vol. 2, table 3-1).
+/// A general 64-bit register. The variants are in the order of their numbers in encoded instructions (SDM vol. 2,
+/// table 3-1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(
     missing_docs,
@@ -131,8 +132,8 @@ impl Gpr {
         Self::R15,
     ];
 
-    /// Returns the index of the register in [`Regs::words`]. The first eight have another order there than by their
-    /// numbers.
+    /// Returns the index of the register in [`Regs::words`]. There, the order of the first eight registers is not
+    /// that of their numbers.
     const fn place(self) -> usize {
         const PLACES: [usize; 16] = [0, 2, 3, 1, 6, 7, 4, 5, 8, 9, 10, 11, 12, 13, 14, 15];
         PLACES[self as usize]

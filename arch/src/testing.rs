@@ -2,7 +2,7 @@
 
 use proptest::prelude::ProptestConfig;
 
-/// Returns a configuration with at least `cases` cases of a property; more if a long run asks for more.
+/// Returns a configuration for at least `cases` cases of each property. A long run may configure more.
 pub(crate) fn at_least(cases: u32) -> ProptestConfig {
     let asked = ProptestConfig::default();
     ProptestConfig {

@@ -1,19 +1,20 @@
-//! How control passes from the guest to hvprobe: the breakpoint instruction, the I/O ports that only hvprobe
-//! answers, the exceptions and the gates they go through. Each number is defined here once.
+//! Constants of the ways in which control passes from the guest to hvprobe: the breakpoint instruction, the I/O
+//! ports that only hvprobe answers, exceptions, and the gates of the interrupt descriptor table.
 
 /// The breakpoint instruction.
 pub const INT3: u8 = 0xcc;
 
-/// Port that the patched #BP entry writes to. Its number is the opcode of `nop`: a vCPU that was interrupted
-/// between the first two bytes of `nop nop` while the entry was patched goes on as if nothing had happened. No
-/// device of a PC answers there.
+/// Port that the patched #BP entry writes to. Its number is the opcode of `nop`. So if the patch replaces two
+/// one-byte `nop`s while a vCPU is interrupted between them, the vCPU still continues with a `nop`. No device of a
+/// PC answers there.
 pub const GATE_PORT: u8 = 0x90;
 
 /// Port that a detour writes to when the ring fills up. No device of a PC answers there either.
 pub const DOORBELL_PORT: u8 = 0x91;
 
-/// Port that a detour writes to when the ring has no room for a hit that must not be lost. The host answers in
-/// AL: nonzero if the detour should try again. No device of a PC answers there either, unlike at port 0x92.
+/// Port that a detour writes to when the ring has no room for a hit that must not be lost. The host answers in AL:
+/// nonzero if the detour should try again. No device of a PC answers there either. (Port 0x92, the next number,
+/// belongs to a device of PCs.)
 pub const ROOM_PORT: u8 = 0x93;
 
 /// All ports that only hvprobe answers.

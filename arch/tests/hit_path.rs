@@ -59,7 +59,7 @@ impl PhysMemory for Ram {
     }
 }
 
-/// The memory of a guest, through its page tables.
+/// The memory of a guest, accessed through its page tables.
 struct Walked<'a>(&'a Ram, PageTables);
 
 impl Memory for Walked<'_> {

@@ -1,13 +1,13 @@
-//! What an instance keeps of a call at its entry, and the limits of captures.
+//! What an instance keeps about the entry of a call, and the limits of captures.
 
 use crate::regs::RegisterSet;
 
 /// Maximum number of stack words of one capture.
 pub const STACK_WORDS_MAX: usize = 31;
 
-/// CPU number of a call whose entry the host served. The time at entry of such a call is the host's own time in
-/// nanoseconds, not a counter value: a guest's counter may stand still while its vCPU is not in the guest, and then
-/// the host does not know the counter's value at an exit.
+/// CPU number that marks a call whose entry the host served. The time at entry of such a call is the host's own
+/// time in nanoseconds, not a value of the guest's time stamp counter. That counter may stand still while its vCPU
+/// is not in the guest, and then the host does not know its value at an exit.
 pub const BY_HOST: u32 = u32::MAX;
 /// Values that are saved in a call's instance at the entry of the call, besides time and flags.
 #[derive(Clone, Debug, PartialEq, Eq)]

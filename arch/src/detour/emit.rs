@@ -86,8 +86,8 @@ pub(super) struct Full {
 pub(super) struct Cells {
     /// Cells that all records of the source have.
     pub(super) fixed: u16,
-    /// Offset in the record of the number of further cells (u32), if records have such cells. [`Emitter::reserve`]
-    /// expects the number in R8.
+    /// Offset in the record at which the number of further cells (u32) is stored; `None` if records have no such
+    /// cells. [`Emitter::reserve`] expects the number in R8.
     pub(super) more: Option<usize>,
 }
 
@@ -375,7 +375,7 @@ impl<'a> Emitter<'a> {
         values: &Values,
         stack: &[u16],
     ) -> Result<(), BuildError> {
-        // The locked exchange since `time` has written both halves to memory, so one load gets them.
+        // A locked exchange after `time` has written both halves to memory, so one load gets them.
         self.a.mov(rax, qword_ptr(rsp))?;
         self.a.mov(qword_ptr(base + values.flags()), rax)?;
         for (register, offset) in values.registers() {
@@ -437,7 +437,7 @@ impl<'a> Emitter<'a> {
         let bell = qword_ptr(absolute(self.ring.bell));
         let a = &mut self.a;
         a.mov(dword_ptr(cell + END), ecx)?;
-        // Exactly one record takes the head past the bell: the one whose new head, less the bell, is below its
+        // Exactly one record takes the head past the bell: the one whose new head minus the bell is less than its
         // number of cells.
         match cells.more {
             None => {

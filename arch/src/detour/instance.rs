@@ -18,7 +18,7 @@
 //! The free list is one word: the index of the first free instance in the lower half, and in the upper half a tag
 //! that changes whenever an instance is put back. Each free instance holds the index of the next. An instance that
 //! was taken can only be first again after it was put back, and that changes the tag. So an exchange fails if the
-//! list was changed after its word had been read.
+//! list has changed since its word was read.
 
 use super::capture::EntryCapture;
 use super::cells::{CELL, Malformed, Spread, word};

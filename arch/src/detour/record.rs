@@ -13,13 +13,13 @@
 //! - A record of `n` cells at position `p` begins at cell `p % capacity`. Its mark is written last, and the half of
 //!   the mark that is never zero comes after the other half. Then the record is *finished*.
 //! - The marks of a record's other cells are never written. So a mark whose upper half is not zero is the mark of a
-//!   finished record, whatever the guest's registers and stack words are. The reader finds finished records even
-//!   after one that is not finished, although it does not know the length of that one.
+//!   finished record; captured values are never in the place of a mark. The reader finds finished records even
+//!   after an unfinished one, whose length it does not know.
 //! - The reader takes finished records, sets their marks to zero, and advances `limit`. The cells between `head`
 //!   and `limit` are free: all records that were in them have been taken. So the cells of an unfinished record are
-//!   never given to another writer, however long its own writer takes.
-//! - The reader may advance `head`, too, as if it reserved cells and never wrote a record there. So it takes `head`
-//!   past cells that are not free, and writers continue after them.
+//!   never given to another writer, even if its own writer takes long.
+//! - The reader may also advance `head`, as if it reserved cells without ever writing a record there. In this way
+//!   it moves `head` past cells that are not free, so that writers continue after them.
 //!
 //! ```text
 //!   each cell:  u64 mark, 7 words of the record
@@ -60,7 +60,7 @@ pub(super) const IDENTITY: usize = 4;
 pub(super) const TSC: u8 = 8;
 const FLAGS: usize = 16;
 const TASK: usize = 24;
-/// Number of words that every record begins with, and of the task.
+/// Number of words that every record begins with, and number of the task's words.
 const FIXED_WORDS: usize = 2;
 const TASK_WORDS: usize = 3;
 /// Number of words of a call before its flags.
@@ -107,7 +107,7 @@ pub struct Capture {
     pub stack_copy: Option<StackFields>,
 }
 
-/// Location of the current task, and of the fields that are recorded of it.
+/// Location of the current task, and of its fields that are recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskFields {
     /// Where the pointer to the current task is: an offset from the base of GS, sign-extended.
@@ -170,8 +170,8 @@ impl Values {
         self.flags
     }
 
-    /// Returns the CPU's number from the upper half of the flags' word; `None` unless it `was_captured` or is
-    /// [`BY_HOST`].
+    /// Returns the CPU's number from the upper half of the flags' word; `None` if `was_captured` is false and the
+    /// number is not [`BY_HOST`].
     pub(super) fn cpu(&self, bytes: &[u8], was_captured: bool) -> Result<Option<u32>, Malformed> {
         let cpu = array(bytes, self.flags() + 4).map(u32::from_le_bytes)?;
         Ok((was_captured || cpu == BY_HOST).then_some(cpu))
@@ -280,12 +280,12 @@ pub struct Record {
     pub tsc: u64,
     /// The current task, if it was captured.
     pub task: Option<Task>,
-    /// Flags, and the registers that were captured; the others, and RIP, are zero. The RSP of a return is the
-    /// one after the return.
+    /// Flags, and the registers that were captured; the others, and RIP, are zero. In the record of a return, RSP
+    /// is its value after the return.
     pub regs: Regs,
     /// The stack words that were captured, in the order they were asked for.
     pub stack: StackWords,
-    /// For a return: the call it ends.
+    /// In the record of a return: the call that ends.
     pub call: Option<Call>,
 }
 
@@ -303,8 +303,8 @@ pub struct Task {
 /// The call that a return ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// Identifies the call: bit 63 set, the stub's number from bit 40 on, and the number of uses of the instance
-    /// (modulo 2^40).
+    /// Identifies the call: bit 63 is set, bits 40 to 62 are the stub's number, and bits 0 to 39 are the number of
+    /// uses of the instance (modulo 2^40).
     pub id: u64,
     /// The address to which the function returns: the instance's [`caller`](super::Instance::caller).
     pub return_address: Gva,

@@ -23,7 +23,7 @@ use std::ops::Range;
 /// A probe that shares a detour.
 #[derive(Clone, Copy, Debug)]
 pub struct Member<'a> {
-    /// Conditions that must all hold; otherwise the hit does not count.
+    /// Conditions that must all hold; otherwise, the hit is only counted as vetoed.
     pub conditions: &'a [Condition],
     /// Counter (u64) of the hits that a condition prevented.
     pub vetoed: Gva,
@@ -75,8 +75,8 @@ pub struct Recorder {
     depths: Depths,
 }
 
-/// Stack depths in the code: pairs of an offset and the number of bytes that are pushed at the instructions from
-/// there on. Not valid in the copies.
+/// Stack depths in the code. Each pair is an offset, and the number of bytes that are on the stack from that offset
+/// to the next pair's. Not valid in the copies.
 type Depths = Vec<(usize, i32)>;
 
 /// A detour.
@@ -274,7 +274,7 @@ impl Detour {
     /// in these cases:
     ///
     /// - A requested stack word is not in the stack pointer's page.
-    /// - Requested memory cannot be read there.
+    /// - Memory is requested, but AC is set or reads are nested too deep.
     /// - A requested stack is not the task's own, is too deep, or cannot be copied upwards.
     ///
     /// The host serves the members and continues at the [tail](Self::tail).
@@ -297,9 +297,9 @@ impl Detour {
             .find_map(|(original, copy)| (*original == boundary).then_some(*copy))
     }
 
-    /// Returns the probepoint, and the number of bytes that are pushed on the stack when `at` is the next
-    /// instruction. `None` if `at` is outside the detour, in the copies, or at the jump back: no probe is served
-    /// there.
+    /// For a guest whose next instruction is at `at`, returns the probepoint and the number of bytes that the
+    /// detour has on the stack. `None` if `at` is outside the detour, in the copies, or at the jump back: no probe
+    /// is served there.
     #[must_use]
     pub fn interrupted(&self, at: Gva) -> Option<(Gva, u64)> {
         let offset = usize::try_from(at.offset_from(self.at)?).ok()?;
@@ -353,9 +353,9 @@ impl Part<'_> {
     }
 }
 
-/// Maximum number of preceding parts in which a return probe's part looks for the caller. The last part that took
-/// an instance knows the caller, so these parts are enough if one of them took an instance. The limit keeps the
-/// size of a detour linear in the number of its members, not quadratic.
+/// Maximum number of preceding parts whose instances a return probe's part checks for the caller. The last part
+/// that took an instance knows the caller, so these parts are enough if one of them took an instance. The limit
+/// keeps the size of a detour linear in the number of its members, not quadratic.
 const LOOKED_BACK: usize = 4;
 
 impl Emitter<'_> {

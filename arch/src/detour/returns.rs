@@ -44,7 +44,7 @@ use iced_x86::{Code, Instruction, MemoryOperand, Register};
 pub const STUB: u32 = 16;
 /// Number of bits of a call's id that count the uses of its instance.
 const GENERATION_BITS: u32 = 40;
-/// Bit that is set in these ids, and clear in the ids of calls that the host follows.
+/// Bit that is set in the ids of calls with an instance, and clear in the ids of calls that the host follows.
 const ID: u64 = 1 << 63;
 const MAX_COUNT: u32 = 1 << 16;
 
@@ -154,7 +154,7 @@ impl Emitter<'_> {
         a.sub(rdx, rcx)?;
         a.shl(rcx, shift)?;
         // If the instance was taken meanwhile, this word is not the index of the next one. But then the instance is
-        // not the first any more, or the tag is another, so the exchange fails.
+        // not the first any more, or the tag has changed, so the exchange fails.
         a.mov(ecx, dword_ptr(rcx + (at + i64::from(NEXT))))?;
         a.or(rdx, rcx)?;
         a.lock().cmpxchg(qword_ptr(absolute(instances.free)), rdx)?;

@@ -118,7 +118,7 @@ impl Span {
             .wrapping_add(u64::try_from(self.bytes.len()).unwrap_or(u64::MAX))
     }
 
-    /// Returns the bytes of the displaced instructions. There are at least 5 of them and at most 19.
+    /// Returns the bytes of the displaced instructions: at least 5, at most 19.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
@@ -160,7 +160,7 @@ impl Span {
         scan::branches(code, start, |target| self.is_interior(target))
     }
 
-    /// Encodes the jump to `target` that takes the instructions' place.
+    /// Returns the encoded jump to `target` that replaces the instructions.
     ///
     /// # Errors
     /// When `target` is out of reach.
@@ -173,7 +173,7 @@ impl Span {
         Ok([JMP_REL32, a, b, c, d])
     }
 
-    /// Returns whether a jump reaches `target`, and has an int3 at each interior boundary at which it can have one.
+    /// Returns whether a jump reaches `target`, and has an int3 at each interior boundary where that is possible.
     #[must_use]
     pub fn fits(&self, target: Gva) -> bool {
         let (mask, value) = self.shape();

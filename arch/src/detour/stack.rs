@@ -43,7 +43,7 @@ impl CopyLayout {
         Self { first }
     }
 
-    /// Returns the number of the word after the two.
+    /// Returns the number of the word after these two.
     pub(super) fn end(self) -> usize {
         self.first + 2
     }

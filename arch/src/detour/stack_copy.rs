@@ -5,9 +5,9 @@
 //!   each record       as many cells as the stack takes from RSP to its end
 //! ```
 //!
-//! Invariants: all memory that is read is on the stack that the detour runs on, between the words that the detour
-//! has pushed (at least a cell of them) and the stack's end. A task's own stack is in memory as a whole. Where
-//! other stacks (of interrupts, of exceptions) end is not known here, so the host serves hits on them.
+//! Invariant: only the current stack is read, from the words that the detour has pushed (at least a cell of them)
+//! to the stack's end. A task's own stack is mapped as a whole. The ends of other stacks (of interrupts, of
+//! exceptions) are not known here, so the host serves hits on them.
 
 use super::cells::{CELL, Spread};
 use super::emit::{Emitter, with_per_cpu};
@@ -22,8 +22,8 @@ const THREAD_SIZE: i32 = 16 << 10;
 /// Bit number of DF in the flags.
 const DF: i32 = 10;
 impl Emitter<'_> {
-    /// Jumps to `escape` unless the current stack is the task's own, has at most [`STACK_MAX`] bytes on it, and DF
-    /// is clear, so that it is copied upwards.
+    /// Jumps to `escape` unless the current stack is the task's own and has at most [`STACK_MAX`] bytes on it, and
+    /// DF is clear, so that string instructions copy upwards.
     pub(super) fn check_stack(
         &mut self,
         fields: &StackFields,
@@ -33,7 +33,7 @@ impl Emitter<'_> {
         self.a.jc(escape)?;
         self.stack_depth(fields)?;
         let a = &mut self.a;
-        // The decrement makes the comparison fail for a depth of zero, too, which is not valid.
+        // Because of the decrement, the comparison also fails for a depth of zero, which is not valid.
         a.dec(rdx)?;
         a.cmp(rdx, i32::try_from(STACK_MAX).unwrap_or(0))?;
         a.jae(escape)?;

@@ -22,8 +22,8 @@ pub fn may_return(code: &[u8], start: Gva) -> bool {
     })
 }
 
-/// Returns the length of a function without its padding: the int3s, and the no-ops that are never reached, before
-/// the next function. `code` is the whole code of the function, at `start`, with the padding. If a part of it
+/// Returns the length of a function in bytes, without the padding before the next function: int3s, and no-ops that
+/// are never reached. `code` is the whole code of the function, at `start`, with the padding. If a part of it
 /// cannot be decoded, returns its whole length, because that part may hide anything.
 #[must_use]
 pub fn code_len(code: &[u8], start: Gva) -> usize {

@@ -40,8 +40,8 @@ pub enum BoundaryError {
     },
 }
 
-/// Checks that an instruction begins at `target`, decoding from `start`. `code` holds the bytes from `start` on. It
-/// need not reach past `target`, except to name the instruction that `target` is inside of.
+/// Checks that an instruction begins at `target` if the code is decoded from `start`. `code` holds the bytes from
+/// `start` on. It need not reach past `target`, except to name the instruction that `target` is inside of.
 ///
 /// # Errors
 /// When no instruction begins there, with what is there instead.

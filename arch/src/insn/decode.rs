@@ -11,7 +11,7 @@ pub const MAX_LEN: usize = 15;
 pub(crate) enum DecodeFailure {
     /// The bytes are no instruction on any processor.
     Invalid,
-    /// The instruction goes on past the bytes given.
+    /// The instruction continues past the bytes given.
     Truncated,
 }
 

@@ -64,11 +64,12 @@ pub enum GateError {
 }
 
 impl GateHead {
-    /// Decodes the entry at `at`, with which `code` begins, as far as the patch covers it. If the entry begins with
-    /// an `endbr64`, the patch comes after that instruction.
+    /// Decodes the instructions that the patch covers. `code` begins with the entry, which is at `at`. If the entry
+    /// begins with an `endbr64`, the patch comes after that instruction.
     ///
     /// # Errors
-    /// When there is anything but the accepted instructions, with what was found.
+    /// When the patch would cover an instruction that is not accepted, with that instruction, or when `code` is too
+    /// short.
     pub fn analyse(code: &[u8], at: Gva) -> Result<Self, GateError> {
         let entry = at;
         let (code, at) = match code.strip_prefix(&ENDBR64) {

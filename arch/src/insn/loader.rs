@@ -116,8 +116,8 @@ mod tests {
 
     #[test]
     fn the_kernels_functions_are_recognized() {
-        // With SMAP and speculation barriers, as in Linux 6.1; without SMAP, as on other processors; without
-        // barriers too; with ENDBR64 and a return thunk, as in 6.12.
+        // With SMAP and speculation barriers, as in Linux 6.1; without SMAP, as on other processors; without SMAP
+        // and barriers; with ENDBR64 and a return thunk, as in 6.12.
         let with_smap = "0f01cb 0faee8 488b10 31c0 0f01ca c3";
         assert_eq!(load(with_smap, 8), Some((0, 6, 15)));
         let without = "909090 0faee8 488b10 31c0 909090 c3";

@@ -1,7 +1,7 @@
-//! How the instruction that a breakpoint displaces still takes effect.
+//! Execution of instructions that breakpoints displace.
 //!
-//! The original bytes are never put back for that, and nothing is single-stepped. [`classify`] decodes the
-//! instruction once, when a probe is registered, and decides how it is carried out:
+//! The original bytes are not put back to execute an instruction, and nothing is single-stepped. [`classify`]
+//! decodes an instruction once, when a probe is registered, and decides how it is carried out:
 //!
 //! ```text
 //!                 classify

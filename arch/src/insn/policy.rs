@@ -5,14 +5,15 @@
 //! 1. [`ROWS`] that refuse: instructions that do something else, or something more, when a hit comes before them or
 //!    when they run at another address. ([`ROWS`] that boost exempt their instructions from rule 2.)
 //! 2. [`FORMS`]: instructions that are refused for the same reasons, but that the mnemonic alone does not identify.
-//! 3. [`odd_encoding`]: refused prefixes and addressing, whose meaning differs between processors or cannot move.
+//! 3. [`odd_encoding`]: prefixes and addressing that are refused because they differ between processors, or cannot
+//!    be kept in a copy.
 //! 4. [`ROWS`] that emulate. If the host does not reach the operands, the row says whether a copy works.
 //! 5. Everything else is boosted, provided that it continues at the next instruction.
 //!
-//! A copy is followed only by a jump or an int3, and the guest may be interrupted in it. While a copy runs that
-//! ends in an int3, two things differ. Interrupts are held off with the guest's own flag, so instructions that read
-//! or write the flag have no copy at all. Exceptions are delivered through another table, so instructions that read
-//! or write the table's register (IDTR) are refused.
+//! A copy is followed only by a jump or an int3, and the guest may be interrupted in it. While a copy that ends in
+//! an int3 runs, two things differ. Interrupts are held off with the guest's own flag, so instructions that read or
+//! write the flag have no copy at all. Exceptions are delivered through another table, so instructions that read or
+//! write the table's register (IDTR) are refused.
 
 mod encoding;
 mod operation;
@@ -141,7 +142,7 @@ const FORMS: &[(Form, Refusal)] = &[
     (|_, encoding| matches!(encoding.opcode.first(), Some(0xd8..=0xdf)), Refusal::X87Pointer),
 ];
 
-/// For each mnemonic, one more than the index of its row in [`ROWS`]; zero if it has none.
+/// For each mnemonic, one more than the index of its row in [`ROWS`]; zero if it has no row.
 static LOOKUP: [u8; 2048] = {
     let mut lookup = [0; 2048];
     let mut index = 0;
@@ -168,8 +169,8 @@ fn treatment(mnemonic: M) -> Option<Treatment> {
     Some(row.treatment)
 }
 
-/// Decodes the first instruction of `code`, which is at `at`, and decides how it is carried out when a
-/// breakpoint displaces it. Up to 15 bytes of `code` are read; pass that many where they exist.
+/// Decodes the first instruction of `code`, which is at `at`, and decides how it is carried out when a breakpoint
+/// displaces it. Up to 15 bytes of `code` are read; pass that many if they exist.
 ///
 /// # Errors
 /// When no probe can be placed on it, with the reason.
@@ -219,7 +220,7 @@ pub fn classify(code: &[u8], at: Gva) -> Result<Displaced, Refusal> {
 
 /// Returns whether `code` begins with `endbr64`, or with what the kernel puts in its place when no indirect branch
 /// leads there (`gen_endbr_poison` in arch/x86/include/asm/ibt.h: one form up to Linux 6.13, another since). A
-/// probe on the first byte of such a function means the instruction after it, because the processor demands an
+/// probe on the first byte of such a function applies to the instruction after it, because the processor demands an
 /// `endbr64` where an indirect branch lands.
 #[must_use]
 pub fn is_endbr64(code: &[u8]) -> bool {
@@ -234,16 +235,15 @@ pub fn is_nop4(code: &[u8]) -> bool {
     code.starts_with(&[0x0f, 0x1f, 0x40]) && code.len() >= 4
 }
 
-/// Refuses certain encodings, whatever the instruction does.
+/// Refuses certain encodings, independent of the mnemonic.
 fn odd_encoding(instruction: &Instruction, encoding: &Encoding<'_>) -> Result<(), Refusal> {
     if instruction.memory_base() == Register::EIP {
         return Err(Refusal::EipRelative);
     }
     let is_branch = !matches!(instruction.flow_control(), FlowControl::Next);
-    // On near branches an operand size prefix is ignored by Intel's processors and truncates the
-    // target on AMD's; `bnd` depends on whether MPX is there; `rep` means nothing but is a
-    // customary padding of `ret`. Segment prefixes are padding or hints, and address size and REX
-    // prefixes padding, everywhere.
+    // On near branches, Intel's processors ignore an operand-size prefix, and AMD's truncate the target. The
+    // meaning of `bnd` depends on MPX. `rep` has no meaning, but is a customary padding of `ret`. On all
+    // processors, segment prefixes are padding or hints, and address-size and REX prefixes are padding.
     let is_odd = encoding.operand_size
         || encoding.repne
         || encoding.rep && instruction.flow_control() != FlowControl::Return;

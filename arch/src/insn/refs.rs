@@ -75,7 +75,7 @@ fn op0_is_only_written(instruction: &Instruction) -> bool {
     info.info(instruction).op0_access() == OpAccess::Write
 }
 
-/// Iterates over the instructions, up to the first bytes that are none.
+/// Iterates over the instructions, up to the first bytes that are no instruction.
 fn sound(code: &[u8], start: Gva) -> impl Iterator<Item = Instruction> + use<'_> {
     instructions(code, start).map_while(|(_, found)| found.ok())
 }

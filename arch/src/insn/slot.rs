@@ -2,9 +2,9 @@
 //! slot.
 //!
 //! ```text
-//!   boosted:  copy ; jmp rel32 next        the guest goes on by itself
+//!   boosted:  copy ; jmp rel32 next        the guest continues without an exit
 //!   trapped:  copy ; int3                  the int3 shows that the copy is complete
-//!             jcc +1 ; int3 ; int3         … of a conditional jump: not taken, taken
+//!             jcc +1 ; int3 ; int3         conditional jump: first int3 if not taken, second int3 if taken
 //! ```
 //!
 //! The copy is the original, byte for byte, except for a RIP-relative displacement, which is recomputed, and a
@@ -44,7 +44,7 @@ pub struct SlotCode {
 }
 
 impl SlotCode {
-    /// Returns the address of the slot, at which it is run.
+    /// Returns the address of the slot.
     #[must_use]
     pub fn at(&self) -> Gva {
         self.at
@@ -108,7 +108,8 @@ pub enum RelocateError {
 }
 
 impl Displaced {
-    /// Makes the slot at `slot` with a copy of the instruction, and a jump to the instruction after the original.
+    /// Returns the content of the slot at `slot`: a copy of the instruction, and a jump to the instruction after
+    /// the original.
     ///
     /// # Errors
     /// When the instruction has no copy, or when an address that it refers to or continues at is out of reach of
@@ -130,7 +131,8 @@ impl Displaced {
         Ok(code)
     }
 
-    /// Makes the slot at `slot` with a copy of the instruction and an int3, or two int3s after a conditional jump.
+    /// Returns the content of the slot at `slot`: a copy of the instruction and an int3, or a conditional jump and
+    /// two int3s.
     ///
     /// # Errors
     /// When the instruction has no copy, or when an address that it refers to is out of reach of `slot`.
@@ -154,8 +156,8 @@ impl Displaced {
         std::iter::once(self.next()).chain(target)
     }
 
-    /// Returns the address at which the guest continues after the int3 at `at`; `None` if there is no int3 at `at`
-    /// that [`trapped`](Self::trapped) put at the end of `slot`. Hit path.
+    /// Returns the address at which the guest continues after the int3 at `at`; `None` if `at` is not the address
+    /// of an int3 that [`trapped`](Self::trapped) put at the end of `slot`. Hit path.
     #[must_use]
     pub fn trap_end(&self, slot: &SlotCode, at: Gva) -> Option<Gva> {
         if slot.kind != SlotKind::Trapped {
@@ -188,7 +190,8 @@ impl Displaced {
             .ok_or(RelocateError::Emulated { at: self.at })
     }
 
-    /// Makes a slot with all of the instruction's bytes, of which `relocation` may change a displacement.
+    /// Returns a slot with all of the instruction's bytes. `relocation` says whether a displacement among them is
+    /// recomputed.
     fn copy(
         &self,
         slot: Gva,

@@ -27,7 +27,7 @@ impl Levels {
         }
     }
 
-    /// Returns whether all bits above the translated ones repeat the highest translated one.
+    /// Returns whether all bits above the translated ones are copies of the highest translated one.
     const fn is_canonical(self, at: Gva) -> bool {
         let highest = shift(self.top() + 1) - 1;
         let above = at.0 >> highest;
@@ -43,7 +43,7 @@ const fn shift(level: u8) -> u32 {
 /// A set of page tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageTables {
-    /// Physical address of the root table; low and high bits that CR3 uses otherwise are ignored.
+    /// Physical address of the root table, or the value of CR3: bits that are not part of the address are ignored.
     pub root: Gpa,
     /// Number of levels.
     pub levels: Levels,
@@ -81,7 +81,7 @@ pub enum WalkError {
         /// The level of the entry: 1 for a PTE, up to 5.
         level: u8,
     },
-    /// The process may not write there. A page that is copied on write is such a page.
+    /// The process may not write there, for example because the page is to be copied on write.
     #[error("{at} may not be written by the process: its page is read-only, or the kernel's")]
     ReadOnly {
         /// The address.
@@ -189,11 +189,11 @@ impl PageTables {
         Ok((mapping, leaf))
     }
 
-    /// Fills `into` from `at` on; the bytes may lie in several pages.
+    /// Reads the bytes at `at` into `into`; they may lie in several pages.
     ///
     /// # Errors
-    /// As [`PageTables::translate`], and when a page lies outside guest memory. Nothing is then
-    /// promised about `into`.
+    /// As [`PageTables::translate`], and when a page lies outside guest memory. After an error, the content of
+    /// `into` is unspecified.
     pub fn read(
         &self,
         mem: &(impl PhysMemory + ?Sized),
@@ -214,13 +214,12 @@ impl PageTables {
         Ok(())
     }
 
-    /// Writes `bytes` from `at` on; they may lie in several pages. The write bit is ignored: the
-    /// host changes read-only text.
+    /// Writes `bytes` at `at`; they may lie in several pages. Ignores the write bit, because the host also changes
+    /// read-only text.
     ///
     /// # Errors
-    /// As [`PageTables::read`]. Every page is translated, and found to be in memory, before the
-    /// first byte is written; so on error nothing has changed, unless the guest changed its
-    /// tables meanwhile.
+    /// As [`PageTables::read`]. Every page is translated and checked to be in memory before the first byte is
+    /// written. So after an error nothing has changed, unless the guest changed its tables meanwhile.
     pub fn write(
         &self,
         mem: &(impl PhysMemory + ?Sized),
@@ -234,8 +233,8 @@ impl PageTables {
         self.write_pages(mem, at, bytes, &|at| self.translate(mem, at))
     }
 
-    /// Writes `bytes` from `at` on, as the process itself could: only to pages that every level lets user mode
-    /// write. The pages are marked as written, as a processor does; otherwise the kernel may drop them.
+    /// Writes `bytes` at `at`, but only to pages that the process itself may write. Marks the pages as written, as
+    /// a processor does; otherwise, the kernel may discard them without saving the bytes.
     ///
     /// # Errors
     /// As [`PageTables::write`], and when the process may not write there.
@@ -259,7 +258,7 @@ impl PageTables {
         at: Gva,
     ) -> Result<Mapping, WalkError> {
         const WRITTEN: u64 = entry::ACCESSED | entry::DIRTY;
-        /// Number of tries. If the guest changes the entry during each of them, the result is
+        /// Maximum number of tries. If the guest changes the entry during each try, the result is
         /// [`WalkError::ReadOnly`].
         const TRIES: u8 = 8;
         for _ in 0..TRIES {
@@ -318,8 +317,7 @@ impl PageTables {
     /// is the PTE, 2 the PMD, 3 the PUD, and so on up to the root.
     ///
     /// # Errors
-    /// As [`PageTables::translate`] for the levels above, and when a large page or the root's
-    /// level leaves no such entry.
+    /// As [`PageTables::translate`] for the levels above, and when the address has no entry of this level.
     pub fn entry_at(
         &self,
         mem: &(impl PhysMemory + ?Sized),
@@ -342,8 +340,8 @@ impl PageTables {
         }
     }
 
-    /// Follows the tables down to the entry of level `until`, and returns that entry. Ends earlier at the entry of
-    /// a large page, or at an entry that is not present, and then returns that one. Calls `visit` for every present
+    /// Follows the tables down to the entry of level `until`, and returns that entry. Stops earlier at the entry of
+    /// a large page, or at an entry that is not present, and returns that entry. Calls `visit` for every present
     /// entry.
     pub(super) fn walk(
         &self,
@@ -380,8 +378,8 @@ impl PageTables {
     }
 }
 
-/// Returns how many of `wanted` bytes lie in the mapping's page, from the mapping's address on. Zero only if
-/// `wanted` is.
+/// Returns how many of the `wanted` bytes at the mapping's address lie in the mapping's page. Zero only if `wanted`
+/// is zero.
 fn bytes_in_page(mapping: &Mapping, wanted: usize) -> usize {
     let left = mapping.page_size - (mapping.gpa.0 & (mapping.page_size - 1));
     usize::try_from(left).map_or(wanted, |left| left.min(wanted))

@@ -1,19 +1,19 @@
-//! Page walks that one vCPU makes again and again: at each of its hits, to the same few pages.
+//! A cache of the page walks of one vCPU, which accesses the same few pages at each of its hits.
 //!
-//! A [`Walker`] remembers the results of walks in a table of its own, of fixed size. It takes no lock, and
-//! allocates only when it is made. A remembered walk is used in two ways:
+//! A [`Walker`] remembers the results of walks in its own table, whose size is fixed. It takes no lock, and
+//! allocates only in [`Walker::new`]. A remembered walk is used in two ways:
 //!
 //! - *Within one hit* ([`Walker::begin`]), without a check. A processor may use a cached translation in the same
 //!   way, until it has to flush it (SDM vol. 3, 4.10.2 and 4.10.5). The kernel waits until every processor has
 //!   flushed (`flush_tlb_kernel_range`), so it also waits for the processor that is stopped at a hit.
-//! - *From hit to hit*, only after the entries of the walk were read again, from the top down, and found unchanged.
+//! - *From hit to hit*, only after the entries of the walk were read again, from the top down, and are unchanged.
 //!   Entries that a kernel never changes are not read again, nor are entries that were already read again in this
-//!   hit. If an entry has changed, the walk is made anew.
+//!   hit. If an entry has changed, the tables are walked again.
 //!
 //! # Which entries are read again
 //!
 //! An entry has a meaning only while its table is part of the tree. A table that left the tree may keep its
-//! content, or be used for something else and happen to have the same word there. So for each entry that is read
+//! content, or may be used for other data and happen to contain the same word. So for each entry that is read
 //! again, the entry that leads to its table is read again, too, up to a table that never leaves the tree. Only
 //! addresses of the kernel's half are remembered. They are translated by the kernel's own tables (`init_mm`'s),
 //! whichever process runs, so neither a new CR3 nor PTI's second one matters. Linux changes entries as follows, by
@@ -21,11 +21,11 @@
 //!
 //! - *A page's own entry*, when the page is mapped or unmapped, or its permissions change.
 //! - *The entry above it*, when a large page is split or put together again (`split_large_page`,
-//!   `collapse_pmd_page` in arch/x86/mm/pat/set_memory.c), or is mapped where a table was
-//!   (`pmd_free_pte_page` in arch/x86/mm/pgtable.c). The table is freed with its content.
-//! - *Level 3*, when a page of 1 GiB is mapped where a table was (`pud_free_pmd_page`), when such a page is put
-//!   together (`collapse_pud_page`), and when memory is unplugged (`free_pmd_table` in arch/x86/mm/init_64.c). Most
-//!   pages of a hit are in the direct map and share this entry: one read of it is valid for the rest of the hit.
+//!   `collapse_pmd_page` in arch/x86/mm/pat/set_memory.c), or replaces a table (`pmd_free_pte_page` in
+//!   arch/x86/mm/pgtable.c). The table is freed without being cleared.
+//! - *Level 3*, when a page of 1 GiB replaces a table (`pud_free_pmd_page`), when such a page is put together
+//!   (`collapse_pud_page`), and when memory is unplugged (`free_pmd_table` in arch/x86/mm/init_64.c). Most pages of
+//!   a hit are in the direct map and share this entry: one read of it is valid for the rest of the hit.
 //! - *Level 3 in the last two gigabytes*, never, so these entries are not read again: the table that they are in,
 //!   and the tables to which they lead, are part of the kernel's image (`level3_kernel_pgt`, `level2_kernel_pgt`
 //!   and `level2_fixmap_pgt` in arch/x86/kernel/head_64.S).
@@ -33,9 +33,9 @@
 //! - *The root's entries*, never after they were made. When a process ends, only the tables of its own half are
 //!   freed.
 //!
-//! In addition, the engine makes a new walker at each stop of the vCPUs, and so forgets everything from before. A
-//! guest that changes its tables in other ways deceives only itself: whatever is remembered is an address that
-//! [`PhysMemory`] checks at each access.
+//! In addition, the engine creates a new walker, without remembered walks, each time it stops the vCPUs. A guest
+//! that changes its tables in other ways deceives only itself: [`PhysMemory`] checks every remembered address at
+//! each access.
 
 use std::cell::Cell;
 
@@ -69,8 +69,8 @@ impl Read {
     }
 }
 
-/// The entries of levels 4 and 3 of a walk, as far as they may change and are not the page's own. They are in
-/// separate cells, because mostly only one of them is used.
+/// The entries of levels 4 and 3 of a walk, except the page's own entry and entries that never change. They are in
+/// separate cells, because usually only one of them is used.
 #[derive(Debug, Default)]
 struct Upper {
     fourth: Cell<Option<Read>>,
@@ -90,11 +90,11 @@ const UPPERS: usize = u64::BITS as usize;
 /// Index of the [`Upper`] that has no entries. That `Upper` never changes.
 const NO_UPPER: u8 = 0;
 
-/// A remembered page of 4 KiB, or a part of that size of a larger page.
+/// A remembered page of 4 KiB, or 4 KiB of a larger page.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Place {
-    /// Virtual address of the page. While no page is remembered here, a value that is no page's address.
+    /// Virtual address of the page; a value that is not page-aligned if no page is remembered here.
     start: Cell<u64>,
     frame: Cell<Gpa>,
     /// Number of the hit in which the entries of the walk were last read.
@@ -130,7 +130,7 @@ impl Place {
     }
 }
 
-/// Page tables, and the walks through them that are remembered. Owned by one vCPU.
+/// Page tables, and the remembered walks through them. Owned by one vCPU.
 #[derive(Debug)]
 pub struct Walker {
     tables: PageTables,
@@ -147,7 +147,7 @@ pub struct Walker {
 }
 
 impl Walker {
-    /// Makes a walker through the kernel's own `tables` that remembers nothing yet. Allocates.
+    /// Creates a walker for the kernel's own `tables`, without remembered walks. Allocates.
     #[must_use]
     pub fn new(tables: PageTables) -> Self {
         Self {
@@ -166,14 +166,14 @@ impl Walker {
         &self.tables
     }
 
-    /// Begins another hit: from now on a remembered walk is used only after its entries were read again.
+    /// Begins another hit: from now on, a remembered walk is used only after its entries were read again.
     pub fn begin(&self) {
         self.hit.set(self.hit.get() + 1);
         self.unchanged.set(1 << NO_UPPER);
     }
 
-    /// Fills `into` from `at` on, like [`PageTables::read`]. Hit path: if the bytes are in one page that is
-    /// remembered, the first access to the page in a hit also reads an entry for each level, except for the root
+    /// Reads the bytes at `at` into `into`, like [`PageTables::read`]. Hit path: if the bytes are in one page that
+    /// is remembered, the first access to the page in a hit also reads an entry for each level, except for the root
     /// and for entries that were already read again for another page. Further accesses in the hit read no entry.
     ///
     /// # Errors
@@ -233,8 +233,8 @@ impl Walker {
             .map_err(|source| WalkError::Memory { at, source })
     }
 
-    /// Reads the little-endian 64-bit words at `offsets` from `at`, which mostly are near each other: if all of
-    /// them are in one page, the page is looked up once. Hit path: as [`Walker::read`].
+    /// Reads the little-endian 64-bit words at `at` plus each of `offsets`. If all of them are in one remembered
+    /// page, looks that page up only once. Hit path: as [`Walker::read`].
     ///
     /// # Errors
     /// As [`Walker::read`].
@@ -251,7 +251,7 @@ impl Walker {
         }
     }
 
-    /// Returns the words, if all are in the page of the first and that page is remembered.
+    /// Returns the words; `None` unless all of them are in the page of the first one, and that page is remembered.
     #[inline(always)]
     fn words_near<const N: usize>(
         &self,
@@ -264,7 +264,7 @@ impl Walker {
         let within = gpa.0 & WITHIN;
         let mut words = [0; N];
         for (word, offset) in words.iter_mut().zip(offsets) {
-            // Modulo 2^64, so that a word before this page is also beyond its end.
+            // Modulo 2^64, so a word before this page is also refused as one beyond its end.
             let within = within.wrapping_add(offset.wrapping_sub(first));
             if within > PAGE_SIZE - WORD as u64 {
                 return None;
@@ -335,8 +335,8 @@ impl Walker {
         Some(place.frame.get().wrapping_add(at.0 & WITHIN))
     }
 
-    /// Returns whether the walk to `place` still leads where it did. Each entry is read after those above it, as
-    /// a processor reads them. Not inlined, so that using a remembered walk takes few instructions.
+    /// Returns whether the entries of the walk to `place` are unchanged. Reads each entry after those above it, as
+    /// a processor does. Not inlined, so that later accesses in a hit take few instructions.
     #[inline(never)]
     fn is_unchanged(&self, mem: &(impl PhysMemory + ?Sized), place: &Place) -> bool {
         if self.unchanged.get() >> place.upper.get() & 1 == 0 {
@@ -356,7 +356,7 @@ impl Walker {
         place.is_end_unchanged(mem)
     }
 
-    /// Returns the number of the [`Upper`] with these entries, which is added if it is not there.
+    /// Returns the number of the [`Upper`] with these entries. Adds it if there is none.
     fn number(&self, fourth: Option<Read>, third: Option<Read>) -> u8 {
         let is_it = |upper: &Upper| (upper.fourth.get(), upper.third.get()) == (fourth, third);
         let mut known = self.uppers.iter().zip(0..self.len.get());
@@ -364,8 +364,8 @@ impl Walker {
             return number;
         }
         if usize::from(self.len.get()) == UPPERS {
-            // Rare, because it takes that many gigabytes in use. All pages are forgotten, and the numbers are used
-            // again.
+            // Rare, because it takes accesses to that many different gigabytes. Forgets all pages, so that the
+            // numbers can be used again.
             for place in &*self.places {
                 place.start.set(WITHIN);
             }
@@ -416,8 +416,8 @@ impl Walker {
     /// Returns the place of the page at `start`.
     #[inline]
     fn place(&self, start: u64) -> &Place {
-        // Fibonacci hashing (Knuth, vol. 3, 6.4): neighbouring pages, and pages of the same offset in different
-        // areas of the kernel's addresses, are spread.
+        // Fibonacci hashing (Knuth, vol. 3, 6.4): spreads neighbouring pages, and pages at the same offset in
+        // different areas of the kernel's addresses.
         let hash = (start >> PAGE_SHIFT).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let index = usize::try_from(hash >> (u64::BITS - PAGES_LOG2)).unwrap_or(0);
         &self.places[index % PAGES]
@@ -433,7 +433,7 @@ impl From<Step> for Read {
     }
 }
 
-/// Returns whether the `len` bytes at `at` lie in one page of 4 KiB. False for no bytes.
+/// Returns whether the `len` bytes at `at` lie in one page of 4 KiB. `false` if `len` is zero.
 #[inline]
 fn is_in_one_page(at: Gva, len: usize) -> bool {
     let room = PAGE_SIZE - (at.0 & WITHIN);

@@ -34,7 +34,7 @@ fn layout(reads: &[Read]) -> Result<Layout, BuildError> {
     })
 }
 
-/// Returns a record of such a layout: its fixed words, then `words`.
+/// Returns a record of a [`layout`]: its fixed words, then `words`.
 fn record(words: &[u64]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (index, word) in [0, 0].iter().chain(words).enumerate() {

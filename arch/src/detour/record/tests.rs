@@ -34,7 +34,7 @@ fn set_cells(bytes: &mut [u8], cells: u16) {
     bytes[IDENTITY + 3] = cells.try_into().unwrap();
 }
 
-/// A finished record of `cells` cells with zeros.
+/// Returns a finished record of `cells` cells that contain zeros.
 fn blank(cells: u16) -> Vec<u8> {
     let mut bytes = vec![0; usize::from(cells) * CELL];
     set_cells(&mut bytes, cells);

@@ -187,7 +187,7 @@ fn copied(
     Ok(())
 }
 
-/// Appends `jmp rel32` to `target` to `code`, which is at `at`.
+/// Appends a `jmp rel32` that leads to `target`. `code` is at `at`.
 pub(in crate::detour) fn jump(target: Gva, at: Gva, code: &mut Vec<u8>) -> Result<(), BuildError> {
     code.push(JMP_REL32);
     displacement(target, at, code)

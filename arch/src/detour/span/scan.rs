@@ -5,7 +5,7 @@ use crate::Gva;
 use crate::insn::{boundary, instructions};
 use iced_x86::{FlowControl, Instruction, OpKind};
 
-/// Returns whether an instruction begins at `at`, decoding from `start`.
+/// Returns whether an instruction begins at `at` if `code` is decoded from `start`.
 pub(super) fn is_boundary(code: &[u8], start: Gva, at: Gva) -> bool {
     boundary(code, start, at).is_ok()
 }

@@ -6,7 +6,7 @@ use crate::insn::Refusal;
 /// Why a jump cannot take the place of the instructions at a probepoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unfit {
-    /// The probepoint is not an instruction of the function.
+    /// No instruction of the function begins at the probepoint.
     #[error("no instruction of the function at {start} begins at {at}")]
     NotAnInstruction {
         /// The probepoint.

@@ -84,8 +84,8 @@ fn logic(value: u64, width: Width) -> Outcome {
     outcome(value, width, 0, false, 0)
 }
 
-/// Returns `value` with the flags that it sets. `carries` holds the carry into each bit. `overflow` says in the
-/// sign bit whether the operation overflowed.
+/// Returns `value` with the flags that it sets. `carries` holds the carry into each bit. The sign bit of `overflow`
+/// says whether the operation overflowed.
 fn outcome(value: u64, width: Width, carries: u64, carry: bool, overflow: u64) -> Outcome {
     let even_parity = (value & 0xff).count_ones().is_multiple_of(2);
     let flags = [

@@ -1,9 +1,9 @@
 //! Carrying out simple instructions on the saved registers.
 //!
-//! Each operation leaves what the processor would leave (SDM vol. 2, "Operation" of the instruction). Everything
-//! that can fail comes before the first change of a register, and a store is the last thing that can fail. So after
-//! a fault neither registers nor memory have changed, and the guest can get the fault as if the instruction had
-//! raised it.
+//! Each operation changes registers and memory as the processor would (SDM vol. 2, "Operation" of the instruction).
+//! Everything that can fail comes before the first change of a register, and a store is the last thing that can
+//! fail. So after a fault neither registers nor memory have changed, and the guest can get the fault as if the
+//! instruction had raised it.
 
 mod alu;
 mod execute;

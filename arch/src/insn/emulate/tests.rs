@@ -33,8 +33,8 @@ fn stack() -> Words {
     Words::new(TOP - 8, &[0, POPPED_WORD, 0x9999])
 }
 
-/// Emulates the instruction with a few words around the top of the stack. Returns the registers and the stack that
-/// the instruction leaves.
+/// Emulates the instruction `hex` on `regs` and on a stack of a few words. Returns the registers and the stack
+/// after it.
 fn run(hex: &str, regs: Regs) -> (Regs, Words) {
     let (mut after, mut stack) = (regs, stack());
     let effect = displaced(hex).emulate(&mut after, &mut stack).unwrap();
@@ -42,7 +42,7 @@ fn run(hex: &str, regs: Regs) -> (Regs, Words) {
     (after, stack)
 }
 
-/// Checks that the instruction leaves the registers `expected`, and does not change the stack.
+/// Checks that the registers after the instruction `hex` are `expected`, and that the stack is unchanged.
 fn check(hex: &str, before: Regs, expected: Regs) {
     let (after, left) = run(hex, before);
     assert_eq!(after, expected, "{hex}");

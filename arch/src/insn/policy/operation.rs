@@ -1,4 +1,4 @@
-//! From a decoded instruction to the operation that the host carries out.
+//! Converts a decoded instruction to the operation that the host carries out.
 //!
 //! Each function returns `None` for operands that the host does not reach: memory other than the stack and the
 //! targets of jumps and calls, anything based on FS or GS, and registers that are not general ones.

@@ -48,8 +48,8 @@ pub enum Refusal {
     /// Loading SS.
     #[error("loading SS holds off exceptions for one more instruction, which a hit would undo")]
     LoadStackSegment,
-    /// `lgdt`, `lidt`, `ltr`, which replace what exceptions are delivered through, and `sidt`,
-    /// which shows it.
+    /// `lgdt`, `lidt` and `ltr`, which replace a table through which exceptions are delivered, and `sidt`, which
+    /// shows one.
     #[error("it replaces or shows a table that exceptions are delivered through")]
     DescriptorTable,
     /// `swapgs`, `wrgsbase`, `wrfsbase`, `lkgs`.

@@ -250,8 +250,8 @@ proptest! {
         }
         for copy in copies.into_iter().flatten() {
             check_same(&original, &copy)?;
-            // Only the starts of the slot's instructions translate to addresses: that of the copy to the original,
-            // that of what follows it to the next instruction.
+            // Only the starts of the slot's instructions are translated: the start of the copy to that of the
+            // original, and the start of what follows the copy to that of the next instruction.
             let lines = listing(&copy);
             let mut starts: Vec<u64> = lines.iter().map(|(offset, _)| *offset).collect();
             prop_assert_eq!(starts[0], 0);

@@ -6,8 +6,8 @@ use proptest::prelude::*;
 const TABLE: u64 = PRESENT | WRITABLE | USER;
 const ROOT: Gpa = Gpa(0x1000);
 
-/// Makes memory of 16 pages with tables that translate `at`. The root table is page 1, and the table of each lower
-/// level is the page after that of the level above. The entry for `at` at `leaf_level` is `leaf`.
+/// Makes memory of 16 pages with tables that translate `at`. The root table is page 1, and the tables of the lower
+/// levels are in the pages after it. The entry for `at` at `leaf_level` is `leaf`.
 fn chain(levels: Levels, at: Gva, leaf_level: u8, leaf: u64) -> (FlatMemory, PageTables) {
     let mem = FlatMemory::new(16 * 4096);
     let mut table = ROOT;
@@ -168,8 +168,8 @@ fn a_table_that_points_to_itself_is_walked_once_per_level() {
     }
 }
 
-/// Maps two pages at virtual 0x5000 and 0x6000 that are apart, and in the opposite order, in memory. `second` is
-/// the entry of the second one.
+/// Maps two pages at the virtual addresses 0x5000 and 0x6000. In physical memory, they are apart and in the
+/// opposite order. `second` is the entry of the second page.
 fn two_pages(second: u64) -> (FlatMemory, PageTables) {
     let (mem, tables) = chain(Levels::Four, Gva(0x5000), 1, 0x9000 | TABLE);
     mem.write_u64(Gpa(0x4000 + 6 * 8), second);

@@ -75,13 +75,13 @@ fn mapped(at: Gva) -> Counting {
 const PMD_TABLE: u64 = 0x3000;
 const PTE_TABLE: u64 = 0x4000;
 
-/// Begins another hit, and returns what `walker` finds in it.
+/// Begins another hit, and returns the physical address to which `walker` translates `at`.
 fn found(walker: &Walker, mem: &Counting, at: Gva) -> Result<u64, WalkError> {
     walker.begin();
     walker.translate(mem, at).map(|gpa| gpa.0)
 }
 
-/// Returns what a plain walk finds.
+/// Returns the physical address to which a plain walk translates `at`.
 fn plain(mem: &Counting, at: Gva) -> Result<u64, WalkError> {
     let mapping: Result<Mapping, _> = tables().translate(mem, at);
     mapping.map(|mapping| mapping.gpa.0)

@@ -1,6 +1,6 @@
-//! Compares emulated instructions with this processor. Each case runs here natively, with registers and flags
-//! that the test chooses; its bytes, read back from the test's own code, are then emulated. Both must leave the
-//! same state.
+//! Compares emulated instructions with this processor. Each case runs here natively, with registers and flags that
+//! the test chooses; its bytes, read back from the test's own code, are then emulated. The state must be the same
+//! after both.
 
 use super::super::super::testing::Words;
 use super::super::super::{Action, Effect, classify};
@@ -67,7 +67,7 @@ macro_rules! cases {
     };
 }
 
-/// Emulates the instructions in `code`, one after the other, and returns the state that they leave.
+/// Emulates the instructions in `code`, one after the other. Returns the state after them.
 fn emulated(code: &[u8], state: State) -> State {
     let mut memory = Words::new(TOP - 16, &[0; 2]);
     let mut at = Gva(0xffff_ffff_8100_0000);

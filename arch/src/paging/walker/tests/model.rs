@@ -5,26 +5,26 @@ use proptest::prelude::*;
 use super::*;
 use crate::testing::at_least;
 
-/// An operation of a kernel on its tables. Each address is given by its index at levels 3, 2 and 1, each of
-/// which is 0 or 1.
+/// An operation of a kernel on its tables. Each address is given by its indices at levels 3, 2 and 1, which are 0
+/// or 1.
 #[derive(Clone, Debug)]
 enum Deed {
     /// Maps a small page, in a new table if there is none.
     Map([u8; 3], u8),
     /// Unmaps a small page.
     Unmap([u8; 3]),
-    /// Maps a page of 2 MiB. If a table was there, it is freed with its content.
+    /// Maps a page of 2 MiB. If the entry led to a table, frees the table without clearing it.
     Large([u8; 3], u8),
     /// Splits a page of 2 MiB into small ones.
     Split([u8; 3]),
-    /// Unmaps whatever is mapped at level 2; a table is freed with its content.
+    /// Clears the entry of level 2. If it led to a table, frees the table without clearing it.
     Drop([u8; 3]),
-    /// Maps a page of 1 GiB. The table that was there is emptied and freed, those below it are
-    /// freed with their content.
+    /// Maps a page of 1 GiB. If the entry led to a table, clears and frees the table, and frees the tables below it
+    /// without clearing them.
     Giant([u8; 3], u8),
     /// Unmaps a page of 1 GiB.
     DropGiant([u8; 3]),
-    /// Writes to all free pages, as if they were used for something else.
+    /// Writes to all free pages, as if they were used for other data.
     Reuse(u64),
 }
 
@@ -42,16 +42,16 @@ fn deed() -> impl Strategy<Value = Deed> {
     ]
 }
 
-/// A kernel that keeps page tables.
+/// A model of a kernel that changes its page tables.
 struct Kernel {
     mem: Counting,
-    /// Pages that are not tables now; the last one is taken next.
+    /// Free pages. The last one is used next.
     free: Vec<u64>,
 }
 
 impl Kernel {
     const TOP: Gva = Gva(0xffff_8880_0000_0000);
-    /// The table of level 3, which stays.
+    /// The table of level 3, which is never freed.
     const UPPER: u64 = 0x2000;
 
     fn new() -> Self {
@@ -94,7 +94,7 @@ impl Kernel {
     fn free_behind(&mut self, entry: u64) {
         let value = self.get(entry);
         if value & PRESENT != 0 && value & HUGE == 0 {
-            // It is taken again soon.
+            // It is the next page that is used.
             self.free.push(value & ADDRESS);
         }
     }
@@ -185,8 +185,8 @@ fn hostile_entry() -> impl Strategy<Value = u64> {
     ]
 }
 
-/// Lets a kernel perform `deeds`. After each, compares what the walker and a plain walk find, for the addresses
-/// whose bits are set in the deed's second value.
+/// Lets a kernel perform `deeds`. After each deed, checks that the walker and a plain walk give the same result,
+/// for the addresses whose bits are set in the second value of the pair.
 fn compare(deeds: &[(Deed, u8)]) -> Result<(), TestCaseError> {
     let mut kernel = Kernel::new();
     let walker = Walker::new(tables());
@@ -209,8 +209,8 @@ fn table_that_is_freed_and_used_again_at_another_level_is_not_believed() {
         (Deed::Map([1, 0, 0], 0), 0),
         (Deed::Map([0, 1, 0], 0), 0),
         (Deed::Drop([1, 0, 0]), 52),
-        // The table of level 2 is freed, and becomes one of level 1. There it maps the page that was the table of
-        // level 1 to which it led before.
+        // The table of level 2 is freed, and used again as a table of level 1. Its entry, which led to a table of
+        // level 1, now maps the page of that table.
         (Deed::Giant([0, 0, 0], 0), 32),
         (Deed::Map([1, 0, 1], 6), 52),
     ];
@@ -221,9 +221,8 @@ fn table_that_is_freed_and_used_again_at_another_level_is_not_believed() {
 proptest! {
     #![proptest_config(at_least(2000))]
 
-    /// Without the check of the leaf this fails at each change; without that of the entry above it, at tables
-    /// that were freed with their content; without that of the entry above both, at tables that were freed and
-    /// used again.
+    /// Fails if the walker does not check the leaf (at each change), the entry of level 2 (at tables that were
+    /// freed without being cleared), or the entry of level 3 (at tables that were freed and used again).
     #[test]
     fn whatever_a_kernel_does_a_page_is_found_where_a_plain_walk_finds_it(
         deeds in prop::collection::vec((deed(), any::<u8>()), 1..60),
@@ -231,8 +230,8 @@ proptest! {
         compare(&deeds)?;
     }
 
-    /// Tables that change in ways in which no kernel changes them: what is found is what a walk finds now, or
-    /// found at an earlier hit.
+    /// Changes tables in ways in which no kernel does. The walker's result must be that of a plain walk now or at
+    /// an earlier hit.
     #[test]
     fn hostile_tables_lead_nowhere_they_never_led(
         entries in prop::collection::vec(hostile_entry(), 64),
