@@ -101,8 +101,8 @@ impl Tables {
         let full = |_| AcpiError { cpus };
         let mut at = place.start.wrapping_add(Rsdp::len() as u64);
         let mut put = |table: &[u8]| -> Result<Gpa, AcpiError> {
-            // Every table begins at a multiple of 16. Only the RSDP has to, so that kernels find it; it does no
-            // harm to the others.
+            // Every table begins at a multiple of 16. Kernels require this only of the RSDP, when they search for
+            // it.
             let start = Gpa(at.0.next_multiple_of(16));
             at = start.wrapping_add(table.len() as u64);
             if at > place.end {

@@ -83,7 +83,8 @@ impl Bus {
         fits.then(|| (&*claim.device, at - claim.first))
     }
 
-    /// Returns the position of the first claim after `at` of `space`, in the order of spaces and addresses.
+    /// Returns the position of the first claim that begins after `at` in `space`. Claims are in the order of spaces
+    /// and addresses.
     fn after(&self, space: Space, at: u64) -> usize {
         self.0
             .partition_point(|claim| (claim.space, claim.first) <= (space, at))

@@ -20,7 +20,7 @@ pub enum DeviceEvent {
     Shutdown,
 }
 
-/// A device on the bus. vCPUs' threads read and write it, several of them at a time.
+/// A device on the bus. The threads of several vCPUs may read and write it at the same time.
 pub(crate) trait Device: Debug + Send + Sync {
     /// Returns the ranges of addresses at which the device answers.
     fn ranges(&self) -> Vec<AddressRange>;
@@ -37,6 +37,6 @@ pub(crate) trait Device: Debug + Send + Sync {
     /// instruction writes to a port.
     fn write(&self, offset: u64, data: &[u8]) -> Option<DeviceEvent>;
 
-    /// Ends what the device does outside the guest. Called once, after the last vCPU has left the guest.
+    /// Ends the device's activity outside the guest. Called once, after the last vCPU has left the guest.
     fn stop(&self) {}
 }

@@ -11,9 +11,11 @@
 //!
 //! A write of one byte to a port of probes (`hvprobe_arch::trap`) never reaches the bus: the vCPU handles it. All
 //! other ports, and all other accesses to those of probes, read as all ones and ignore writes, as on a bus without
-//! a device there. So there is no PCI. Memory-mapped I/O outside KVM's own interrupt controllers is empty likewise.
+//! a device there. So there is no PCI. Likewise, no device answers at memory addresses outside KVM's own interrupt
+//! controllers.
 //!
-//! Any vCPU may call at any time. The console has one lock, which is held while bytes move or the output is closed.
+//! Any vCPU's thread may call any method at any time. The console has one lock, which is held while bytes are moved
+//! or the output is closed.
 
 use std::io;
 use std::ops::Range;
@@ -104,7 +106,7 @@ impl Devices {
         }
     }
 
-    /// Ends what the devices do outside the guest. All vCPUs must have left the guest.
+    /// Ends the devices' activity outside the guest. All vCPUs must have left the guest.
     pub fn stop(&self) {
         for device in &self.all {
             device.stop();
@@ -119,7 +121,7 @@ impl Devices {
         self.console.input(bytes)
     }
 
-    /// Returns the exit status that the guest wrote last.
+    /// Returns the exit status that the guest wrote last; `None` if it has not written one.
     #[must_use]
     pub fn guest_status(&self) -> Option<u8> {
         self.status.get()

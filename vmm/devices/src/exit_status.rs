@@ -1,4 +1,4 @@
-//! The port to which a guest writes the exit status of its workload, one byte.
+//! The port to which a guest writes the exit status of its workload, as one byte.
 
 use std::sync::atomic::{AtomicU16, Ordering};
 
@@ -18,7 +18,7 @@ impl ExitStatus {
         Self(AtomicU16::new(Self::NONE))
     }
 
-    /// Returns the status that the guest wrote last.
+    /// Returns the status that the guest wrote last; `None` if it has not written one.
     pub(crate) fn get(&self) -> Option<u8> {
         u8::try_from(self.0.load(Ordering::Relaxed)).ok()
     }

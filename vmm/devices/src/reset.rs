@@ -4,8 +4,8 @@ use super::acpi::Tables;
 use super::address::AddressRange;
 use super::device::{Device, DeviceEvent};
 
-/// Port at which [`RESET_VALUE`] resets the machine: the keyboard controller's command port, which programs without
-/// ACPI use too.
+/// Port at which [`RESET_VALUE`] resets the machine: the keyboard controller's command port. Programs without ACPI
+/// also use it.
 pub const RESET_PORT: u16 = 0x64;
 /// The keyboard controller's command to pulse the reset line.
 pub const RESET_VALUE: u8 = 0xfe;

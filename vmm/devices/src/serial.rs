@@ -1,14 +1,14 @@
 //! The serial console: a 16550A from `vm-superio`, its interrupt, and a queue for input.
 //!
 //! Invariant: input is delivered in order, and no accepted byte is lost. Bytes wait in a bounded queue. They move
-//! on when the UART's FIFO has room and the guest has enabled receive interrupts, both in the UART and at its OUT2
-//! output. Drivers discard input that arrives earlier, while they probe and set up the UART. As a consequence, a
-//! guest that only polls gets no input.
+//! into the UART's FIFO when it has room and the guest has enabled receive interrupts, both in the UART and at its
+//! OUT2 output. Drivers discard input that arrives earlier, while they probe and set up the UART. As a consequence,
+//! a guest that only polls gets no input.
 //!
-//! The thread whose access makes an interrupt due also raises it. Mostly that is the thread of the vCPU that takes
-//! the interrupt, so the vCPU finds it pending when it continues. With an irqfd, a worker of the host kernel would
-//! raise it some time later, by an IPI to the processor that runs the guest again: once for each byte that the
-//! guest prints.
+//! The thread whose access makes an interrupt due also raises it. Usually that is the thread of the vCPU that takes
+//! the interrupt, so the interrupt is pending when the vCPU continues. With an irqfd, a worker of the host kernel
+//! would raise it later, when the guest runs again. That would take an IPI to the guest's processor for each byte
+//! that the guest prints.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -62,7 +62,7 @@ pub trait Output: fmt::Debug + Send + Sync {
     /// Takes bytes that the guest has printed. Called on a vCPU's thread.
     fn print(&self, bytes: &[u8]);
 
-    /// Ends the output, as the guest has ended.
+    /// Ends the output. Called after the guest has ended.
     fn close(&self);
 }
 
@@ -120,7 +120,7 @@ impl Device for Console {
         vec![AddressRange::ports(COM1, REGISTERS.into())]
     }
 
-    /// Adds the device object from which the driver learns the interrupt.
+    /// Adds the device object from which the driver learns the interrupt's number.
     fn describe(&self, tables: &mut Tables) {
         let irq = Irq::new(true, true, false, false, COM1_GSI);
         let ports = IO::new(COM1, COM1, 1, REGISTERS);

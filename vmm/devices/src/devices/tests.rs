@@ -82,7 +82,7 @@ impl Machine {
         self.interrupts.swap(0, Ordering::Relaxed)
     }
 
-    /// Reads everything that the guest can read now.
+    /// Reads all bytes that the UART has for the guest now.
     fn drain(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         while self.inb(LINE_STATUS) & 1 != 0 {

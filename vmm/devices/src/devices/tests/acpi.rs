@@ -1,4 +1,4 @@
-//! The tables as a guest reads them, in memory without a machine.
+//! Reads the tables as a guest does, from memory without a machine.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -8,7 +8,7 @@ use hvprobe_arch::mem::{OutOfRange, PhysMemory};
 
 use super::machine;
 
-/// The range that machines use.
+/// The range to which machines write the tables.
 const PLACE: Range<Gpa> = Gpa(0xe_0000)..Gpa(0xf_fff0);
 /// Maximum number of vCPUs of a machine. All of them have 8-bit APIC ids below the broadcast id.
 const MAX_CPUS: u32 = 254;
