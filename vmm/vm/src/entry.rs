@@ -43,8 +43,8 @@ pub(crate) fn write_tables(ram: &impl PhysMemory) -> Result<(), OutOfRange> {
     write_page_tables(ram, 0)
 }
 
-/// Writes six pages at [`layout::PAGE_TABLES`]: one PML4, one PDPT, four page directories of 2 MiB pages. Every
-/// entry has the bits `flags`, present and writable set.
+/// Writes six pages at [`layout::PAGE_TABLES`]: one PML4, one PDPT, four page directories of 2 MiB pages. In every
+/// entry, the bits of `flags` and the bits for present and writable are set.
 pub(crate) fn write_page_tables(ram: &impl PhysMemory, flags: u64) -> Result<(), OutOfRange> {
     const PAGE: u64 = 4096;
     let flags = flags | pte::PRESENT | pte::WRITABLE;

@@ -1,4 +1,4 @@
-//! A KVM virtual machine before it has memory and vCPUs: interrupt controllers and timer.
+//! Creates KVM virtual machines with interrupt controllers and timer, but without memory and vCPUs.
 
 use std::io;
 

@@ -1,8 +1,8 @@
 //! Self-check: finds out what this host's KVM does by running tiny guests, not by asking for its name.
 //!
-//! Hosts differ in how a planted int3 reaches user space, in which debug facilities work and in whether the
-//! guest's user space works at all. Every answer here was observed in a micro-guest; none is taken from a
-//! feature flag alone. A check ends after a bounded time whatever the guest does.
+//! Hosts differ in how a planted int3 reaches user space, in which debug facilities work and in whether the guest's
+//! user space works at all. Every answer here was observed in a micro-guest; none is taken from a feature flag
+//! alone. Every check ends within a time limit, even if the guest hangs.
 
 use super::guests::{self, OutRip};
 use super::kvm::{API_VERSION, SelfCheckError, open_kvm};
@@ -38,13 +38,13 @@ pub struct Finding {
 pub struct HostReport {
     /// Findings, the most interesting ones first.
     pub items: Vec<Finding>,
-    /// How planted int3s are caught; `None` where nothing catches them.
+    /// How planted int3s are caught; `None` if they are not caught.
     pub catch_mode: Option<CatchMode>,
     /// Whether a fault in a displaced instruction can be delivered as a fault of the original.
     pub exception_window: bool,
     /// Whether hardware breakpoints fire.
     pub hw_breakpoints: bool,
-    /// RIP at an exit for a port output; `None` if there is no such exit.
+    /// RIP at the exit of an `out`; `None` if an `out` does not exit.
     pub out_rip: Option<OutRip>,
     /// Whether Linux guests can run, user space included.
     pub can_run_linux: bool,
@@ -163,7 +163,7 @@ pub fn check() -> Result<HostReport, SelfCheckError> {
     })
 }
 
-/// Returns how this host catches int3s, without the other checks; `None` where nothing catches them.
+/// Returns how this host catches int3s, without the other checks; `None` if they are not caught.
 ///
 /// # Errors
 /// As [`check`].

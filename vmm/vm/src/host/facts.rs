@@ -21,8 +21,8 @@ pub struct Fact {
     pub value: String,
 }
 
-/// Processor features, in the spelling of `/proc/cpuinfo`, that decide how guests run or that a guest's kernel
-/// uses.
+/// Processor features that decide how guests run, or that a guest's kernel uses. Their names are those of
+/// `/proc/cpuinfo`.
 const FEATURES: &str = "vmx svm ept vpid tpr_shadow vnmi npt nrip_save decodeassists vgif avic \
     hypervisor constant_tsc nonstop_tsc tsc_adjust tsc_known_freq tsc_deadline_timer tsc_scale \
     x2apic la57 smep smap umip pti ibt user_shstk fred lkgs lass xsave avx avx512f";
@@ -46,8 +46,8 @@ const USED: [(Cap, &str); 12] = [
     (Cap::Xsave2, "KVM_CAP_XSAVE2"),
 ];
 
-/// Maximum length, in bytes, of a module parameter's value that is reported. Longer values do not distinguish kinds
-/// of hosts.
+/// Maximum length of a module parameter's value, in bytes. Longer values are not reported, because they do not
+/// distinguish kinds of hosts.
 const LONGEST: usize = 32;
 
 /// Returns the facts of this host.

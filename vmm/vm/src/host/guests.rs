@@ -26,7 +26,7 @@ pub enum OutRip {
 /// Observation: the expected outcome, or a description of what happened instead.
 pub(super) type Seen<T> = Result<Result<T, String>, MicroGuestError>;
 
-/// Time limit of a program. Any program takes far less, even on an emulated host.
+/// Time limit of a program. Every program takes far less, even on an emulated host.
 pub(super) const LIMIT: Duration = Duration::from_secs(5);
 
 const CODE: Gpa = Gpa(0x1_0000);
@@ -113,7 +113,7 @@ pub(super) fn out() -> Seen<OutRip> {
     })
 }
 
-/// Checks that SYSCALL at privilege level 3 enters LSTAR at privilege level 0.
+/// Checks that SYSCALL at privilege level 3 continues at the address in LSTAR, at privilege level 0.
 pub(super) fn syscall() -> Seen<()> {
     const STACK: u32 = 0x1_f000;
     const USER: u8 = 0x20;

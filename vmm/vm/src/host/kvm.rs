@@ -20,7 +20,7 @@ pub enum SelfCheckError {
     /// Opening `/dev/kvm` failed for another reason.
     #[error("cannot open /dev/kvm")]
     Open(#[source] std::io::Error),
-    /// Another version of the KVM API than 12, which has been the only one since 2007.
+    /// The version of the KVM API is not 12, which has been the only version since 2007.
     #[error("/dev/kvm speaks API version {0}, not 12: this is no usable KVM")]
     Version(i32),
     /// A required capability is missing.
@@ -31,7 +31,8 @@ pub enum SelfCheckError {
     Guest(#[from] MicroGuestError),
 }
 
-/// Opens KVM. An error says in one line what the user can do.
+/// Opens KVM, and checks its API version and the required capabilities. An error says in one line what the user can
+/// do.
 ///
 /// # Errors
 /// When `/dev/kvm` is missing, forbidden, or not a usable KVM.

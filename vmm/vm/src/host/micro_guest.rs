@@ -118,8 +118,8 @@ impl MicroGuest {
     /// Size of the memory in bytes.
     pub(crate) const RAM: u64 = MIN_RAM;
 
-    /// Creates a guest that is about to execute `code`, placed at `code_at`, at privilege level 0 with
-    /// interrupts off.
+    /// Creates a guest that is about to execute `code` at privilege level 0, with interrupts off. `code` is placed
+    /// at `code_at`.
     ///
     /// # Errors
     /// When KVM is missing or refuses a step, or the code does not fit.
@@ -160,7 +160,7 @@ impl MicroGuest {
     /// Sets the handler of exceptions of `vector` to `handler`, at privilege level 0.
     ///
     /// # Errors
-    /// Never, for memory of [`MicroGuest::RAM`] bytes.
+    /// When the IDT is not in RAM, which does not happen.
     pub(crate) fn set_handler(&self, vector: u8, handler: Gpa) -> Result<(), MicroGuestError> {
         self.set_handler_in(IDT, vector, handler)
     }
@@ -175,7 +175,7 @@ impl MicroGuest {
         vector: u8,
         handler: Gpa,
     ) -> Result<(), MicroGuestError> {
-        // An interrupt gate that privilege level 3 may use as well (SDM vol. 3, 6.14.1).
+        // An interrupt gate that privilege level 3 may also use (SDM vol. 3, 6.14.1).
         const GATE: u64 = 0xee << 40;
         let low = handler.0 & 0xffff
             | u64::from(entry::CODE) << 16
@@ -186,11 +186,11 @@ impl MicroGuest {
         Ok(self.ram.write(at, gate.as_flattened())?)
     }
 
-    /// Sets a handler of exceptions of `vector` that writes to `port` and then halts. When the run ends, RIP and
-    /// the exception frame at RSP show what the processor has left.
+    /// Sets a handler of exceptions of `vector` that writes to `port` and then halts. When the run ends, RSP points
+    /// at the exception frame.
     ///
     /// # Errors
-    /// Never, for memory of [`MicroGuest::RAM`] bytes.
+    /// When the handler or the IDT is not in RAM, which does not happen.
     pub(crate) fn report_exception(&self, vector: u8, port: u8) -> Result<(), MicroGuestError> {
         let handler = HANDLERS.wrapping_add(u64::from(vector) * 16);
         // out port, al ; hlt
@@ -201,7 +201,7 @@ impl MicroGuest {
     /// Sets model-specific registers, given as pairs of number and value.
     ///
     /// # Errors
-    /// When KVM refuses one.
+    /// When KVM refuses one of them.
     pub(crate) fn set_msrs(&self, values: &[(u32, u64)]) -> Result<(), MicroGuestError> {
         Ok(config::write_msrs(&self.vcpu, values)?)
     }
@@ -286,7 +286,8 @@ fn watch(over: &Receiver<()>, limit: Duration, runner: &Runner, expired: &Atomic
     }
 }
 
-/// Returns the signal that interrupts `KVM_RUN`. It is not that of machines' vCPUs, whose handler does more.
+/// Returns the signal that interrupts `KVM_RUN`. It differs from the signal that kicks vCPUs of machines, whose
+/// handler does more.
 fn wake_signal() -> libc::c_int {
     SIGRTMIN() + 1
 }

@@ -2,9 +2,9 @@
 //! original.
 //!
 //! While a copy of an instruction runs, IDTR points at an interrupt descriptor table of ours (the *exception
-//! window*), whose handlers are `out` instructions. So a fault exits, and its frame, still on the guest's stack,
-//! can be corrected before the guest's own handler sees it. The program below raises one exception of each kind in
-//! the window. The exits are handled by the same calls as in machines ([`CpuFd`]), and everything that the guest
+//! window*), whose handlers are `out` instructions. So a fault exits, and the host can correct the exception frame
+//! on the guest's stack before the guest's own handler sees it. The program below raises one exception of each kind
+//! in the window. The exits are handled by the same calls as in machines ([`CpuFd`]), and everything that the guest
 //! could notice is checked.
 //!
 //! | from | what |
@@ -38,8 +38,8 @@ const COPY: u64 = CODE + 0x40;
 const WINDOW: u64 = 0x2_0000;
 /// The window's handlers.
 const STUBS: u64 = 0x2_1000;
-/// Distance of the handlers. It is more than the length of an `out`, so RIP after the `out` of one handler is not
-/// RIP at the next.
+/// Distance between handlers, in bytes. It is more than the length of an `out`, so RIP after the `out` of one
+/// handler differs from the address of the next handler.
 const STRIDE: u64 = 4;
 /// The port that the window's handlers write to.
 const PORT: u8 = 0x90;
@@ -213,7 +213,8 @@ impl Guest {
         MicroGuest::run_vcpu(self.cpu.fd_mut(), LIMIT)
     }
 
-    /// Runs `code` as a copy in the window, with RBX set to `operand`. Returns its end and the registers before it.
+    /// Runs `code` as a copy in the window, with RBX set to `operand`. Returns how the run ended, and the registers
+    /// before it.
     fn run_in_window(
         &mut self,
         code: &[u8],
@@ -321,8 +322,7 @@ impl Guest {
         Ok(self.undisturbed(self.sregs.idt.base))
     }
 
-    /// Checks that the system registers have not changed, except for CR2 and the base of IDTR, which must be
-    /// `idt`.
+    /// Checks that the base of IDTR is `idt`, and that all other system registers except CR2 have not changed.
     fn undisturbed(&mut self, idt: u64) -> Result<(), String> {
         let now = *self.cpu.sregs();
         let expected = kvm_sregs {

@@ -13,7 +13,7 @@ use crate::entry::{self, Entry};
 use crate::layout;
 use crate::memory::{GuestRam, HOLE_END};
 
-/// Maximum length of the kernel command line, in bytes (`COMMAND_LINE_SIZE` less its closing zero).
+/// Maximum length of the kernel command line, in bytes (`COMMAND_LINE_SIZE` without the terminating zero).
 pub const MAX_CMDLINE: usize = 2047;
 
 const PAGE: u64 = 4096;
@@ -56,14 +56,15 @@ enum Kind {
     Acpi = 3,
 }
 
-/// Loads the kernel and all that it needs into `ram`. Before, `ram` must be zero except for the ACPI tables.
+/// Loads the kernel and all that it needs into `ram`. Before the call, `ram` must be zero except for the ACPI
+/// tables.
 ///
 /// `initrd` are archives, which the kernel unpacks one after the other. `rsdp` is the address of the RSDP, the
 /// start of the ACPI tables.
 ///
 /// # Errors
-/// When kernel or initramfs do not fit the memory, the command line is too long, or the image
-/// contradicts itself.
+/// When kernel or initramfs do not fit the memory, the command line is too long or contains a zero byte, or the
+/// image contradicts itself.
 pub fn load(
     kernel: &Kernel,
     ram: &GuestRam,
@@ -152,8 +153,8 @@ fn put_kernel(kernel: &Kernel, ram: &GuestRam) -> Result<Gpa, LoadError> {
     Ok(Gpa(end))
 }
 
-/// Copies the archives into consecutive memory that begins on a page boundary and ends as close below `top` as that
-/// allows. Returns its start, and its size in bytes; `None` if the archives are empty.
+/// Copies the archives into consecutive memory, which begins at the highest page boundary from which they fit below
+/// `top`. Returns the start and size in bytes of that memory; `None` if the archives are empty.
 fn put_initrd(
     ram: &GuestRam,
     parts: &[&[u8]],
@@ -196,7 +197,8 @@ impl Params {
         self.0[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Sets a 32-bit field to an address or a size, which must be below 4 GiB. Those that the loader uses are.
+    /// Sets a 32-bit field to an address or a size. Fails at 4 GiB or more; all values that the loader uses are
+    /// below.
     fn set_address(&mut self, at: usize, value: Gpa) -> Result<(), LoadError> {
         let value = u32::try_from(value.0).map_err(|_| LoadError::NoMemory(value))?;
         self.set(at, &value.to_le_bytes());

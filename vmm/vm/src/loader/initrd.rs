@@ -9,10 +9,10 @@ use super::error::LoadError;
 /// Maximum length of the script in bytes. A kernel takes arguments of only a fraction of this.
 const MAX_SCRIPT: usize = 8 << 20;
 
-/// Returns a cpio archive (newc) that contains the directory `hvprobe` and in it the executable `hvprobe/command`.
-/// That is a shell script that executes `command`, with each word unchanged whatever it contains.
+/// Returns a cpio archive (newc) that contains the directory `hvprobe` and the executable `hvprobe/command`: a
+/// shell script that executes `command`. Each word is quoted, so the shell passes it on unchanged.
 ///
-/// The kernel unpacks the archive over the content of earlier ones.
+/// The kernel unpacks the archive over the content of earlier archives.
 ///
 /// # Errors
 /// When the command is empty, longer than any guest could run, or has a zero byte in it.

@@ -3,7 +3,7 @@
 //!
 //! Kernels are entered through the 64-bit boot protocol (Linux, Documentation/arch/x86/boot.rst). The ELF file in a
 //! `bzImage` is unpacked on the host and entered directly. So the kernel's own decompressor never runs, and text
-//! stays at its link address. [`hvprobe_vmlinux`] has checked whatever is loaded here.
+//! stays at its link address. [`hvprobe_vmlinux`] has already checked the kernel.
 
 mod boot;
 mod error;

@@ -105,7 +105,7 @@ fn a_loaded_kernel_finds_itself_its_command_line_and_its_initramfs() {
 /// Checks the memory map in the boot parameters of a machine of `mib` MiB.
 fn check_map(mib: u64, expected: Expect) {
     let kernel = Kernel::parse(kernel()).unwrap();
-    // The size does not depend on the host's memory, because almost none of it is touched.
+    // The machine may have more memory than the host, because almost none of it is touched.
     let ram = GuestRam::with_limits(mib << 20, 0, u64::MAX, 46).unwrap();
     let entry = load(&kernel, &ram, &[], "", Gpa(0xe_0000)).unwrap();
     let params = entry.boot_params.wrapping_add(0);

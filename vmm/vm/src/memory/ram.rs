@@ -308,8 +308,7 @@ impl PhysMemory for GuestRam {
     /// Loads the word in one access, never torn, if `at` is a multiple of 8.
     #[inline]
     fn read_u64(&self, at: Gpa) -> Result<u64, OutOfRange> {
-        // Most reads of a hit are in the first slot, below 4 GiB. This path takes few instructions and
-        // registers.
+        // Most reads of a hit are in the first slot, below 3 GiB. This path takes few instructions and registers.
         match self.slots.first().and_then(|slot| slot.word(at)) {
             Some(word) => Ok(u64::from_le(word.load(Ordering::Relaxed))),
             None => self.read_elsewhere(at),

@@ -17,18 +17,18 @@ pub(super) const HUGE_PAGE: u64 = 2 << 20;
 /// Error of setting up a machine's memory.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
-    /// Less than any guest can use.
+    /// The size is below [`MIN_RAM`].
     #[error("{mib} MiB of memory is too little: a machine needs at least {} MiB", MIN_RAM >> 20)]
     TooSmall {
         /// The size asked for, in MiB.
         mib: u64,
     },
-    /// More than the host has, or than its processor can address.
+    /// The size is more than the host has, or more than its processor can address.
     #[error("{mib} MiB of memory is too much: {limit}")]
     TooLarge {
         /// The size asked for, in MiB.
         mib: u64,
-        /// The limit that the size exceeds, in words.
+        /// Description of the limit that the size exceeds.
         limit: String,
     },
     /// The host refused the mapping.

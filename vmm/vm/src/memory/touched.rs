@@ -10,8 +10,8 @@ use hvprobe_arch::Gpa;
 
 use super::slot::Slot;
 
-/// File with a word of the host kernel for each page of this process (Documentation/admin-guide/mm/pagemap.rst).
-/// Bit 63 is set if the page is in memory, bit 62 if it is swapped out.
+/// File in which the host kernel has a word for each page of this process
+/// (Documentation/admin-guide/mm/pagemap.rst). Bit 63 is set if the page is in memory, bit 62 if it is swapped out.
 const PAGEMAP: &str = "/proc/self/pagemap";
 const PAGE: u64 = 4096;
 const WORD: usize = 8;

@@ -27,7 +27,7 @@ impl GuestRam {
     /// through this value.
     ///
     /// # Errors
-    /// When KVM refuses. If the log was to be turned on, it is off.
+    /// When KVM refuses. If turning the log on fails, it is off.
     pub fn note_writes(&self, on: bool) -> io::Result<()> {
         let flags = if on { KVM_MEM_LOG_DIRTY_PAGES } else { 0 };
         for (number, slot) in self.ram() {

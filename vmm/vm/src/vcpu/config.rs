@@ -16,7 +16,7 @@ use crate::entry::{CODE, DATA, Entry, GDT_BYTES};
 use crate::layout;
 use crate::vm::{CpuError, kvm_error};
 
-/// Prepares vCPU `index` of `count`: vCPU 0 to start at `entry`, the others to be started by the kernel.
+/// Prepares vCPU `index` of `count`. vCPU 0 will start at `entry`; the kernel starts the others.
 ///
 /// # Errors
 /// When KVM refuses a step.
@@ -52,8 +52,8 @@ pub(crate) fn cpuid(kvm: &Kvm, index: u32, count: u32) -> Result<CpuId, CpuError
     })
 }
 
-/// Returns `supported`, with the leaves rewritten that describe topology and clocks (SDM vol. 2, CPUID; APM vol. 3,
-/// appendix E), and with the features hidden that the guest must not see.
+/// Returns `supported` with two changes: rewrites the leaves that describe topology and clocks (SDM vol. 2, CPUID;
+/// APM vol. 3, appendix E), and hides the features that the guest must not see.
 fn filter(
     supported: &[kvm_cpuid_entry2],
     index: u32,

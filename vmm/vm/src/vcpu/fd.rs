@@ -57,14 +57,14 @@ pub struct Counters {
     pub kvmclock: u64,
 }
 
-/// Exit of the guest, of one of the kinds that the run loop distinguishes.
+/// An exit of the guest. The variants are the kinds that the run loop distinguishes.
 #[derive(Debug)]
 pub enum Exit {
     /// A device access that is complete, or an exit that needs no work.
     Handled,
-    /// A device ended the machine.
+    /// The guest wrote to a device to reset the machine or to power it off.
     Device(DeviceEvent),
-    /// An `out` to the port of our patches. RIP shows whether a patch or the guest itself executed it.
+    /// An `out` to the port of our patches. RIP shows whether the `out` is that of a patch or the guest's own.
     Gate,
     /// An `out` to the port by which a detour reports that the ring fills up.
     Doorbell,
@@ -135,7 +135,7 @@ pub struct CpuFd {
 }
 
 impl CpuFd {
-    /// Takes over a configured vCPU whose int3s are caught in `mode`.
+    /// Wraps a configured vCPU whose int3s are caught in `mode`.
     ///
     /// # Errors
     /// When KVM refuses.
@@ -279,8 +279,8 @@ impl CpuFd {
         &self.fd.sync_regs_mut().sregs
     }
 
-    /// Calls `act` with a function that returns CR3 at the last exit. That function takes an ioctl unless the
-    /// page holds the system registers.
+    /// Calls `act` with a function that returns CR3 at the last exit; `None` if KVM refuses. That function takes an
+    /// ioctl unless the page holds the system registers.
     #[inline]
     pub fn with_cr3<T>(&mut self, act: impl FnOnce(&dyn Fn() -> Option<u64>) -> T) -> T {
         let known = self.knows_sregs.then(|| self.fd.sync_regs_mut().sregs.cr3);
@@ -369,8 +369,8 @@ impl CpuFd {
         }
     }
 
-    /// Changes the vCPU events of the last exit, with effect from the next entry. Leaves pending NMIs alone, as one
-    /// may have arrived since the exit.
+    /// Changes the vCPU events of the last exit, with effect from the next entry. Leaves pending NMIs alone,
+    /// because an NMI may have arrived since the exit.
     #[inline]
     fn change_events(
         &mut self,

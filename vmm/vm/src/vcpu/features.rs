@@ -1,8 +1,8 @@
 //! CPUID features shown to the guest.
 //!
-//! Invariants: a feature is shown only together with all features that it needs, whatever KVM reports as supported.
-//! Features that would let guest code run unseen by the hypervisor are not shown, so KVM does not let the guest
-//! turn them on.
+//! Invariants: a feature is shown only together with all features that it requires, even if KVM reports it without
+//! them. Features that would interfere with probes ([`HIDDEN`]) are not shown, so KVM does not let the guest turn
+//! them on.
 
 use kvm_bindings::kvm_cpuid_entry2;
 
@@ -45,8 +45,8 @@ impl Feature {
     }
 }
 
-/// VMX and [`SVM`] would let the guest run a nested guest. That may have code at the addresses of our probepoints,
-/// and its int3s would exit as the guest's own do.
+/// VMX and [`SVM`] would let the guest run a nested guest, which may have code at the addresses of our probepoints,
+/// and whose int3s would exit as the guest's own do.
 const VMX: Feature = Feature(1, 0, Ecx, 5);
 const SVM: Feature = Feature(0x8000_0001, 0, Ecx, 2);
 /// With FRED, exceptions do not go through the IDT, which the exception window replaces with its own.

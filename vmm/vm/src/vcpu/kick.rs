@@ -72,7 +72,7 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// Makes the calling thread kickable. The thread runs `vcpu`, which must outlive the guard.
+    /// Makes the calling thread, which runs `vcpu`, kickable. `vcpu` must outlive the guard.
     pub fn new(vcpu: &mut VcpuFd) -> Self {
         static HANDLER: Once = Once::new();
         HANDLER.call_once(|| {
