@@ -61,13 +61,13 @@ const FAREWELL: Duration = Duration::from_secs(2);
 const SILENCE: Duration = Duration::from_secs(30);
 /// Timeout of the answer to a keepalive ping.
 const ANSWER: Duration = Duration::from_secs(30);
-/// Bytes of one call that a client may send before they are read.
+/// Flow-control window of one call: maximum number of bytes that a client may send before the server reads them.
 const STREAM_WINDOW: u32 = 256 << 10;
-/// Bytes of all calls of a connection that a client may send before they are read. As this is the window of many
-/// calls, a few calls that wait for room do not keep the others from being received.
+/// Flow-control window of all calls of a connection together, in bytes. It is as large as the windows of many
+/// calls, so that a few calls that wait for room do not keep the others from being received.
 const CONNECTION_WINDOW: u32 = 4 << 20;
 
-/// Why a server stopped unasked.
+/// Why a server stopped without being asked to.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The transport failed.
@@ -130,8 +130,8 @@ impl Server {
         self.published.add(name, Broadcast::within(pool))
     }
 
-    /// Adds a TCP port, whose clients must send its token, to the socket that the server
-    /// [serves](Server::serve).
+    /// Makes the server listen on a TCP port, besides the socket that it [serves](Server::serve). The port's
+    /// clients must send its token.
     pub fn listen_too(&mut self, loopback: Loopback) {
         self.loopback = Some(loopback);
     }
@@ -140,7 +140,7 @@ impl Server {
     /// removes the socket.
     ///
     /// # Errors
-    /// When the transport fails. The machines are ended then, too.
+    /// When the transport fails. Even then, all machines are ended first.
     pub async fn serve(
         mut self,
         socket: Listener,
@@ -153,8 +153,7 @@ impl Server {
         self.serve_all(Box::pin(connections), Box::pin(stop)).await
     }
 
-    /// Serves one client over `stream`, which need not be a socket, until `stop` completes; then
-    /// ends all machines.
+    /// Serves one client over `stream`, which need not be a socket, until `stop` completes; then ends all machines.
     ///
     /// # Errors
     /// As [`Server::serve`].

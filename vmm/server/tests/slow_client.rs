@@ -18,9 +18,9 @@ use tokio::sync::oneshot;
 use tonic::Streaming;
 use tonic::transport::Endpoint;
 
-/// Number of batches, which have ten million events in all.
+/// Number of batches. Together they have ten million events.
 const BATCHES: u64 = 10_000;
-/// Events of a batch.
+/// Number of events in a batch.
 const BATCH: u64 = 1000;
 /// Maximum memory that the events may take, in bytes; on the wire they have 2 GiB.
 const MEMORY: u64 = 64 << 20;

@@ -11,7 +11,7 @@ use hvprobe_machine::MachineConfig;
 
 /// Room for the files of all boots under way, in bytes.
 const ROOM: u64 = 4 << 30;
-/// Minimum number of bytes that a kernel counts for, because a packed kernel is unpacked.
+/// Minimum number of bytes that are counted for a kernel, because a packed kernel is unpacked.
 const LEAST: u64 = 64 << 20;
 
 /// Counts the bytes of [`ROOM`] that boots have taken.
@@ -28,7 +28,7 @@ pub(crate) struct Held<'a> {
     bytes: u64,
 }
 
-/// Maximum numbers of bytes that are read of a kernel's file, and of an initrd.
+/// Maximum numbers of bytes that are read of a kernel's file and of an initrd, in this order.
 const LONGEST: [u64; 2] = [1 << 30, 3 << 30];
 
 /// Returns the memory that the files of this machine take, in bytes. A file that cannot be inspected counts as

@@ -7,33 +7,33 @@ pub(crate) use hvprobe_proto::limits::{BATCH, BUILD_ID, DEFINITION, TYPES, at_mo
 use hvprobe_proto::v1::ErrorKind;
 use tonic::Status;
 
-/// Bytes of one message.
+/// Maximum length of a message, in bytes.
 pub(crate) const MESSAGE: usize = 8 << 20;
-/// Bytes of a reflection request. The limit is low because the headers of the answer repeat a name that reflection
-/// does not know.
+/// Maximum length of a reflection request, in bytes. The limit is low because the server repeats an unknown name in
+/// the headers of its answer.
 pub(crate) const REFLECTED: usize = 1024;
-/// States in one request for machines: far more than exist.
+/// Maximum number of states in a request for machines: far more than exist.
 pub(crate) const STATES: usize = 64;
-/// Bytes of guest memory read at once.
+/// Maximum number of bytes of guest memory that are read at once.
 pub(crate) const READ: usize = 1 << 20;
-/// Bytes of a file with debug information that a client uploads: four times the size of that of a distribution's
-/// kernel.
+/// Maximum length of an uploaded file with debug information, in bytes: four times the length of the file of a
+/// distribution's kernel.
 pub(crate) const UPLOAD: u64 = 2 << 30;
-/// Bytes of all uploads together.
+/// Maximum total length of all uploads, in bytes.
 pub(crate) const UPLOADS: u64 = 8 << 30;
-/// Uploads under way at a time.
+/// Maximum number of incomplete uploads at a time.
 pub(crate) const UPLOADS_UNDER_WAY: usize = 32;
-/// Parts of uploads that are written at a time.
+/// Maximum number of parts of uploads that are written at a time.
 pub(crate) const UPLOADS_AT_ONCE: usize = 8;
-/// Bytes typed on a console at once.
+/// Maximum number of bytes that are typed on a console at once.
 pub(crate) const CONSOLE_WRITE: usize = 64 << 10;
-/// Bytes of a task's name (`TASK_COMM_LEN`).
+/// Maximum length of a task's name, in bytes (`TASK_COMM_LEN`).
 pub(crate) const COMM: usize = 16;
-/// Characters of a wrong text that are shown.
+/// Maximum number of characters of a wrong text that an error shows.
 pub(crate) const SHOWN: usize = 64;
-/// Bytes of a path (`PATH_MAX`, its zero not counted).
+/// Maximum length of a path, in bytes, without its closing zero (`PATH_MAX`).
 const PATH: usize = 4095;
-/// Bytes of the name of a machine, of a session's owner, and of a label.
+/// Maximum length, in bytes, of the name of a machine or of a session's owner, and of the name or value of a label.
 pub(crate) const NAME: usize = 63;
 
 /// Checks that `name` can be the name of a machine.

@@ -1,7 +1,7 @@
 //! Permits for large requests and answers.
 //!
-//! Invariant: of each connection, at most one large request at a time waits for a permit of the server. So a
-//! connection delays the large requests of others by at most one of its own.
+//! Invariant: at most one large request of each connection waits for a permit of the server at a time. So a
+//! connection delays the large requests of others by at most one request of its own.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,7 +15,7 @@ use super::totals::Places;
 /// How long a client may take to read an answer before its connection is closed.
 pub(crate) const UNREAD: Duration = Duration::from_mins(3);
 
-/// What the calls of one connection share.
+/// State that the calls of one connection share.
 #[derive(Debug)]
 pub(crate) struct Own {
     /// The connection's turn: only one of its requests at a time can be large.
@@ -25,7 +25,7 @@ pub(crate) struct Own {
     unread: Mutex<Unread>,
 }
 
-/// When each answer was ready that the client has not read yet.
+/// For each answer that the client has not read yet: the time at which it was ready.
 #[derive(Debug, Default)]
 struct Unread {
     since: BTreeMap<u64, Instant>,
@@ -100,7 +100,7 @@ impl AnswerPermit {
         }
     }
 
-    /// Starts the time that the client has to read the answer.
+    /// Starts the period in which the client has to read the answer.
     pub(crate) fn start_unread(&mut self) {
         let mut unread = self.own.unread();
         let key = unread.next;

@@ -4,49 +4,50 @@ use std::thread::available_parallelism;
 
 use hvprobe_machine::Bounds;
 
-/// vCPUs per processor of the host.
+/// Default number of vCPUs per processor of the host.
 const CPUS_PER_PROCESSOR: u32 = 64;
 
 /// Limits for the whole server. The limits for one request or one client are constants.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Machines that boot or live.
+    /// Maximum number of machines that are booting or live.
     pub machines: usize,
-    /// Guest memory of all machines, in bytes.
+    /// Maximum guest memory of all machines together, in bytes.
     pub memory: u64,
-    /// vCPUs of all machines.
+    /// Maximum number of vCPUs of all machines together.
     pub cpus: u32,
-    /// Ended machines that the server keeps.
+    /// Maximum number of ended machines that the server keeps.
     pub ended_machines: usize,
-    /// Bytes that ended machines keep: lists of probes, consoles, reports and last events. The machine that ended
-    /// last is kept whatever its size.
+    /// Maximum number of bytes that ended machines keep: lists of probes, consoles, reports and last events. The
+    /// machine that ended last is kept even if it exceeds this.
     pub ended_bytes: usize,
-    /// Connections on the unix socket.
+    /// Maximum number of connections on the unix socket.
     pub connections: usize,
-    /// Connections on the TCP port.
+    /// Maximum number of connections on the TCP port.
     pub tcp_connections: usize,
-    /// Calls under way per connection.
+    /// Maximum number of calls under way per connection.
     pub calls_per_connection: u32,
-    /// Calls under way whose answer is a stream.
+    /// Maximum number of calls under way whose answer is a stream.
     pub streams: usize,
-    /// Subscriptions to events.
+    /// Maximum number of subscriptions to events.
     pub subscribers: usize,
-    /// Bytes of the events that wait for subscribers, for all of them together.
+    /// Maximum number of bytes of the events that wait for subscribers, for all subscribers together.
     pub event_bytes: usize,
-    /// Large requests that are received and carried out at a time: those of more than 128 KiB, or of more than 1
-    /// MiB once decoded. Each connection can have one of them.
+    /// Maximum number of large requests that are received and carried out at a time. A request is large if it has
+    /// more than 128 KiB, or more than 1 MiB once decoded. Each connection can have one at a time.
     pub large_requests: usize,
-    /// Unary calls under way whose answers can be longer than 128 KiB. A call counts until its client has read the
-    /// answer. Each connection can have one more, which does not count.
+    /// Maximum number of unary calls under way whose answers can be longer than 128 KiB. A call counts until its
+    /// client has read the answer. Each connection can have one more, which does not count.
     pub large_answers: usize,
-    /// Sessions, including kept and ending ones.
+    /// Maximum number of sessions, including kept and ending ones.
     pub sessions: usize,
     /// Limits per machine.
     pub each: Bounds,
 }
 
 impl Limits {
-    /// Returns the default limits for this host: its memory for guests, and 64 vCPUs for each of its processors.
+    /// Returns the default limits for this host: all memory of the host for guests, and 64 vCPUs for each of its
+    /// processors.
     #[must_use]
     pub fn of_host() -> Self {
         let host = rustix::system::sysinfo();
@@ -80,7 +81,7 @@ impl Default for Limits {
     }
 }
 
-/// Converts units of memory to bytes.
+/// Converts `total` units of memory, of `unit` bytes each, to bytes.
 fn memory(total: impl Into<u64>, unit: u32) -> u64 {
     total.into().saturating_mul(unit.into())
 }

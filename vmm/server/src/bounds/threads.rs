@@ -2,7 +2,7 @@
 //!
 //! Invariant: each class of calls has permits of its own. A call that waits for a permit takes no thread. A call
 //! that has a permit keeps it until the call returns, even if nobody waits for the result any more. So stuck or
-//! waiting calls of one class, however many, take no thread from the calls of another class.
+//! waiting calls of one class take no thread from the calls of another class.
 
 use std::sync::Arc;
 use std::thread;
@@ -30,7 +30,7 @@ impl Lane {
         }
     }
 
-    /// Waits for a permit, which is released on drop. For callers whose work needs a permit of another class, too.
+    /// Waits for a permit, which is released on drop. For callers that also need a permit of another class.
     pub(crate) async fn turn(&self) -> Result<OwnedSemaphorePermit, Status> {
         let place = Arc::clone(&self.places).acquire_owned().await;
         place.map_err(|_| broken(self.what))

@@ -13,7 +13,7 @@ use tonic::Code;
 
 use super::server_limits::Limits;
 
-/// Divisor of the bytes for events: lists and filters of subscriptions may take one part of this many.
+/// The lists and filters of subscriptions may take one part in this many of the bytes for events.
 const LISTS: usize = 4;
 
 /// Use of a server's resources.

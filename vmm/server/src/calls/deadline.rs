@@ -2,8 +2,9 @@
 //!
 //! A client says how long it waits for a call (`grpc-timeout`, "PROTOCOL-HTTP2" of gRPC). Invariant: after that
 //! time the call ends with DEADLINE_EXCEEDED, whether its answer has begun or not, and its handler or its answer is
-//! dropped. The library checks a deadline only until an answer begins, and then reports CANCELLED, so this layer
-//! checks it before the library does. A timeout that cannot be parsed counts as none, as in the library.
+//! dropped. The library checks a deadline only until the answer begins, and reports CANCELLED when it has passed.
+//! So this layer checks the deadline before the library does. A timeout that cannot be parsed counts as none, as in
+//! the library.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -82,7 +83,7 @@ impl Future for Over {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let polled = self.0.as_mut().poll(cx);
-        // The library's own timer may wake the call before this timer does: then the deadline has passed, too.
+        // If the library's own timer wakes the call before this timer does, the deadline has passed nevertheless.
         if self.0.deadline() <= Instant::now() {
             return Poll::Ready(());
         }

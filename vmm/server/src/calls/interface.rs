@@ -58,7 +58,7 @@ pub(crate) struct Interface {
     unary: HashSet<&'static str>,
 }
 
-/// The only unary call of another interface, that for health checks: reflection has only streams.
+/// The only unary call of another interface: the health check. Reflection has only streams.
 const CHECK: &str = "/grpc.health.v1.Health/Check";
 /// Type of answers that are not long although they have lists: these lists are short, except in the answer of
 /// [`BOOT`].

@@ -19,7 +19,7 @@ use tower::Layer;
 use super::interface::Interface;
 use crate::bounds::totals::Totals;
 
-/// Takes permits for streams.
+/// Layer that takes a permit for each stream.
 #[derive(Clone, Debug)]
 pub(crate) struct StreamsLayer {
     totals: Arc<Totals>,
@@ -43,7 +43,7 @@ impl<S> Layer<S> for StreamsLayer {
     }
 }
 
-/// A service behind the layer.
+/// A service inside the layer.
 #[derive(Clone, Debug)]
 pub(crate) struct Streams<S> {
     layer: StreamsLayer,

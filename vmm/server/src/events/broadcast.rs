@@ -1,8 +1,9 @@
 //! Sends one machine's events to its clients.
 //!
 //! Invariants:
-//! - the collector waits for no client. For each client it only matches the lists and a short filter; all these
-//!   filters together have at most [`SHORT_OF_ALL`] comparisons;
+//! - the collector waits for no client. For each client it only checks events against the client's lists (probes,
+//!   processes, names, kinds) and against its filter if that is short; all these filters together have at most
+//!   [`SHORT_OF_ALL`] comparisons;
 //! - a batch is encoded once for all clients, and not at all if there has been no client for [`LINGER`];
 //! - the events that wait for one client take at most [`WAITING`] bytes, and those that wait for all clients of
 //!   a server at most the limit of their pool;
@@ -23,11 +24,11 @@ use super::position::{Lost, Position};
 use super::subscription::{PASSING, Subscription};
 use super::wanted::Wanted;
 
-/// Limit of the bytes that wait for one client before it begins to lose events: some 30,000 hits with all their
-/// registers.
+/// Maximum number of bytes of events that wait for one client; further events are lost. About 30,000 hits with all
+/// their registers.
 const WAITING: usize = 8 << 20;
-/// Maximum number of comparisons of a filter that the collector evaluates itself, so that the events that the
-/// filter excludes take no room in the client's queue.
+/// Maximum number of comparisons of a filter that the collector evaluates itself. Events that such a filter
+/// excludes take no room in the client's queue.
 const SHORT: usize = 4;
 /// Maximum number of comparisons of all such filters together.
 const SHORT_OF_ALL: usize = 32;
@@ -88,7 +89,7 @@ struct Client {
 pub(crate) struct Beyond;
 
 impl Broadcast {
-    /// Creates a broadcast whose waiting events take their room from `pool`, which others may use, too.
+    /// Creates a broadcast whose waiting events take their room from `pool`, which may be shared.
     pub(crate) fn within(pool: Pool) -> Self {
         Self {
             state: Arc::default(),
@@ -109,8 +110,8 @@ impl Broadcast {
         }
     }
 
-    /// Subscribes to those of the future events that are `wanted`. With a position `after`, the held events from
-    /// that position on come first.
+    /// Subscribes to future events that are `wanted`. If `after` is given, the held events from that position on
+    /// come first.
     pub(crate) fn subscribe(
         &self,
         wanted: impl Into<Arc<Wanted>>,
@@ -218,8 +219,8 @@ impl Client {
         self.queue.lose(Lost { count, until });
     }
 
-    /// Queues those of `events` that match the client's lists and its short filter. `all` is what `encoder` has
-    /// just made of `events`.
+    /// Queues those of `events` that match the client's lists and its short filter. `all` has all of `events`,
+    /// which `encoder` has just encoded.
     fn hear(&mut self, events: &[Event], all: &Encoded, encoder: &mut Encoder, now: Instant) {
         let Some(wanted) = self.wanted.upgrade() else {
             return;

@@ -109,7 +109,7 @@ impl Iterator for Events {
     }
 }
 
-/// Encodes batches, one after the other.
+/// Encoder of batches. Its buffers are reused for each batch.
 #[derive(Debug, Default)]
 pub(crate) struct Encoder {
     bytes: Vec<u8>,
@@ -138,8 +138,8 @@ impl Encoder {
         }
     }
 
-    /// Returns the encoding of the events at the indexes `wanted`. The last call of [`Encoder::all`] was for
-    /// `events`.
+    /// Returns the encoding of the events at the indexes `wanted`. The last call of [`Encoder::all`] must have been
+    /// for `events`.
     pub(crate) fn some(&mut self, events: &[Event], wanted: &[usize], end: Position) -> Encoded {
         self.picked.clear();
         let mut probes = Vec::new();

@@ -1,16 +1,17 @@
 //! Events of a machine that are held for reconnecting clients.
 //!
-//! Invariants: no more bytes are held than the limit, however many clients there are; the held batches have no gap
-//! between them, and the last one has the newest event.
+//! Invariants: the number of held bytes is limited, and does not depend on the number of clients; the held batches
+//! have no gap between them, and the last one has the newest event.
 
 use std::collections::VecDeque;
 
 use super::encoded::Encoded;
 use super::position::Position;
 
-/// Limit of the bytes of batches that are held for one machine: some 35,000 hits with all their registers.
+/// Maximum number of bytes of the batches that are held for one machine: about 35,000 hits with all their
+/// registers.
 pub(crate) const HELD: usize = 8 << 20;
-/// Limit of the bytes that are held for a machine that has ended.
+/// Maximum number of bytes that are held for a machine that has ended.
 pub(crate) const HELD_OF_ENDED: usize = 1 << 20;
 
 /// The newest batches of one machine.
@@ -54,8 +55,8 @@ impl Held {
         *self = Self::default();
     }
 
-    /// Returns the held events from the number `seq` on, and how many events from `seq` on are missing before them.
-    /// `end` is the position after the machine's newest event.
+    /// Returns the held events from the number `seq` on, and the number of events from `seq` on that are no longer
+    /// held. `end` is the position after the machine's newest event.
     pub(crate) fn since(&self, seq: u64, end: Position) -> (VecDeque<Encoded>, u64) {
         let first = self.batches.front().map_or(end.seq, |batch| batch.first);
         let seen = self

@@ -1,9 +1,8 @@
 //! One client's end of a machine's events: first the held events, then new ones.
 //!
 //! Invariant: the client's filter is evaluated here, by the task that takes the events for this client, a few
-//! events at a time, so that neither the collector nor another client waits for it. If the filter is slower
-//! than the events arrive, they wait in the queue, and only this client loses those that the queue has no room
-//! for.
+//! events at a time, so that neither the collector nor another client waits for it. If events arrive faster than
+//! the filter is evaluated, they wait in the queue. If the queue is full, only this client loses events.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -31,7 +30,7 @@ pub(crate) struct Subscription {
     pub(crate) start: Position,
     /// Number of events that the client has missed: those between its position and the start.
     pub(crate) missed: u64,
-    /// Number of events that, since the client's position, were dropped before they got a number.
+    /// Number of events since the client's position that were dropped before they got a number.
     pub(crate) dropped: u64,
     pub(crate) held: VecDeque<Encoded>,
     pub(crate) queue: Exit<Encoded, Lost>,
@@ -65,7 +64,8 @@ impl Subscription {
         }
     }
 
-    /// Returns what is available without waiting, unless its events have to be checked first.
+    /// Returns the next batch, loss or notice if one is available without waiting, and its events need no check;
+    /// otherwise `None`.
     pub(crate) fn try_next(&mut self) -> Option<Taken<Encoded, Lost>> {
         if self.held.is_empty() {
             return match &self.wanted.filter {
@@ -98,7 +98,7 @@ async fn sift(wanted: &Wanted, taken: Taken<Encoded, Lost>) -> Taken<Encoded, Lo
     while sieve.look(wanted, LOOK) {
         tokio::task::yield_now().await;
     }
-    // Yield after each batch, however few events it has.
+    // Yield after each batch, even if it has few events.
     tokio::task::yield_now().await;
     Taken {
         item: Some(sieve.end()),

@@ -2,9 +2,9 @@
 //!
 //! Invariant: the decision depends only on the [`Facts`] of an event, which are the same whether the event was just
 //! made or is decoded. So a client that continues from a position gets the events that it would have got without
-//! the interruption. The collector looks events up in the lists, which costs the same however long they are, and
-//! evaluates a few short filters. The cost of any other filter depends on its text, so it is evaluated by the task
-//! that takes the events for its client.
+//! the interruption. The collector looks up events in the lists, which takes the same time for lists of any length,
+//! and evaluates a few short filters. The cost of any other filter depends on its text, so it is evaluated by the
+//! task that takes the events for its client.
 
 use std::collections::HashSet;
 use std::mem::size_of;
@@ -28,14 +28,14 @@ pub(crate) struct Wanted {
     pub(crate) comms: HashSet<Vec<u8>>,
     /// Kinds as on the wire.
     pub(crate) kinds: HashSet<i32>,
-    /// Condition that has to hold, too.
+    /// Condition that also has to hold.
     pub(crate) filter: Option<Predicate>,
     /// The memory of this selection, as shares of the pools that limit it.
     pub(crate) room: Vec<Share>,
 }
 
-/// Factor from the size of a list's entries to the memory of the list: its hash table has free entries, and one
-/// byte more for each entry.
+/// Ratio of the memory of a list to the size of its entries: its hash table has free entries, and one more byte for
+/// each entry.
 const SPARE: usize = 2;
 /// Bytes that the allocation of a name takes besides the name itself.
 const ALLOCATED: usize = 16;

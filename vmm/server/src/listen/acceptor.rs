@@ -21,7 +21,7 @@ use crate::bounds::totals::{Places, Totals};
 
 /// Delay after a failed attempt to accept a connection, for example if no file descriptor is free.
 const EXHAUSTED: Duration = Duration::from_millis(100);
-/// Connections per socket that are accepted only to refuse their calls.
+/// Maximum number of connections per socket that are accepted only to refuse their calls.
 const REFUSED: usize = 16;
 
 /// A unix socket and an optional TCP port.

@@ -146,7 +146,7 @@ enum Text {
     Authority,
 }
 
-/// Parser of the bytes that a client sends, which rewrites names.
+/// Parser that rewrites the names in the bytes that a client sends.
 #[derive(Debug)]
 struct Names {
     frame: Frame,
@@ -332,7 +332,7 @@ fn number(first: u8, bits: u32, of: Number) -> Field {
 }
 
 impl Number {
-    /// Returns the state after a number of this meaning that is `value`.
+    /// Returns the state after a number that has this meaning and is `value`.
     fn is(self, value: u32) -> Field {
         match (self, value) {
             (Self::Field, _) => Field::Start,

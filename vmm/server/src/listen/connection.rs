@@ -216,8 +216,8 @@ impl AsyncWrite for Connection {
 mod tests {
     use super::*;
 
-    /// Returns the credential of the client of a call with this admission and these headers, if the call is
-    /// admitted.
+    /// Makes a call with this admission and these `authorization` headers. Returns the credential of the client if
+    /// the call is admitted, otherwise the code of the error.
     fn admitted(admission: Option<Admission>, authorization: &[&str]) -> Result<Credential, Code> {
         let mut call = Request::new(());
         if let Some(admission) = admission {

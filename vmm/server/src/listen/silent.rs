@@ -109,7 +109,7 @@ impl Beginning {
     }
 
     /// Notes that `bytes` bytes have arrived. Once the preface is complete, returns the permit, which the
-    /// connection then keeps, or an error if another connection has got it.
+    /// connection keeps from then on; an error if another connection has taken it.
     pub(crate) fn came(&mut self, bytes: usize) -> Poll<io::Result<OwnedSemaphorePermit>> {
         self.left = self.left.saturating_sub(bytes);
         match self.left {

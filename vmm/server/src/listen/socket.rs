@@ -4,7 +4,7 @@
 //!
 //! - One server per path. A lock file beside the socket is held while the socket exists, so two servers that
 //!   start at the same time cannot both find it stale.
-//! - A file that another user has put in the place of the lock is neither waited for nor trusted.
+//! - If another user has put a file in the place of the lock, the server neither waits for the file nor trusts it.
 //! - Only the owner and root can reach the socket. The socket is given mode 0600 before it is bound, so the path
 //!   never has another mode. In addition, the credentials of each client are checked.
 //! - Only a dead socket is replaced, never a live one and never a file that is not a socket.
@@ -29,13 +29,13 @@ const BACKLOG: u32 = 128;
 /// Why a socket cannot be listened on.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// Another server listens there.
+    /// Another server listens on the socket.
     #[error("a server already listens on {}", .0.display())]
     InUse(PathBuf),
     /// The path is taken by something that must not be replaced.
     #[error("{} exists and is not a socket; remove it or choose another path", .0.display())]
     NotASocket(PathBuf),
-    /// The file in the place of the socket's lock is not one of ours.
+    /// The file in the place of the socket's lock is not a lock file of this user.
     #[error(
         "{} is no lock of this user's; remove it, or choose another path, in a folder that only you write to",
         .0.display()

@@ -1,8 +1,8 @@
 //! The TCP port the server listens on, for clients that cannot use a unix socket.
 //!
 //! Invariants: the address cannot be reached from other machines, because nothing is encrypted; calls have to show
-//! a token, because every local user can reach the address; however many connections the port has, those on the
-//! unix socket are still accepted.
+//! a token, because every local user can reach the address; connections on the port never keep connections on the
+//! unix socket from being accepted.
 
 use std::io;
 use std::net::SocketAddr;
@@ -40,8 +40,7 @@ pub struct Loopback {
 }
 
 impl Loopback {
-    /// Listens on `address`, or on a port that the system chooses if the port is 0, for clients that have
-    /// `token`.
+    /// Listens on `address`, for clients that have `token`. If the port in `address` is 0, the system chooses one.
     ///
     /// # Errors
     /// When the address can be reached from other machines, or when the system refuses.
@@ -72,7 +71,7 @@ impl Loopback {
     /// Accepts the next connection.
     pub(crate) async fn accept(&self) -> io::Result<TcpStream> {
         let (stream, _) = self.listener.accept().await?;
-        // Without a delay, because answers are small and clients wait for them. This fails if the client has
+        // Small answers are sent without delay, because clients wait for them. This fails if the client has
         // disconnected, which is detected later.
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "a connection ended before it was accepted");

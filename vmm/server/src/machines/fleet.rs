@@ -103,7 +103,7 @@ impl Fleet {
         self.slots().get(name)
     }
 
-    /// Returns the sessions that own probes of the machines.
+    /// Returns the sessions of the server, by owner number.
     pub(crate) fn owners(&self) -> &Owners {
         &self.shared.owners
     }
@@ -136,7 +136,7 @@ impl Fleet {
         self.boot_by(config, asked, Machine::boot).await
     }
 
-    /// Like [`Fleet::boot`], with the function `boot`.
+    /// Like [`Fleet::boot`], but boots the machine with the function `boot`.
     async fn boot_by(
         &self,
         mut config: MachineConfig,
@@ -223,7 +223,7 @@ impl Fleet {
     }
 
     /// Ends all machines at once, including those being booted, and refuses further boots. Waits for them at most
-    /// for [`ENDS`] in total, however often this is called.
+    /// for [`ENDS`], in all calls together.
     pub(crate) async fn close(&self) {
         let no_longer = &self.shared.no_longer;
         let no_longer = *no_longer.get_or_init(|| Instant::now() + ENDS);

@@ -40,7 +40,7 @@ pub(crate) struct Handle {
     pub(crate) requests: Arc<Requests>,
     /// The live or ended machine. Receivers are notified whenever the machine's state changes.
     life: Arc<watch::Sender<Life>>,
-    /// Sessions of the server that own probes or pauses.
+    /// Sessions of the server, by owner number.
     owners: Owners,
     /// Its events, for subscribers.
     events: Broadcast,
@@ -81,7 +81,7 @@ pub(crate) struct Remains {
     registered: RegisterResponse,
     /// Last part of its console output.
     pub(crate) console: Vec<u8>,
-    /// Bytes of all this; messages count with their encoded length.
+    /// Size of all this in bytes; messages count with their encoded length.
     bytes: usize,
 }
 
@@ -368,7 +368,7 @@ impl Handle {
     }
 }
 
-/// Creates the threads for calls into one machine.
+/// Creates the permits for calls into one machine.
 fn lane() -> Arc<Lane> {
     Arc::new(Lane::new("a call into a machine", CALLS))
 }

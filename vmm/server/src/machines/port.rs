@@ -1,10 +1,10 @@
 //! The port to a live machine: everything that the server asks of it.
 //!
-//! Invariants: outside this file only the boot, and the conversion of a listing, name a [`Machine`]. Calls of
-//! clients that may block run on the machine's own threads for calls, and continue even if nobody waits for them
-//! any more. A port keeps the memory of its machine, so nothing holds one for longer than a call, except for the
-//! machine's handle. Most calls pass plain values; [`Port::image`], [`Port::listen`], [`Port::attach`],
-//! [`Port::console`] and [`Port::aggregate`] pass objects of this process.
+//! Invariants: outside this file only the boot, and the conversion of a listing, name a [`Machine`]. Clients' calls
+//! that may block run on the machine's own threads for calls, and continue even if nobody waits for them any more.
+//! A port keeps the memory of its machine, so only the machine's handle holds a port for longer than a call. Most
+//! calls pass plain values; [`Port::image`], [`Port::listen`], [`Port::attach`], [`Port::console`] and
+//! [`Port::aggregate`] pass objects of this process.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ impl Port {
         }
     }
 
-    /// Describes the machine, without what only its handle knows of it.
+    /// Describes the machine, without the data that only its handle has.
     pub(crate) fn describe(&self) -> v1::Machine {
         convert::machine(&self.machine)
     }
@@ -127,7 +127,7 @@ impl Port {
     }
 }
 
-/// Calls that run on the machine's threads for calls. They take the port: if it is the last one, the machine's
+/// Calls that run on the machine's threads for calls. They consume the port: if it is the last one, the machine's
 /// memory is freed on such a thread, and not by the task that waits.
 impl Port {
     async fn call<T: Send + 'static>(
@@ -188,7 +188,7 @@ impl Port {
     ) -> Result<Registered, Status> {
         let name = Arc::clone(&self.name);
         let registered = self.call(move |machine| {
-            // Parsing the maximum number of definitions takes a while, too.
+            // Parsed here, because parsing the maximum number of definitions takes a while.
             let specs = probe_spec::specs(probes)?;
             // The ticket keeps the session from ending before its probes are known to belong to it.
             let owner = ticket.as_ref().map(|ticket| ticket.owner);

@@ -5,10 +5,10 @@
 //!     │                     └──failed──► forgotten, as nothing was done
 //!     └──its client is gone──► forgotten
 //! ```
-//! Invariants: of the requests of one machine, one is under way at a time. A request under way continues, and its
-//! answer is kept, even if its client is gone, because that is when the client repeats it. A waiting request ends
+//! Invariants: each machine has at most one request with an id under way. A request under way continues, and its
+//! answer is kept, even if its client is gone, because such a client repeats its request. A waiting request ends
 //! with its client's call, because nothing else holds it. The last answers are kept: at most [`KEPT`] of them, with
-//! at most [`BYTES`] bytes; the last one is kept whatever its length.
+//! at most [`BYTES`] bytes in total, but always the last one.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -194,7 +194,7 @@ mod tests {
         let (kept, bytes) = ask("b", IDS).await;
         assert!(kept == "ab" && bytes > 10 * IDS, "{kept}: {bytes}");
         assert_eq!(ask("c", IDS).await.0, "bc");
-        // The last answer is kept, however long it is.
+        // The last answer is kept even if it exceeds the limit.
         let (kept, bytes) = ask("d", 4 * IDS).await;
         assert!(kept == "d" && bytes > BYTES, "{kept}: {bytes}");
         assert_eq!(ask("d", 0).await.0, "d");

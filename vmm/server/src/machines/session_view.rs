@@ -30,7 +30,7 @@ impl Place for Handle {
         let let_go = match port.let_go(owners).await {
             Ok(Some(let_go)) => let_go,
             Ok(None) => return Ok(LetGo::default()),
-            // Whatever the error was: the machine has ended meanwhile, and its probes and pauses with it.
+            // The error does not matter: the machine has ended meanwhile, and its probes and pauses with it.
             Err(_) if !self.is_there() => return Ok(LetGo::default()),
             Err(error) => return Err(error),
         };

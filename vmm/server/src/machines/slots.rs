@@ -184,7 +184,8 @@ impl Slots {
         }
     }
 
-    /// Removes the ended machines that exceed the limits, the oldest ones first. Returns how many there were.
+    /// Removes the ended machines that exceed the limits, the oldest ones first. Returns the number of removed
+    /// machines.
     pub(crate) fn forget_oldest(&mut self, limits: &Limits) -> usize {
         let ended = self.named.iter().filter_map(|(name, slot)| match slot {
             Slot::Taken(handle) => {

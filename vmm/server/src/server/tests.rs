@@ -30,8 +30,8 @@ use crate::machines::fleet::tests::add_ended_with;
 const PROBES: u32 = 65_536;
 const ENDED: &str = "ended";
 const SYNTHETIC: &str = "synthetic";
-/// How long another client may wait for its answer. To search one list for each entry of another takes far longer.
-/// An answer that takes a tenth of this on an idle machine can take all of it on a busy one.
+/// Maximum time that another client may wait for its answer. A search of one list for each entry of another takes
+/// far longer. An answer can take ten times as long on a busy machine as on an idle one.
 const ANSWERED: Duration = Duration::from_secs(1);
 /// Time limit for a call.
 const PATIENCE: Duration = Duration::from_secs(120);

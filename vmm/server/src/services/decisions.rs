@@ -5,8 +5,7 @@
 //!                                       or too many deadlines missed)──► over
 //! ```
 //! Invariants: while a client decides, every question of its probes is either waiting for that client's answer or
-//! answered. When the stream ends, for whatever reason, the asker is dropped, and open questions get the default
-//! decision.
+//! answered. When the stream ends, the asker is dropped, and open questions get the default decision.
 
 use std::collections::{HashMap, HashSet};
 

@@ -35,8 +35,8 @@ use crate::machines::{Fleet, Handle};
 
 /// Capacity of the queue of messages between the machines and one client's connection.
 const MESSAGES: usize = 2;
-/// Maximum number of machines whose events go into one stream at a time: by default, as many as can run, and as
-/// many ended ones whose last messages wait. Further machines wait.
+/// Maximum number of machines whose events go into one stream at a time; further machines wait. It is the default
+/// maximum number of running machines, plus as many ended machines whose last messages still wait.
 const MACHINES: usize = 128;
 
 type Responses = ReceiverStream<Result<Message, Status>>;
@@ -172,7 +172,7 @@ impl All {
     async fn run(self) {
         let mut arrivals = self.fleet.arrivals();
         let live = self.fleet.live();
-        // A machine that is booted at this moment is in `live` and announced as well.
+        // A machine that is booted at this moment can be both in `live` and announced.
         let known: HashSet<_> = live.iter().map(|handle| handle.uid().to_owned()).collect();
         for handle in live {
             self.feed(handle).await;

@@ -22,11 +22,11 @@ use crate::events::{Encoded, Lost, Position};
 use crate::machines::Handle;
 use crate::wire::{anchor, convert};
 
-/// Bytes after which no further batch is added to a message. With the last batch added, of at most 1024 events,
-/// and all probes that it can describe, a message stays below the 4 MiB that clients accept.
+/// Total length of the events of a message, in bytes, from which on no further batch is added. With a last batch of
+/// at most 1024 events, and all probes that it can describe, a message stays below the 4 MiB that clients accept.
 const MESSAGE: usize = 256 << 10;
-/// Maximum number of probes in one message. The limit of 4 MiB is the reason here, too: the data that the actions
-/// of one probe write can take 17 KiB.
+/// Maximum number of probes in one message. This also keeps a message below 4 MiB: the data that the actions of one
+/// probe write can take 17 KiB.
 const PROBES_PER_MESSAGE: usize = 64;
 
 /// Source of events.

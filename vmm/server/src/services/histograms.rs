@@ -3,8 +3,8 @@
 //! ```text
 //!   opened ──(AggregateFor)──► counting ──(the client ends the stream, or sends what is no command)──► over
 //! ```
-//! Invariants: a histogram counts as long as its stream exists, and is dropped with it; what was counted is
-//! sent after the schema that describes it.
+//! Invariants: a histogram counts as long as its stream exists, and is dropped with it; counts are sent after the
+//! schema that describes them.
 
 use hvprobe_machine::Aggregation;
 use hvprobe_proto::Failure;

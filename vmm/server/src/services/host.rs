@@ -41,7 +41,7 @@ impl host_server::Host for Service {
                 report.catch_mode.map(convert::catch_mode),
                 report.items.into_iter().map(convert::finding).collect(),
             ),
-            // A host without KVM is a finding, too.
+            // The lack of KVM is reported as a finding.
             Err(error) => {
                 let finding = v1::Finding {
                     what: "KVM".to_owned(),

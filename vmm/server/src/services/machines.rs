@@ -78,8 +78,8 @@ impl machines_server::Machines for Service {
         let mut request = request.into_inner();
         let request_id = std::mem::take(&mut request.request_id);
         let labels = std::mem::take(&mut request.labels);
-        // Checked before the request waits for its turn: an oversized request takes no time of those that wait
-        // after it.
+        // Checked before the request waits for its turn, so that an oversized request does not delay those after
+        // it.
         identity::bounded(&request_id, labels.len())?;
         bounded(&request)?;
         let read = self.reads.run(move || {

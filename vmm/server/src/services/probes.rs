@@ -31,14 +31,14 @@ impl Service {
         ProbesServer::new(Self { fleet, sessions }).max_decoding_message_size(limits::MESSAGE)
     }
 
-    /// Returns the port to `machine`, and `ids` if they are not too many.
+    /// Returns the port to `machine`, and the ids. Fails if there are too many ids.
     fn probes_of(&self, machine: &str, ids: Vec<u32>) -> Result<(Port, Vec<ProbeId>), Status> {
         limits::at_most("the number of probes", ids.len(), limits::BATCH)?;
         let ids = ids.into_iter().map(ProbeId).collect();
         Ok((self.fleet.get(machine)?.port()?, ids))
     }
 
-    /// Turns all probes of `machine` on or off.
+    /// Sets the global switch of `machine`.
     async fn set_armed(&self, machine: &str, armed: bool) -> Result<(), Status> {
         let handle = self.fleet.get(machine)?;
         handle.port()?.set_armed(armed).await?;

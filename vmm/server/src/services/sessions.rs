@@ -191,7 +191,7 @@ where
             tokio::select! {
                 biased;
                 why = ended(&mut over) => return Ok(why),
-                // A message that arrived in time counts, whenever it is read.
+                // A message that arrived in time counts, even if it is read late.
                 message = self.messages.next() => match message {
                     Some(Ok(HoldRequest { what: Some(hold_request::What::Renew(_)) })) => {}
                     Some(Ok(_)) => return Err(out_of_order("the session is open: renew it")),

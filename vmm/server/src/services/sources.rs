@@ -43,9 +43,9 @@ const RELEASE_MAX: usize = 64;
 /// Maximum number of machines whose debug information is read at a time.
 const LOOKS: usize = 4;
 
-/// How long a client may send nothing of a file that it uploads.
+/// Maximum time that the server waits for the next part of an upload.
 const SILENCE: Duration = Duration::from_secs(60);
-/// How long a whole upload may take.
+/// Maximum duration of an upload.
 const LONGEST: Duration = Duration::from_secs(3600);
 
 #[derive(Debug)]
@@ -326,7 +326,7 @@ fn places_of(build_id: Option<&[u8]>, release: Option<&str>, folder: &Path) -> V
     places
 }
 
-/// Converts an error: something that was asked for does not exist, or something is wrong with the file.
+/// Converts an error: either the request names something that does not exist, or the file cannot be used.
 fn failed(error: &SourcesError) -> Failure {
     let message = chain(error);
     let debug = match error {
@@ -357,7 +357,7 @@ fn failed(error: &SourcesError) -> Failure {
         | DebugError::OtherKernel { .. }
         | DebugError::Damaged { .. }
         | DebugError::TooMuch
-        // Nobody waits for it.
+        // No client waits for this error.
         | DebugError::Abandoned => {
             Failure::new(Code::FailedPrecondition, ErrorKind::NoDebugInfo, message)
         }

@@ -24,7 +24,7 @@ use crate::calls::panics;
 use crate::machines::Fleet;
 use crate::wire::{convert, types};
 
-/// Symbols in one message.
+/// Maximum number of symbols in one message.
 const SYMBOLS_PER_MESSAGE: usize = 1024;
 /// Capacity of the queue of messages between the look-up and the client's connection.
 const MESSAGES: usize = 1;
@@ -151,9 +151,9 @@ fn one(symbol: Option<v1::Symbol>) -> Responses {
     ReceiverStream::new(messages)
 }
 
-/// Streams the symbols that `find` returns from a position on, `limit` in all and at most [`SYMBOLS_PER_MESSAGE`]
-/// at a time. A client that does not read takes no thread: further symbols are looked up when the stream has room
-/// for them.
+/// Streams at most `limit` symbols. `find` takes a position and a number, at most [`SYMBOLS_PER_MESSAGE`], and
+/// returns at most that many symbols from the position on. A client that does not read takes no thread: further
+/// symbols are looked up when the stream has room for them.
 fn stream<F>(lookups: &Arc<Lane>, limit: usize, find: F) -> Responses
 where
     F: Fn(usize, usize) -> Result<Vec<(usize, v1::Symbol)>, PatternError> + Send + Sync + 'static,

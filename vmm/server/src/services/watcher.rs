@@ -89,8 +89,8 @@ impl Watcher {
         Ok(true)
     }
 
-    /// Returns the next change: a machine that is gone or, without one, the machine whose last change is the oldest
-    /// of those that the client does not know.
+    /// Returns the next change: a machine that is gone. If none is gone, returns one of the machines with a change
+    /// that the client does not know: the one whose last change is the oldest.
     fn next(&mut self) -> Option<What> {
         let mut all = self.fleet.all();
         all.retain(|handle| handle.has(&self.labels));

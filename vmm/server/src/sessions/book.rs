@@ -10,13 +10,13 @@
 //!    └───────────────────┴──► (gone: what it had is another's)
 //! ```
 //! Machines identify owners by [`Owner`] alone. A session has an owner number of its own, and those of the sessions
-//! that it took over. So taking over changes nothing in a machine, and what requests under way for the old session
-//! create belongs to the new one.
+//! that it took over. So a take-over changes nothing in a machine. Probes and pauses that requests under way still
+//! create for the old session belong to the new one.
 //!
-//! Invariants, whatever the order of calls:
+//! Invariants, for every order of calls:
 //! - no request begins for a session that is not held, and the clean-up of a machine waits for the requests
 //!   that have begun there: when a session that is not kept is gone, nothing of it is left anywhere;
-//! - nothing is due that belongs to a session that is held or kept;
+//! - no clean-up is due for a session that is held or kept;
 //! - each machine has one clean-up at a time.
 
 use std::collections::{BTreeMap, BTreeSet};

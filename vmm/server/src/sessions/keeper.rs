@@ -3,8 +3,8 @@
 //!
 //! A [`Book`] makes the decisions; this module adds the lock around it, the machines, and the time. The lock is
 //! never held while a machine is called, except for questions that a machine answers at once. Invariants: each
-//! machine has one clean-up at a time, however many sessions end; a clean-up that fails is logged, and tried
-//! again for as long as the machine exists.
+//! machine has one clean-up at a time, even if many sessions end; a clean-up that fails is logged, and tried again
+//! for as long as the machine exists.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -60,7 +60,7 @@ struct About {
     owner: String,
     ttl: Duration,
     open_ns: u64,
-    /// Reports the end of the session to its holder, and to everything that is done in its name.
+    /// Reports the end of the session to its holder, and to the session's streams of decisions.
     over: watch::Sender<Option<SessionEnd>>,
 }
 
@@ -114,8 +114,8 @@ pub(crate) struct Ticket<P: Place> {
 }
 
 impl<P: Place> Sessions<P> {
-    /// Creates a keeper without sessions, for at most `most` of them. Sessions that own something are entered
-    /// into `owners`; clean-ups run on `runtime`.
+    /// Creates an empty keeper for at most `most` sessions. It enters the owner numbers of all sessions into
+    /// `owners`, and runs clean-ups on `runtime`.
     pub(crate) fn new(most: usize, owners: Owners, runtime: Handle) -> Self {
         let state = State {
             book: Book::new(most),
@@ -270,7 +270,7 @@ impl<P: Place> Sessions<P> {
         }
     }
 
-    /// Cleans up `place` for `owners`, however many attempts that takes.
+    /// Cleans up `place` for `owners`. Tries again until an attempt succeeds.
     async fn release(self, place: P, mut owners: Vec<Owner>) {
         let mut patience = PATIENCE;
         let let_go = loop {
@@ -306,7 +306,8 @@ impl<P: Place> Sessions<P> {
         self.see_to();
     }
 
-    /// Removes machines and sessions that no longer exist, and notifies those that wait for that.
+    /// Removes machines and sessions that no longer exist. Reports to the waiting holder of each such session what
+    /// was cleaned up.
     fn sweep(&self, state: &mut State<P>) {
         let State {
             book,

@@ -14,7 +14,7 @@ pub(crate) struct Named {
     pub(crate) session: Arc<str>,
 }
 
-/// Sessions of a server that own something, by owner number. Clones share them.
+/// Sessions of a server, by owner number. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Owners(Arc<Mutex<BTreeMap<Owner, Named>>>);
 

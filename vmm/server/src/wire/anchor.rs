@@ -1,6 +1,6 @@
-//! Anchors: the wall-clock time that the times of the API stand for.
+//! Anchors, which relate the times of the API to the wall clock.
 //!
-//! All times are of `CLOCK_MONOTONIC`, which nobody sets. The wall clock may be set, and runs at another rate
+//! All times are of `CLOCK_MONOTONIC`, which cannot be set. The wall clock may be set, and runs at another rate
 //! while it is being corrected. So a client is sent a new anchor when the wall clock has moved by [`APART`].
 
 use hvprobe_proto::v1;

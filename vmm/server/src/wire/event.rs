@@ -12,7 +12,7 @@ use hvprobe_proto::wire::WireEnum as _;
 use hvprobe_spec::RegisterSet;
 use prost::Message as _;
 
-/// Maximum bytes of an event, with both its sets of registers and all that it can capture.
+/// Maximum encoded length of an event, in bytes: with two full sets of registers and the longest capture.
 pub(crate) const EVENT_MAX: usize = 1024;
 
 /// Wire types of fields (encoding guide, "Message Structure").
@@ -65,7 +65,7 @@ fn fields(event: &Event, into: &mut Vec<u8>) {
 
 /// Returns the duration of `call` in nanoseconds; `event` is its return.
 fn duration_ns(call: &Call, event: &Event) -> u64 {
-    // A time of 0 is unknown, and then the duration is, too.
+    // 0 stands for an unknown time of the entry. The duration is then unknown (0).
     match call.entry_ns {
         0 => 0,
         entry => event.host_ns.saturating_sub(entry),

@@ -65,8 +65,7 @@ fn of_value(form: ValueForm) -> HistogramForm {
     }
 }
 
-/// Converts `snapshot` to as many messages as it takes, at least one. `is_whole` says whether all hits until now
-/// are counted.
+/// Converts `snapshot` to one or more messages. `is_whole` says whether all hits until now are counted.
 pub(crate) fn parts(snapshot: Snapshot, is_whole: bool) -> Vec<v1::HistogramPart> {
     let totals = v1::HistogramTotals {
         hits: snapshot.hits,

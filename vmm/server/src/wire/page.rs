@@ -12,7 +12,8 @@ use prost::Message;
 
 use crate::bounds::limits;
 
-/// Bytes of the items in one message: half of what clients accept, which leaves room for everything else.
+/// Maximum number of bytes of the items in one message: half of what clients accept, which leaves room for
+/// everything else.
 const PAGE: usize = 2 << 20;
 
 // A client reads at most `PAGES` pages. Each has at least one probe, so they are enough for all probes.

@@ -1,6 +1,6 @@
 //! Describes types and functions of a kernel, by their names, for clients.
 //!
-//! Invariant: whatever the types contain, an answer is bounded: by the limits of the request, and by those of a
+//! Invariant: for any types, the length of an answer is bounded by the limits of the request, and by those of a
 //! [declaration](Types::declaration).
 
 use std::collections::BTreeMap;

@@ -31,11 +31,11 @@ use tokio::time::timeout;
 use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
 
-/// Requests of a short run; `HVPROBE_FUZZ_RUNS` sets the number for a long one.
+/// Number of requests in a short run; `HVPROBE_FUZZ_RUNS` sets the number for a long one.
 const REQUESTS: u64 = 4000;
-/// Connections at a time.
+/// Number of connections at a time.
 const CONNECTIONS: u64 = 4;
-/// Calls under way on each connection.
+/// Maximum number of calls under way at a time, on all connections together.
 const AT_ONCE: usize = 24;
 /// One of this many calls of the [`DEAR`] methods is made, because each runs a guest.
 const SELDOM: u64 = 100;
@@ -128,7 +128,7 @@ fn nothing_that_clients_send_harms_the_server() {
     let [fifo, empty, itself] =
         [&fifo, &empty, &env::current_exe().unwrap()].map(|path| path.to_str().unwrap().to_owned());
 
-    // Sets of files that are concatenated are one set.
+    // Concatenated descriptor sets form one set.
     let descriptors = [
         FILE_DESCRIPTOR_SET,
         tonic_health::pb::FILE_DESCRIPTOR_SET,

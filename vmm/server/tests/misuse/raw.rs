@@ -1,4 +1,4 @@
-//! Connections that send bytes that are no HTTP/2, or only the beginning of it, or nearly.
+//! Connections that send bytes that are not HTTP/2, are only its beginning, or are nearly HTTP/2.
 
 use std::net::SocketAddr;
 use std::path::Path;

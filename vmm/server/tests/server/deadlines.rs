@@ -26,7 +26,7 @@ fn within_seconds<T>(message: T) -> Request<T> {
     request
 }
 
-/// Returns the status that a stream ends with, however many messages come before.
+/// Returns the status that a stream ends with. Skips the messages before it.
 async fn end<T>(mut stream: Streaming<T>) -> Status {
     let end = async {
         loop {

@@ -1,4 +1,4 @@
-//! Calls over a TCP port: every one needs the token, whichever method it calls.
+//! Calls over a TCP port: each call of any method needs the token.
 
 use std::time::Duration;
 

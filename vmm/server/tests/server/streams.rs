@@ -238,7 +238,7 @@ async fn events_beyond_what_may_wait_for_all_subscribers_are_dropped_counted_and
 async fn a_stream_ends_with_its_deadline() {
     let made = Made::start();
     let mut request = Request::new(request());
-    // As `Request::set_timeout` does, without the client checking it as well.
+    // As `Request::set_timeout` does, but the client does not check the deadline itself.
     let metadata = request.metadata_mut();
     metadata.insert("grpc-timeout", "200m".parse().unwrap());
     let mut stream = subscribe(&made.socket, request).await.unwrap();

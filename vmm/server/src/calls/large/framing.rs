@@ -102,9 +102,9 @@ impl Framing {
 /// Size of a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Size {
-    /// Bytes as sent.
+    /// Length as sent, with the header, in bytes.
     pub(super) bytes: usize,
-    /// Bytes once decoded, at most.
+    /// Upper bound for the heap memory of the decoded message, in bytes.
     pub(super) weight: usize,
 }
 

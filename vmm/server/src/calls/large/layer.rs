@@ -16,7 +16,7 @@ use crate::bounds::totals::Totals;
 use crate::calls::interface::Interface;
 use crate::listen::connection::Link;
 
-/// Applies the limits for large requests and answers.
+/// Layer that applies the limits for large requests and answers.
 #[derive(Clone, Debug)]
 pub(crate) struct LargeLayer {
     totals: Arc<Totals>,
@@ -40,7 +40,7 @@ impl<S> Layer<S> for LargeLayer {
     }
 }
 
-/// A service behind the layer.
+/// A service inside the layer.
 #[derive(Clone, Debug)]
 pub(crate) struct Limited<S> {
     layer: LargeLayer,

@@ -13,9 +13,9 @@
 //! - A request that is not served yet holds at most [`sizes::SMALL`] bytes, unless it has a permit. A decoded
 //!   request without a permit holds at most [`sizes::LIGHT`] bytes; nothing is decoded beyond [`sizes::HEAVIEST`].
 //! - Each connection has at most one large request under way, so one client cannot take all permits. A waiting
-//!   request holds no permit. A permit is released when the call is done, and the request with it may take at most
-//!   [`request::WHOLE`] to arrive.
-//! - Each connection can always have one long answer under way, whatever others do.
+//!   request holds no permit. A request with a permit has at most [`request::WHOLE`] to arrive, and its permit is
+//!   released when the call is done.
+//! - Each connection can always have one long answer under way, even if others have taken all permits.
 //! - A call that was carried out is answered.
 
 mod answer;

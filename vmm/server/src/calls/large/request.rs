@@ -25,10 +25,10 @@ use crate::bounds::limits;
 use crate::bounds::permits::{Own, RequestPermit};
 use crate::bounds::totals::Totals;
 
-/// How long a message may take to arrive, counted from its beginning and, if it needs a permit, again from the
-/// permit.
+/// Maximum time for a message to arrive, counted from its beginning and, if it needs a permit, again from when it
+/// gets the permit.
 pub(super) const WHOLE: Duration = Duration::from_secs(45);
-/// How long a large message waits for its permit: longer than an incomplete message may keep one.
+/// Maximum time that a large message waits for its permit: longer than an incomplete message may keep one.
 pub(super) const PATIENCE: Duration = Duration::from_secs(50);
 
 /// A request of one message.

@@ -13,12 +13,12 @@ use crate::calls::interface::{FieldType, Interface, MessageType};
 const DEEPEST: usize = 100;
 /// Allocation overhead of a text in a list, with its `String`.
 const TEXT: usize = 64;
-/// Bytes of a number in a list that has just grown.
+/// Number of bytes that are counted for each number: a list of 8-byte numbers that has just grown has room for
+/// twice as many.
 const NUMBER: usize = 16;
-/// Elements for which a list of messages has room after its first one was added.
+/// Number of elements for which a list of messages has room once its first element has been added.
 const FIRST: usize = 4;
-/// Elements of room that are counted for each further element from the third on, because a full list doubles its
-/// room.
+/// Number of elements that are counted for each element from the third on, because a full list doubles its room.
 const DOUBLED: usize = 2;
 
 /// Scanner of one message.
@@ -29,7 +29,8 @@ pub(super) struct Scanner {
     open: Vec<Open>,
     /// Bytes scanned.
     at: u64,
-    /// Depth of groups. The interface has none; prost skips unknown ones with all their fields.
+    /// Number of nested groups around the current byte. The interface has no groups; prost skips unknown ones with
+    /// all their fields.
     groups: u32,
     state: State,
 }
@@ -39,7 +40,7 @@ pub(super) struct Scanner {
 struct Open {
     ty: MessageType,
     end: u64,
-    /// The list of messages that was added to last in this message: number of its field, and its length so far.
+    /// The list of messages to which an element was added last: its field number, and its length so far.
     list: Option<(u32, usize)>,
 }
 

@@ -237,7 +237,7 @@ async fn what_lists_pick_is_a_copy_of_what_was_encoded_for_all() {
     assert_eq!(again.probes, taken.probes);
 }
 
-/// Returns a selection of the hits on virtual CPU 1, by a filter with as many comparisons as fit.
+/// Selects the events on virtual CPU 1. The filter has the maximum number of comparisons.
 fn dear() -> Arc<Wanted> {
     let no = ["cpu == 9"; 63].join(" || ");
     let mut request = SubscribeRequest {

@@ -1,4 +1,4 @@
-//! Names are rewritten and nothing else is, however the bytes are split.
+//! Names are rewritten and nothing else is, for every way to split the bytes.
 
 use proptest::prelude::*;
 use tokio::io::AsyncReadExt as _;
@@ -34,7 +34,7 @@ fn text(mut before: Vec<u8>, value: &str) -> Vec<u8> {
     before
 }
 
-/// Returns what arrives of `sent` if it comes in pieces of `piece` bytes.
+/// Returns the bytes that arrive if `sent` comes in pieces of `piece` bytes.
 fn passed(sent: &[u8], piece: usize) -> Vec<u8> {
     let mut names = Names::default();
     let mut bytes = sent.to_vec();

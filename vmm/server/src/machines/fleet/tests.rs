@@ -133,7 +133,7 @@ async fn a_boot_that_fails_leaves_what_had_ended_under_its_name() {
         (folder.path().join("vmlinux"), "No such file"),
         (fifo, "not a regular file"),
     ] {
-        // Long enough to open a file while the host is being checked.
+        // Long enough for the check of the host, which runs while the files are read.
         let booting = tokio::time::timeout(
             Duration::from_mins(1),
             fleet.boot(config(&kernel), Asked::default()),
@@ -189,7 +189,7 @@ async fn a_request_that_is_repeated_makes_no_other_machine() {
             assert_eq!(detail(&error).kind(), ErrorKind::RequestIdReused);
         }
     }
-    // If the request under way fails, the next one is the first.
+    // If the request under way fails, the repeated request takes its place.
     drop(booting);
     assert_eq!(again.await.unwrap_err().code(), Code::InvalidArgument);
     // Requests without an id are never the same.
@@ -283,7 +283,7 @@ async fn what_all_guests_may_have_is_taken_before_a_boot_and_given_back_if_it_fa
         assert_eq!(error.code(), Code::ResourceExhausted);
         assert_eq!(detail(&error).kind(), kind);
     };
-    // However often a boot fails, the next one has the same resources.
+    // A boot that fails releases its resources: the next one finds the same resources.
     for _ in 0..5 {
         let error = fleet.boot(config(Path::new("/nowhere")), Asked::default());
         assert_eq!(error.await.unwrap_err().code(), Code::InvalidArgument);

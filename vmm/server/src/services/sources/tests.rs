@@ -1,4 +1,4 @@
-//! Tests with a synthetic kernel, whose file has its debug information as well.
+//! Tests with a synthetic kernel whose file also has its debug information.
 
 use std::fs;
 

@@ -5,9 +5,8 @@
 //!     │                │
 //!     └────────────────┴── too long, no room, its client is gone or silent, another kernel's ──► gone
 //! ```
-//! Invariants: a file has no name, so nothing is left of it, however the server ends; all files together,
-//! including incomplete ones, have no more bytes than there is room for; the number of incomplete files is
-//! limited.
+//! Invariants: a file has no name, so the system removes it in any case when the server ends; all files together,
+//! including incomplete ones, do not exceed the limit; the number of incomplete files is limited.
 
 use std::env;
 use std::fs::File;
@@ -30,7 +29,7 @@ use crate::bounds::limits;
 /// may not have it.
 const FOLDER: &str = "/var/tmp";
 
-/// Maximum length of an index that stays in memory, in bytes; that of a distribution's kernel has 3 MB.
+/// Maximum length of an index that stays in memory, in bytes. The index of a distribution's kernel has 3 MB.
 const LONGEST_INDEX: usize = 16 << 20;
 
 /// The uploaded files of a server.
@@ -71,7 +70,7 @@ pub(super) struct Upload {
     length: u64,
     /// Permit of an upload under way; released when the file is complete.
     under_way: Option<OwnedSemaphorePermit>,
-    /// Made at the first use of the file. It is not kept with the indexes of the host's own files, because
+    /// Index of the file, made at its first use. It is not kept with the indexes of the host's own files, because
     /// nobody else may rely on what a client has uploaded.
     index: OnceLock<Arc<Index>>,
 }

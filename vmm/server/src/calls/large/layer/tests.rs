@@ -54,7 +54,7 @@ impl HttpBody for Sent {
     }
 }
 
-/// A service behind the layer that reads requests and counts them.
+/// A service inside the layer that reads requests and counts them.
 #[derive(Clone)]
 struct Served {
     totals: Arc<Totals>,
@@ -133,7 +133,7 @@ impl Served {
     }
 }
 
-/// Returns a message of `length` bytes, framed, that has no field of the interface.
+/// Returns a framed message of `length` bytes that has no field of the interface.
 fn message(length: usize) -> Vec<u8> {
     // Field 1023, which fills the rest of the message.
     let mut message = vec![0xfa, 0x3f];
@@ -208,7 +208,7 @@ async fn a_connection_has_one_large_request_at_a_time() {
     let call = served.call(&other, REGISTER);
     call.send(&large);
     assert_eq!(call.end().await, None);
-    // A permit returns when the service asks for the next message, though the stream goes on.
+    // A permit is released when the service asks for the next message, although the stream continues.
     calls.iter().for_each(|call| call.send(&large[LARGE..]));
     settle().await;
     assert_eq!(served.totals.large_requests.free(), 2);
@@ -282,7 +282,7 @@ async fn requests_of_one_message_are_served_when_they_are_complete() {
     );
 }
 
-/// A host whose reports are large, and a client that may not read them.
+/// A host service whose reports are large. Counts its reports.
 #[derive(Clone)]
 struct Large(Arc<AtomicUsize>);
 

@@ -14,7 +14,7 @@ pub(super) struct Inside {
     pub(super) probes: BTreeMap<Owner, usize>,
     pub(super) paused_by: BTreeSet<Owner>,
     pub(super) has_ended: bool,
-    /// How many more attempts to clean it up fail.
+    /// Number of further attempts to clean it up that fail.
     pub(super) fails: u32,
     /// Whether it is being cleaned up.
     busy: bool,
