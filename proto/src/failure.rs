@@ -2,7 +2,7 @@
 //! programs that do not know this server: `google.rpc.ErrorInfo`, and `google.rpc.BadRequest` if a field of the
 //! request is to blame.
 //!
-//! Invariant: every error, however long its text, fits into the headers that every client accepts.
+//! Invariant: every error fits into the headers that every client accepts; a long text is shortened.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -26,7 +26,7 @@ const KIND: &str = "ERROR_KIND_";
 /// up to three bytes for each byte. Many clients accept at most 8 KiB of headers (gRPC's `max_metadata_size`), and
 /// show no reason at all if there are more.
 const TEXT: usize = 1000;
-/// Maximum length of an error's candidates together, in bytes.
+/// Maximum total length of an error's candidates, in bytes.
 const OFFERED: usize = 700;
 
 /// An error that is to be sent to a client.
@@ -107,7 +107,7 @@ impl Failure {
         self
     }
 
-    /// Sets what the client can do about the error, and when it can: the condition to wait for.
+    /// Sets what the client can do about the error, and the condition `when` to wait for; empty if there is none.
     #[must_use]
     pub fn with(mut self, remedy: v1::Remedy, when: &str) -> Self {
         self.detail.remedy = remedy.into();
@@ -115,7 +115,7 @@ impl Failure {
         self
     }
 
-    /// Sets the candidates, names that the client may have meant: the first ones, as many as fit.
+    /// Sets the candidates: names that the client may have meant. Keeps only the first ones, as many as fit.
     #[must_use]
     pub fn offering(mut self, candidates: impl IntoIterator<Item = String>) -> Self {
         let mut left = OFFERED;
@@ -178,7 +178,7 @@ impl From<Failure> for Status {
     }
 }
 
-/// Removes the middle of `text` if it is too long: what went wrong is said first, and why last.
+/// Removes the middle of `text` if it is too long. Its beginning says what went wrong, and its end says why.
 fn shortened(text: String) -> String {
     if text.len() <= TEXT {
         return text;

@@ -1,9 +1,8 @@
 //! The `hvprobe.v1` gRPC interface: messages, clients and servers, generated from `hvprobe/v1/*.proto`.
 //!
 //! The `.proto` files are the reference; their comments document what is generated here. The rest is written by
-//! hand, and is what both ends or only clients need: it decodes messages ([`Whole`]), converts them ([`wire`]),
-//! makes errors ([`Failure`]), reads the token that clients show ([`Token`]), and connects Rust clients
-//! ([`Client`], [`roomy`]).
+//! hand, for both ends or for clients only: it decodes messages ([`Whole`]), converts them ([`wire`]), makes errors
+//! ([`Failure`]), reads the token that clients show ([`Token`]), and connects Rust clients ([`Client`], [`roomy`]).
 
 mod client;
 mod codec;

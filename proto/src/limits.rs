@@ -3,18 +3,18 @@
 use crate::failure::Failure;
 use crate::v1::ErrorKind;
 
-/// Entries of one batch.
+/// Maximum number of entries in one batch.
 pub const BATCH: usize = 16_384;
-/// Bytes of one definition, and of a pattern.
+/// Maximum length of a definition or a pattern, in bytes.
 pub const DEFINITION: usize = 1024;
-/// Pages of a list. A page has at least one item, and a machine has at most this many probes.
+/// Maximum number of pages in a list. A page has at least one item, and a machine has at most this many probes.
 pub const PAGES: usize = 65_536;
-/// Types described at once. The longest description has 256 KiB.
+/// Maximum number of types that are described at once. The longest description has 256 KiB.
 pub const TYPES: usize = 16;
-/// Bytes of a build id: linkers produce 8 to 20, unless a user chooses the id.
+/// Maximum length of a build id, in bytes. Linkers produce 8 to 20 bytes, unless a user chooses the id.
 pub const BUILD_ID: usize = 64;
 
-/// Checks that `length` does not exceed `limit`. `what` names what has that length, for the error.
+/// Checks that `length` does not exceed `limit`. `what` names the checked item in the error.
 ///
 /// # Errors
 /// When it does.

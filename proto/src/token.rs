@@ -16,7 +16,7 @@ use hvprobe_spec::language::text::hex;
 use rustix::rand::{GetRandomFlags, getrandom};
 use subtle::ConstantTimeEq as _;
 
-/// Random bytes in a token that is created here.
+/// Number of random bytes in a token that is created here.
 const CHANCE: usize = 32;
 /// Minimum length of a token, in characters.
 const SHORTEST: usize = 16;

@@ -1,4 +1,4 @@
-//! Checks that the interface stays compatible with clients of every release: whatever was released keeps its
+//! Checks that the interface stays compatible with clients of every release: each released element keeps its
 //! number, name, type and file. Additions are allowed.
 //!
 //! `released/` has a `FileDescriptorSet` of each release, without comments. `HVPROBE_RELEASE=1 cargo test
@@ -148,7 +148,8 @@ fn clients_of_every_release_are_understood() {
     assert!(releases > 0, "no releases in {}", folder.display());
 }
 
-/// An element that is in no released file is not protected against changes.
+/// Checks that the last released file has all services: an element that is in no released file is not protected
+/// against changes.
 #[test]
 fn the_last_release_has_all_services() {
     let version = |path: &Path| -> Vec<u32> {
@@ -175,7 +176,7 @@ fn message<'a>(set: &'a mut FileDescriptorSet, name: &str) -> &'a mut Descriptor
     messages.find(|message| message.name() == name).unwrap()
 }
 
-/// Returns what `change` breaks.
+/// Applies `change` to the interface of this build. Returns the elements that it breaks.
 fn after(change: impl FnOnce(&mut FileDescriptorSet)) -> String {
     let mut changed = now();
     change(&mut changed);

@@ -1,8 +1,8 @@
 //! Connections to servers.
 //!
 //! Invariants: a client uses a server on a unix socket only if the server runs as the client's user or as root, or
-//! if the client runs as root; the token is sent with each call, and is in no log; a lost connection is not made
-//! again.
+//! if the client runs as root; the token is sent with each call, and is never logged; a lost connection is not
+//! restored.
 
 use std::fmt;
 use std::io;
@@ -70,7 +70,7 @@ impl Interceptor for TokenInterceptor {
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// No server is there.
+    /// No server listens on this path or URL.
     #[error("no server listens on {0}")]
     NoServer(
         /// Path or URL of the server.
@@ -103,7 +103,7 @@ pub enum ConnectError {
     NotGrpc(#[source] transport::Error),
 }
 
-/// Returns the function that converts the I/O error of a connection to `place`.
+/// Returns a function that converts an I/O error of the connection to `place` to a [`ConnectError`].
 fn failed(place: impl fmt::Display) -> impl FnOnce(io::Error) -> ConnectError {
     move |source| {
         let place = place.to_string();
@@ -215,7 +215,8 @@ impl Client {
         Ok(answer.await?.into_inner())
     }
 
-    /// Streams the console output of `machine`: what the server has kept and, unless `kept_only`, what follows.
+    /// Streams the console output of `machine`: the output that the server has kept and then, unless `kept_only` is
+    /// set, new output.
     ///
     /// # Errors
     /// The server's error.

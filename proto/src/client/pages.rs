@@ -1,7 +1,7 @@
 //! Lists that arrive page by page.
 //!
-//! Invariant: a list ends, whatever the server answers: no token leads to itself, and a list has at most as many
-//! pages as the longest list of a server, and at most [`LIST`] bytes.
+//! Invariant: reading a list ends, even if the server is faulty: no token leads to itself, and a list has at most
+//! as many pages as the longest list of a correct server, and at most [`LIST`] bytes.
 
 use tonic::Status;
 
@@ -24,7 +24,8 @@ impl Pages {
     /// if this was the last page.
     ///
     /// # Errors
-    /// When the list is longer than any list of a server, or larger than this client takes.
+    /// When the page leads to itself, or the list has more than [`limits::PAGES`] pages or more than [`LIST`]
+    /// bytes.
     pub(super) fn after(&mut self, bytes: usize, next: String) -> Result<Option<String>, Status> {
         self.count += 1;
         self.bytes = self.bytes.saturating_add(bytes);
@@ -53,7 +54,7 @@ impl Pages {
 mod tests {
     use super::*;
 
-    /// Reads the pages that these tokens lead to; returns how many there are, or the error.
+    /// Reads the pages that these tokens lead to. Returns the number of pages, or the error.
     fn read(bytes: usize, tokens: impl IntoIterator<Item = String>) -> Result<usize, String> {
         let mut pages = Pages::default();
         for next in tokens {

@@ -19,7 +19,7 @@ use crate::v1::host_client::HostClient;
 
 /// Version of this program.
 const OURS: &str = env!("CARGO_PKG_VERSION");
-/// Timeout of the server's answer with its version: the server examines its host before it answers.
+/// Timeout of the call that returns the server's version. The server examines its host before it answers.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Call that returns the server's version.
 const REPORT: &str = "/hvprobe.v1.Host/Report";
@@ -102,7 +102,7 @@ fn explain(path: &str, theirs: Option<&str>) -> String {
     }
 }
 
-/// Returns the numbers by which versions are compared.
+/// Returns the numbers of a version, for comparison; `None` if a part is not a number.
 fn numbers(version: &str) -> Option<Vec<u64>> {
     let numbers = version.split(['-', '+']).next().unwrap_or(version);
     numbers

@@ -1,7 +1,7 @@
-//! Actions of a probe at its hits, and decisions.
+//! Wire format of a probe's actions, and of decisions on held hits.
 //!
-//! Invariant: limits are checked elsewhere ([`ProbeSpec::check`](hvprobe_spec::ProbeSpec::check)); here a required
-//! field that is missing, or a number that means nothing, is refused by name.
+//! Invariant: conversions refuse missing required fields and meaningless numbers, with an error that names the
+//! field. Limits are checked elsewhere ([`ProbeSpec::check`](hvprobe_spec::ProbeSpec::check)).
 
 use std::time::Duration;
 

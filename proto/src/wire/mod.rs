@@ -1,6 +1,7 @@
 //! Conversion between messages and the values of [`hvprobe_spec`], for both ends.
 //!
-//! Invariant: a message that means nothing is refused by name; nothing is guessed.
+//! Invariant: conversions refuse missing required fields and meaningless numbers, with an error that names the
+//! field. Exception: types of values are converted as far as possible, so that the rest can be shown.
 
 mod actions;
 mod arguments;
