@@ -1,4 +1,4 @@
-//! What is read from the guest at a hit, and whether it passes the probe's filter.
+//! Reads what a hit captures from the guest, and decides whether the hit passes the probe's filter.
 //!
 //! Invariants: the guest cannot make anything here fail: what cannot be read is zeroed and marked as unreadable;
 //! work is bounded by the limits of [`hvprobe_spec`].
@@ -15,8 +15,8 @@ use crate::fetch::{fetch, whole_text};
 use crate::filter;
 use crate::stack_trace::stack_trace;
 
-/// Appends what `items` capture to `into`. `regs` are the registers to read with; at a return, `entry` are those at
-/// the call's entry.
+/// Appends the data that `items` capture to `into`. `regs` are the registers at the hit; at a return, `entry` are
+/// the registers at the call's entry.
 pub(super) fn capture<M: PhysMemory + ?Sized, C>(
     scene: &Scene<'_, M, C>,
     into: &mut Captured,
@@ -45,9 +45,9 @@ pub(super) fn capture<M: PhysMemory + ?Sized, C>(
     }
 }
 
-/// Returns whether `filter`, which is that of `actions`, accepts a hit at which `captured` was read. `regs` are
-/// the registers at the hit; at a return, `entry` are those at the call's entry. `None` if this cannot be
-/// decided.
+/// Returns whether `filter`, the filter of `actions`, accepts a hit with the data in `captured`; `None` if this
+/// cannot be decided. `regs` are the registers at the hit; at a return, `entry` are the registers at the call's
+/// entry.
 pub(super) fn passes<M: PhysMemory + ?Sized, C>(
     scene: &Scene<'_, M, C>,
     vcpu: u32,
@@ -64,7 +64,7 @@ pub(super) fn passes<M: PhysMemory + ?Sized, C>(
         task: task.as_ref(),
         vcpu,
     };
-    // What was captured at the entry of a call may have changed since, so it is not read again.
+    // Memory that was captured at the entry of a call may have changed since, so it is not read again.
     let now = if entry.is_some() {
         &[][..]
     } else {

@@ -9,7 +9,7 @@ use hvprobe_spec::Change;
 
 use super::context::Scene;
 
-/// Makes the `changes` that can be made. Returns whether all could be.
+/// Makes as many of the `changes` as possible. Returns whether all of them could be made.
 #[inline]
 pub(super) fn apply<M: PhysMemory + ?Sized, C>(
     changes: &[Change],
@@ -19,7 +19,7 @@ pub(super) fn apply<M: PhysMemory + ?Sized, C>(
     changes.is_empty() || apply_all(changes, regs, scene)
 }
 
-/// Does the work of [`apply`]. Separate from it, so that hits that change nothing do not need all registers.
+/// Does the work of [`apply`] in a separate function, so that hits without changes do not need all registers.
 #[inline(never)]
 fn apply_all<M: PhysMemory + ?Sized, C>(
     changes: &[Change],

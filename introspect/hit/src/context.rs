@@ -49,7 +49,7 @@ pub(super) struct Scene<'a, M: ?Sized, C> {
     layout: Option<&'a TaskLayout>,
     pub(super) walker: &'a Walker,
     pub(super) around: &'a Surroundings<'a, M, C>,
-    /// Address of the current task, once it was looked up: it does not change in a hit.
+    /// Address of the current task, once it was looked up. It does not change during a hit.
     task: Cell<Option<Option<Gva>>>,
     /// Page tables of the process, once they were looked up.
     process: Cell<Option<Option<PageTables>>>,
@@ -81,7 +81,8 @@ impl<'a, M: PhysMemory + ?Sized, C> Scene<'a, M, C> {
         }
     }
 
-    /// Fills `into` with the memory that a handler finds at `at`. Returns whether all of it could be read.
+    /// Reads guest memory at `at` into `into`, for a handler. Addresses of the process are translated with the
+    /// process's page tables. Returns whether all of `into` was read.
     pub(super) fn read(&self, at: Gva, into: &mut [u8]) -> bool {
         if !is_of_process(at) {
             return self.memory().read(at, into).is_ok();
@@ -90,7 +91,7 @@ impl<'a, M: PhysMemory + ?Sized, C> Scene<'a, M, C> {
         self.process().is_some_and(read)
     }
 
-    /// Writes `bytes` at `at` for a handler. Returns whether they could be written.
+    /// Writes `bytes` to guest memory at `at`, for a handler. Returns whether they were written.
     pub(super) fn write(&self, at: Gva, bytes: &[u8]) -> bool {
         if !is_of_process(at) {
             return self.memory().write(at, bytes).is_ok();
@@ -131,7 +132,7 @@ impl<'a, M: PhysMemory + ?Sized, C> Scene<'a, M, C> {
         };
         while at < end {
             let mut bytes = [0; PIECE];
-            // The first piece may be shorter, so that none lies in two pages.
+            // The first piece may be shorter, so that no piece crosses the end of a page.
             let behind = usize::try_from(at % PIECE as u64).unwrap_or(0);
             let piece = &mut bytes[behind..];
             if self.walker.read(self.around.mem, Gva(at), piece).is_err() {
@@ -168,7 +169,7 @@ impl<'a, M: PhysMemory + ?Sized, C> Scene<'a, M, C> {
     }
 }
 
-/// Returns whether `at` is in the lower half of the addresses, which each process has for itself.
+/// Returns whether `at` is in the lower half of the address space, which each process has for itself.
 pub(super) fn is_of_process(at: Gva) -> bool {
     at.0.leading_zeros() > 0
 }

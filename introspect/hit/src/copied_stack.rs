@@ -1,8 +1,8 @@
-//! Unwinding of a stack that a detour has copied, when its record is read.
+//! Unwinds a stack that a detour has copied, when the detour's record is read.
 //!
-//! Invariant: all of the stack is in the copy, so the guest's memory is read only for something else: the unwind
-//! tables of its modules. Detours copy stacks only while no return probe replaces return addresses. So an address
-//! in the code of return probes is not a return address, and the stack ends there.
+//! Invariant: the copy contains the whole stack, so guest memory is read only for the unwind tables of the guest's
+//! modules. Detours copy stacks only while no return probe replaces return addresses. So an address in the code of
+//! return probes is not a return address, and the stack ends there.
 
 use std::sync::Arc;
 
@@ -50,7 +50,7 @@ impl Follower for Stacks {
     }
 }
 
-/// The guest as it was at the hit, as far as its stack is concerned.
+/// The parts of the guest's state at the hit that unwinding needs.
 struct Copied<'a> {
     copy: &'a StackCopy<'a>,
     stacks: &'a Stacks,

@@ -60,7 +60,7 @@ impl Counters {
         }
     }
 
-    /// Like [`Counters::new`], for a probe with this budget.
+    /// Like [`Counters::new`], for a probe with the given budget.
     #[must_use]
     pub fn with_budget(vcpus: usize, budget: Option<&Budget>) -> Self {
         Self {
@@ -99,7 +99,7 @@ impl Counters {
         admitted
     }
 
-    /// Takes `cost_ns`, the cost of the hit at `now_ns`, off the budget.
+    /// Takes `cost_ns`, the cost of the hit at `now_ns`, off the probe's budget.
     pub fn charge(&self, now_ns: u64, cost_ns: u64) {
         if let Some(meter) = &self.meter {
             meter.charge(now_ns, cost_ns);
@@ -130,14 +130,14 @@ impl Counters {
         }
     }
 
-    /// Adds `number` to a counter when the vCPU is not known.
+    /// Adds `number` to a counter, for hits whose vCPU is not known.
     fn add_number(&self, number: u64, which: impl Fn(&VcpuCounts) -> &AtomicU64) {
         if let Some(counts) = self.vcpus.first() {
             which(counts).fetch_add(number, Ordering::Relaxed);
         }
     }
 
-    /// Adds `number` hits when the vCPU is not known.
+    /// Adds `number` hits whose vCPU is not known.
     pub fn add_hits(&self, number: u64) {
         self.add_number(number, |c| &c.hits);
     }

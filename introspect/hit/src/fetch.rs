@@ -1,8 +1,8 @@
 //! Following the pointers of a fetch argument at a hit.
 //!
-//! Invariant: what is read is what is there at the hit, in the memory that the argument names. If any part
-//! cannot be read, the whole item is unreadable: a part of it is never returned, nor zeros in its place. The
-//! work is bounded by the pointers and the length of the item.
+//! Invariant: an argument is read at the hit, from the memory that its definition names. If any part of an item
+//! cannot be read, the whole item is unreadable: neither a part of it nor zeros are returned in its place. The work
+//! is bounded by the pointers and the length of the item.
 
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::{Gva, Regs};
@@ -11,11 +11,11 @@ use hvprobe_spec::{Base, Fetched, Memory, Pointer, Read, TextHeader};
 use super::context::{Scene, is_of_process};
 use crate::event::Captured;
 
-/// Size of the smallest page. Within a page, all memory can be read or none.
+/// Size of the smallest page. Either all memory of a page can be read, or none.
 const PAGE: u64 = 4096;
 
-/// Appends what `fetched` reads. `regs` are the registers at the hit; at a return, `entry` are those at the
-/// entry.
+/// Appends the data that `fetched` reads. `regs` are the registers at the hit; at a return, `entry` are the
+/// registers at the entry.
 pub(super) fn fetch<M: PhysMemory + ?Sized, C>(
     scene: &Scene<'_, M, C>,
     into: &mut Captured,
@@ -42,8 +42,8 @@ pub(super) fn fetch<M: PhysMemory + ?Sized, C>(
     }
 }
 
-/// Reads the text of which `fetched` captures only the beginning, to the front of `bytes`, as far as there is
-/// space. Returns `None` if it cannot be read.
+/// Reads the whole text whose beginning `fetched` captures to the front of `bytes`, as far as there is space.
+/// Returns `None` if it cannot be read.
 pub(super) fn whole_text<M: PhysMemory + ?Sized, C>(
     scene: &Scene<'_, M, C>,
     fetched: &Fetched,
@@ -73,7 +73,7 @@ fn reach<M: PhysMemory + ?Sized, C>(
     follow(scene, base, &fetched.pointers)
 }
 
-/// What pointers lead to.
+/// Target of pointers.
 enum There {
     /// There were no pointers: the value itself.
     Value(u64),
@@ -132,7 +132,7 @@ fn text<M: PhysMemory + ?Sized, C>(
         }
         read += piece.len();
     }
-    // A text that fits exactly is complete, if its NUL can be read.
+    // A text that fits exactly is complete if the byte after it can be read and is NUL.
     let mut next = [1];
     scene.read(at.wrapping_add(read as u64), &mut next);
     header(read, next != [0])

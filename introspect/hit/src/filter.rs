@@ -1,9 +1,10 @@
 //! Decides by a probe's filter whether a hit counts.
 //!
-//! Invariant: nothing is allocated. The work is bounded by the filter, by what was captured and, for texts that the
-//! captured part does not decide, by [`TEXT_MAX`]. One match with a pattern takes at most [`LOOKS`] steps. No
-//! condition holds for a value that could not be read. A text that continues after its captured part is never
-//! treated as if it ended there: if the captured part does not decide, the whole text does, or nothing.
+//! Invariant: nothing is allocated. The work is bounded by the filter, by what was captured and, for texts that
+//! must be read as a whole, by [`TEXT_MAX`]. One match with a pattern takes at most [`LOOKS`] steps. No condition
+//! holds for a value that could not be read. A text that continues after its captured part is never treated as if
+//! it ended there: if the captured part does not decide, the whole text does; if that cannot be read, nothing is
+//! decided.
 
 use hvprobe_arch::Regs;
 use hvprobe_linux::task::Task;
@@ -13,7 +14,7 @@ use hvprobe_spec::{Actions, Bits, Common, Source, TextHeader};
 
 use crate::event::Captured;
 
-/// Input of a filter: an event, before it is made.
+/// Input of a filter: the data of a hit for which no event has been made yet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen<'a> {
     pub(crate) actions: &'a Actions,
@@ -29,15 +30,15 @@ pub(crate) struct Seen<'a> {
 const TEXT_MAX: usize = 4096;
 
 /// Maximum number of steps for matching one text with a pattern: 32 for each character of the longest text. Without
-/// this limit, a pattern that matches for a long stretch from each of a thousand places, and then fails, would take
-/// many times as many.
+/// this limit, a pattern that matches many characters from each of a thousand places before it fails would take
+/// many times as many steps.
 const LOOKS: usize = 32 * TEXT_MAX;
 
-/// Reads the whole text of a captured item, given by its index, of which only the beginning was captured. Returns
-/// `None` if the text cannot be read.
+/// Function that reads the whole text of a captured item of which only the beginning was captured. Its arguments
+/// are the index of the item and a buffer. Returns `None` if the text cannot be read.
 pub(crate) type Whole<'a> = dyn Fn(usize, &mut [u8]) -> Option<TextHeader> + 'a;
 
-/// A [`Whole`] that reads nothing: for filters that are evaluated after the guest has continued.
+/// A [`Whole`] that reads nothing, for filters that are evaluated after the guest has continued.
 pub(crate) fn no_more(_: usize, _: &mut [u8]) -> Option<TextHeader> {
     None
 }
@@ -98,7 +99,7 @@ impl Seen<'_> {
         }
     }
 
-    /// Compares the text of the captured item `index` with `with`; `None` if that cannot be decided.
+    /// Compares the text of the captured item `index` with `with`; `None` if the result cannot be decided.
     fn text_holds(
         &self,
         index: usize,
@@ -159,7 +160,7 @@ impl Seen<'_> {
         }
     }
 
-    /// Returns the captured item `wanted`; of a text or a stack, the content without the header.
+    /// Returns the captured item `wanted`; for a text or a stack, its content without the header.
     pub(crate) fn item(&self, wanted: usize) -> Option<&[u8]> {
         self.found(wanted).map(|(bytes, _)| bytes)
     }
@@ -225,8 +226,8 @@ fn compare(operator: Operator, value: u64, signed: bool, with: u64) -> bool {
     }
 }
 
-/// Compares the text in `bytes`, up to the first NUL, with `with`. Returns `None` if the text `goes_on` after
-/// `bytes` and these do not decide.
+/// Compares the text in `bytes`, up to the first NUL, with `with`. If `goes_on` is set, the text continues after
+/// `bytes`: returns `None` if `bytes` alone do not decide.
 fn matches_text(operator: Operator, bytes: &[u8], with: &[u8], goes_on: bool) -> Option<bool> {
     let end = bytes.iter().position(|byte| *byte == 0);
     let text = &bytes[..end.unwrap_or(bytes.len())];
@@ -245,8 +246,9 @@ fn matches_text(operator: Operator, bytes: &[u8], with: &[u8], goes_on: bool) ->
 }
 
 /// Returns whether all of `text` matches `pattern`: `*`, `?`, `[...]` and `\` as in the kernel (`glob_match` in
-/// lib/glob.c). After a mismatch, goes back only to the last `*`; returns `None` after [`LOOKS`] steps. If `text`
-/// is only the beginning of a text that `goes_on`, returns a result only if it is the same whatever follows.
+/// lib/glob.c). After a mismatch, goes back only to the last `*`; returns `None` after [`LOOKS`] steps. If
+/// `goes_on` is set, `text` is only the beginning of a longer text: returns `None` if the result depends on the
+/// rest of it.
 fn glob(pattern: &[u8], text: &[u8], goes_on: bool) -> Option<bool> {
     let (mut at, mut read) = (0, 0);
     let mut back: Option<(usize, usize)> = None;
@@ -263,7 +265,7 @@ fn glob(pattern: &[u8], text: &[u8], goes_on: bool) -> Option<bool> {
                 continue;
             }
             (None, None) if !goes_on => return Some(true),
-            // Without a `*` nothing may follow.
+            // A pattern without a `*` does not match a longer text.
             (None, None) => return if back.is_some() { None } else { Some(false) },
             (Some(_), None) if goes_on => return None,
             (Some(_), Some(byte)) => {
@@ -284,8 +286,8 @@ fn glob(pattern: &[u8], text: &[u8], goes_on: bool) -> Option<bool> {
     }
 }
 
-/// Matches `byte` with the first part of `pattern`, which is not `*`. Returns how many characters of `pattern`
-/// after its first were read for that, and the length of the part if it matches.
+/// Matches `byte` with the first part of `pattern`, which is not `*`. Returns the number of characters of `pattern`
+/// that were read after its first one, and the length of the part if it matches.
 fn one(pattern: &[u8], byte: u8) -> (usize, Option<usize>) {
     match *pattern {
         [b'?', ..] => (0, Some(1)),
@@ -421,7 +423,7 @@ mod tests {
         assert_eq!(found, Some(true));
     }
 
-    /// Returns a hit at which `text` was captured, the beginning of a text that goes on.
+    /// Returns a hit that captured only `text`, the beginning of a longer text.
     fn beginning(text: &[u8]) -> (Actions, Captured) {
         let actions = Actions {
             capture: vec![Item::Fetched(Box::new(Fetched {
@@ -497,7 +499,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_are_matched_in_the_end(pattern in "[a*?\\[\\]!\\\\-]{0,20}", text in "[ab\\]]{0,20}") {
-            // If it matches, then with a `*` at its end it also matches a longer text.
+            // A pattern that matches, with a `*` appended, also matches a longer text.
             let before = glob(pattern.as_bytes(), text.as_bytes(), false);
             prop_assert!(before.is_some());
             if before == Some(true) && !pattern.ends_with('\\') && !pattern.contains('[') {

@@ -1,8 +1,8 @@
 //! Calls that return probes follow without exits: their instances, and what the host does with them.
 //!
-//! A call in flight returns to the stub of its instance, whichever task made it and wherever that task runs.
-//! Invariants: the host takes an instance from a call only when the task that made it will never run again; the
-//! memory of a probe that has left stays as it is until no task can be in its code any more.
+//! A call in flight returns to the stub of its instance, independently of its task and of the vCPU on which that
+//! task runs. Invariants: the host takes an instance from a call only when the task that made it will never run
+//! again; the memory of a probe that has left stays unchanged until no task can be in its code any more.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -11,8 +11,8 @@ use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::PageTables;
 use hvprobe_arch::{Gpa, Gva};
 
-/// Number of tries to change the free list before the host gives up the instance. A try fails if the guest changes
-/// the list at the same time.
+/// Maximum number of tries to change the free list. After these, the host gives up the instance. A try fails if the
+/// guest changes the list at the same time.
 const TRIES: u32 = 1000;
 
 /// The calls of one return probe.
@@ -24,11 +24,11 @@ pub struct Followed {
     pub layout: InstanceLayout,
     /// Physical address of the instances.
     pub at: Gpa,
-    /// Physical address of the word of their free list.
+    /// Physical address of the head of the instances' free list.
     pub free: Gpa,
-    /// Address of the first stub, with which the code begins.
+    /// Address of the first stub, at the beginning of the code.
     pub stubs: Gva,
-    /// Size of the code in bytes.
+    /// Size of the code in bytes, including the stubs.
     pub code_len: u64,
 }
 
@@ -90,12 +90,12 @@ impl Followed {
             .map(Gva)
     }
 
-    /// Returns the call whose stub is at `at`; if that call has ended, possibly another one that has its instance
-    /// by now.
+    /// Returns the call whose stub is at `at`. If that call has ended, this may be a later call that uses the same
+    /// instance.
     pub(crate) fn begun(&self, at: Gva, mem: &(impl PhysMemory + ?Sized)) -> Option<Begun> {
         let index = self.index(at)?;
         let to = self.word(index, InstanceLayout::RETURN, mem)?;
-        // If this is the return address of a later call, the time that is read next is that call's too.
+        // If this is the return address of a later call, the time that is read next also belongs to that call.
         fence(Ordering::Acquire);
         Some(Begun {
             to: Gva(to),
@@ -133,9 +133,9 @@ impl Followed {
         }
     }
 
-    /// Replaces the return address and the caller's address in the instance of each call in flight by what `beyond`
-    /// returns for them: the address to which they lead. The call then returns there and reports that. The vCPUs
-    /// must be stopped.
+    /// In the instance of each call in flight, replaces the return address and the caller's address by the
+    /// addresses to which they lead, as `beyond` returns them. The call then returns to the new address and reports
+    /// it. The vCPUs must be stopped.
     pub fn redirect(&self, mem: &dyn PhysMemory, beyond: impl Fn(Gva) -> Gva) {
         for (index, ..) in self.in_flight(mem) {
             for word in [InstanceLayout::RETURN, InstanceLayout::CALLER] {
@@ -153,15 +153,15 @@ impl Followed {
     }
 
     /// Iterates over the addresses at which calls may continue: the return addresses of all instances that are not
-    /// on the free list. So it includes instances that a call is about to use, and those that are about to be put
-    /// on the list.
+    /// on the free list. This includes instances that a call is about to use, or that are about to be put on the
+    /// list.
     pub fn leads_to<'a>(
         &'a self,
         mem: &'a (impl PhysMemory + ?Sized),
     ) -> impl Iterator<Item = Gva> + 'a {
         let mut is_free = vec![false; usize::try_from(self.instances.count).unwrap_or(0)];
         let mut next = mem.read_u64(self.free).ok();
-        // The guest may have made a circle of the list.
+        // The guest may have made the list circular.
         while let Some(index) = next.and_then(|next| u32::try_from(next & u64::from(u32::MAX)).ok())
             && let Some(free) = is_free.get_mut(index as usize)
             && !std::mem::replace(free, true)
@@ -246,7 +246,7 @@ impl Followed {
         }
     }
 
-    /// Takes an instance off the free list, which the guest changes at the same time.
+    /// Takes an instance off the free list, which the guest may change at the same time.
     fn pop_free(&self, mem: &(impl PhysMemory + ?Sized)) -> Option<u32> {
         for _ in 0..TRIES {
             let free = mem.read_u64(self.free).ok()?;
@@ -263,7 +263,7 @@ impl Followed {
         None
     }
 
-    /// Puts an instance on the free list, which the guest changes at the same time.
+    /// Puts an instance on the free list, which the guest may change at the same time.
     fn push_free(&self, index: u32, mem: &(impl PhysMemory + ?Sized)) {
         for _ in 0..TRIES {
             let Ok(free) = mem.read_u64(self.free) else {

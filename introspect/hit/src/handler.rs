@@ -118,12 +118,12 @@ impl HitHandler {
             .map(|fixtures| fixtures.idt())
     }
 
-    /// Gives up a stepped instruction that does not end: the guest has changed the code that it would have run
-    /// there, or its handler of an NMI does not return. If RIP is in the copy, moves it to where it would be
-    /// without the copy: to the probepoint, or to the next instruction if the copy is complete. If the instruction
-    /// was put off for an NMI, makes the guest come back to the probepoint with interrupts as they were there; that
-    /// is then a hit like any other. Closes the exception window, see [`HitHandler::window`]. Changes nothing else
-    /// of the guest.
+    /// Gives up a stepped instruction that does not end, because the guest has changed the code that was to run, or
+    /// because its NMI handler does not return. If RIP is in the copy, moves it to where it would be without the
+    /// copy: to the probepoint, or to the next instruction if the copy is complete. If the instruction was put off
+    /// for an NMI, makes the guest come back to the probepoint with interrupts as they were there; that is then a
+    /// hit like any other. Closes the exception window, see [`HitHandler::window`]. Changes nothing else of the
+    /// guest.
     pub fn abandon<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
         regs: &mut Regs,
@@ -170,9 +170,8 @@ impl HitHandler {
             .is_some_and(|kernel| kernel.read(mem, at, into))
     }
 
-    /// Handles an int3 at `at`, or the trampoline there, that stopped the vCPU in kernel mode. `regs` are as at
-    /// the probepoint, except that RIP may be anything. They are unchanged if the outcome is
-    /// [`Outcome::Foreign`].
+    /// Handles an int3 or the trampoline at `at`, which stopped the vCPU in kernel mode. `regs` are the registers
+    /// at the probepoint, but RIP may have any value. They are unchanged if the outcome is [`Outcome::Foreign`].
     pub fn hit<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
         at: Gva,
@@ -193,8 +192,7 @@ impl HitHandler {
         outcome
     }
 
-    /// Continues after an [`Outcome::Hold`] with `decision`. `regs` are the registers that the vCPU was held
-    /// with.
+    /// Continues after an [`Outcome::Hold`] with `decision`. `regs` are the registers with which the vCPU was held.
     pub fn resume<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
         decision: &Decision,
@@ -209,8 +207,8 @@ impl HitHandler {
     }
 
     /// Handles exception `vector`, whose stub was reached in the exception window; the processor has pushed its
-    /// frame. `own_idt` is the guest's interrupt descriptor table. Sends the guest to its own handler, with
-    /// everything as if the instruction had raised the exception in its place.
+    /// frame. `own_idt` is the guest's interrupt descriptor table. Sends the guest to its own handler, as if the
+    /// instruction had raised the exception in its place.
     pub fn exception<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
         vector: u8,
@@ -228,15 +226,15 @@ impl HitHandler {
         outcome
     }
 
-    /// Returns whether the instruction before the probepoint of the last hit may have been `sti`. If so, its
-    /// interrupt shadow must be ended: it covers only the displaced instruction, and no processor may enter with a
-    /// shadow while interrupts are held off (SDM vol. 3, 26.3.1.5). The call resets this.
+    /// Returns whether the instruction before the probepoint of the last hit may have been `sti`, and clears this
+    /// information. If so, the interrupt shadow must be ended: it covers only the displaced instruction, and no
+    /// processor may enter with a shadow while interrupts are held off (SDM vol. 3, 26.3.1.5).
     pub fn ends_shadow(&mut self) -> bool {
         std::mem::take(&mut self.state.after_sti)
     }
 
-    /// Returns what this vCPU has to ask a client. `regs` are the registers that it is held with. `None` if it
-    /// is not held to ask, or if the probe that asks is gone.
+    /// Returns the question that this vCPU has to ask a client; `None` if it is not held to ask, or if the probe
+    /// that asks is gone. `regs` are the registers with which it is held.
     pub fn question<M: PhysMemory + ?Sized, C: Clock>(
         &self,
         regs: &Regs,

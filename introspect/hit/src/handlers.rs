@@ -1,9 +1,9 @@
 //! Running the handlers of a site.
 //!
 //! Invariants: handlers run in the order of their registration, each at most once for a hit. If a handler holds the
-//! vCPU, those after it run when the vCPU resumes. If a handler sends the guest elsewhere, those after it do not
-//! run and count the hit as missed. Code for rare cases is in separate functions where it would otherwise cost the
-//! common path registers.
+//! vCPU, the handlers after it run when the vCPU resumes. If a handler sends the guest elsewhere, the handlers
+//! after it do not run, and their probes count the hit as missed. Code for rare cases is in separate functions
+//! where it would otherwise cost the common path registers.
 
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::regs::Gpr;
@@ -119,7 +119,7 @@ impl HitState {
         self.act(scene, site, member, actions, taken, regs)
     }
 
-    /// Does what a probe does besides observing. Returns `None` if the next handler is to run.
+    /// Carries out the actions of a probe besides observing. Returns `None` if the next handler is to run.
     #[inline(never)]
     fn act<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
@@ -147,7 +147,7 @@ impl HitState {
     }
 
     /// Handles a member that is not a kprobe: the entry of a return probe, or the engine's hooks. Returns what the
-    /// vCPU has to wait for, if it has to wait.
+    /// vCPU must wait for, if anything.
     #[inline(never)]
     pub(super) fn other<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
@@ -185,7 +185,7 @@ impl HitState {
         Some(Held::Engine { hooks, argument })
     }
 
-    /// Makes the vCPU wait at `site`, because `member` holds it there.
+    /// Makes the vCPU wait at `site`, where `member` holds it.
     fn wait(&mut self, site: &Site, member: &Member, taken: &Taken) {
         self.waiting = Some(Waiting {
             at: site.displaced.at(),
@@ -201,8 +201,8 @@ impl HitState {
         }
     }
 
-    /// Sends the guest where `then` says. Returns whether it was sent away, so that the displaced instruction is
-    /// skipped.
+    /// Sends the guest where `then` says. Returns whether the guest continues there, so that the displaced
+    /// instruction is skipped.
     pub(super) fn diverts<M: PhysMemory + ?Sized, C: Clock>(
         &self,
         scene: &Scene<'_, M, C>,

@@ -95,8 +95,8 @@ impl HitState {
             if !apply(&decision.changes, regs, scene) {
                 member.counters.error(self.vcpu);
             }
-            // If the probe stopped the machine, its own definition says where the guest continues, not the
-            // decision.
+            // If the probe stopped the machine, the probe's own definition says where the guest continues, and not
+            // the decision.
             let then = match &member.role {
                 Role::Probe(actions) if actions.hold == Some(Hold::Stop) => actions.then,
                 _ => decision.then,
@@ -126,7 +126,7 @@ impl HitState {
             return Some(self.carry_out(scene, index, site, &flight.taken, regs));
         }
         if let Some(flight) = self.flight.take() {
-            // The guest has left the exception window without an exit, which this instruction does on no processor.
+            // The guest has left the exception window without an exit. No processor does that for this instruction.
             regs.rflags |= flight.interrupts;
         } else if regs.rflags & rflags::IF != 0 {
             // Interrupts are on, and no handler of an NMI turns them on. So the guest is not in an NMI, and will

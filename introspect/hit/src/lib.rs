@@ -4,9 +4,9 @@
 //! know how probes are registered: the engine gives it one immutable [`ProbeTable`](table::ProbeTable) after
 //! another.
 //!
-//! The code of a hit begins in `hit.rs` (the stages); `report.rs` has the time and the content of events,
-//! `capture.rs` what is read for them, `handlers.rs` and `changes.rs` what probes do, and `step.rs` the displaced
-//! instruction. `handler.rs` is the interface for vCPUs.
+//! A hit begins in `hit.rs`, which runs the stages. `report.rs` takes the time and queues the events, `capture.rs`
+//! reads their content from the guest, `handlers.rs` and `changes.rs` carry out what probes do, and `step.rs` lets
+//! the displaced instruction take effect. `handler.rs` is the interface for vCPUs.
 
 pub mod aggregate;
 mod atomics;

@@ -9,15 +9,14 @@
 //! ```
 //! With the policy *sample*, a probe stays *within*: further hits of a window are only counted.
 //!
-//! Invariants: every hit is either admitted or counted as throttled, and every throttled hit is reported in
-//! exactly one notice; a window admits no more hits than the budget says, whichever vCPUs they are on. A
-//! throttled hit makes no event and reads nothing of the guest, but what the probe *does* there (changes,
-//! another path, a stop or a question) is done nonetheless, as the guest relies on it; only turning the probe
-//! off ends that.
+//! Invariants: every hit is either admitted or counted as throttled, and every throttled hit is reported in exactly
+//! one notice; a window admits no more hits on all vCPUs together than the budget says. A throttled hit makes no
+//! event and reads nothing of the guest. Other actions of the probe (changes, another path, a stop or a question)
+//! are carried out nonetheless, because the guest relies on them; only turning the probe off ends them.
 //!
-//! Hot path: no lock, no allocation, no division, no clock of its own. vCPUs share one word per limit, which is
-//! written at most once for each hit that is admitted, so no more often than the budget allows; beyond the budget,
-//! it is only read.
+//! Hot path: no lock, no allocation, no division, no clock of its own. vCPUs share one word per limit. It is
+//! written at most once for each admitted hit, so no more often than the budget allows; beyond the budget, it is
+//! only read.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -28,20 +27,20 @@ use hvprobe_spec::{Budget, Excess};
 const TICK_SHIFT: u32 = 20;
 /// Number of ticks of a window: 1.0003 s.
 const WINDOW: u64 = 954;
-/// Number of low bits of a pool's word, which hold what is left of the quota. The other bits hold the tick at which
-/// the window began.
+/// Number of low bits of a pool's word, which hold the rest of the quota. The other bits hold the tick at which the
+/// window began.
 const LEFT_BITS: u32 = 36;
 const LEFT: u64 = (1 << LEFT_BITS) - 1;
 const TICKS: u64 = (1 << (64 - LEFT_BITS)) - 1;
 /// Maximum number of ticks by which a vCPU's time may be earlier than the start of a window that another vCPU has
-/// begun. It can be earlier because vCPUs read the time before they get here.
+/// begun. It can be earlier because vCPUs read the time before they take from the quota.
 const BEHIND: u64 = 4096;
 /// Nanoseconds in one per cent of a second.
 const PER_CENT: u64 = 10_000_000;
 
 /// Quota per time window.
 ///
-/// Ticks are known modulo 2^28, which is three days. If a probe is silent for just that long, its old window
+/// Ticks are known modulo 2^28, which is three days. If a probe has no hit for just that time, its old window
 /// continues for a moment.
 #[derive(Debug)]
 struct Pool {
@@ -58,7 +57,7 @@ impl Pool {
         }
     }
 
-    /// Returns the tick at which the window of `now_ns` began, and what is left in it.
+    /// Returns the tick at which the window of `now_ns` began, and the rest of its quota.
     fn window(&self, word: u64, now_ns: u64) -> (u64, u64) {
         let (start, left) = (word >> LEFT_BITS, word & LEFT);
         let tick = now_ns >> TICK_SHIFT & TICKS;
@@ -74,12 +73,12 @@ impl Pool {
         self.window(self.word.load(Ordering::Relaxed), now_ns).1 == 0
     }
 
-    /// Takes one; returns `false` if nothing is left.
+    /// Takes one unit of the quota; returns `false` if nothing is left.
     fn take(&self, now_ns: u64) -> bool {
         self.spend(now_ns, 1) > 0
     }
 
-    /// Takes `amount`, or what is left. Returns what was left before.
+    /// Takes `amount` units of the quota, or all that are left. Returns the number of units that were left before.
     fn spend(&self, now_ns: u64, amount: u64) -> u64 {
         let mut word = self.word.load(Ordering::Relaxed);
         loop {
@@ -141,14 +140,14 @@ impl Meter {
         admitted
     }
 
-    /// Charges the hit at `now_ns` with its cost of `cost_ns`.
+    /// Takes `cost_ns`, the cost of the hit at `now_ns`, off the quota of time.
     pub fn charge(&self, now_ns: u64, cost_ns: u64) {
         if let Some(time) = &self.time {
             time.spend(now_ns, cost_ns);
         }
     }
 
-    /// Returns whether the budget was exceeded so that the probe is, or is to be, turned off.
+    /// Returns whether the budget was exceeded and the probe is, or is to be, turned off for that.
     #[must_use]
     pub fn is_tripped(&self) -> bool {
         self.tripped.load(Ordering::Relaxed)
@@ -270,7 +269,7 @@ mod tests {
                     seen.push(now);
                 }
             }
-            // Windows do not overlap, so any stretch shorter than one meets at most two.
+            // Windows do not overlap, so a span of time that is shorter than a window overlaps at most two.
             for (n, first) in seen.iter().enumerate() {
                 let within = seen[n..].iter().filter(|at| at.wrapping_sub(*first) < SECOND);
                 prop_assert!(within.count() <= 2 * rate as usize);

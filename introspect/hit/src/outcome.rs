@@ -8,8 +8,8 @@ use hvprobe_spec::{Decision, ProbeId};
 use super::event::Event;
 use super::table::HookSet;
 
-/// What the vCPU has to do next. After every outcome it also makes sure that its IDTR is that of
-/// [`HitHandler::window`](crate::HitHandler::window), or the guest's own.
+/// What the vCPU has to do next. After every outcome its IDTR must also point to the table that
+/// [`HitHandler::window`](crate::HitHandler::window) returns, or to the guest's own table if there is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The int3 is not ours: the guest must get it.
@@ -22,7 +22,7 @@ pub enum Outcome {
     },
     /// The displaced instruction faults: raise this exception at RIP, the probepoint.
     Fault(Fault),
-    /// The vCPU waits for what [`Held`] says, with these registers (RIP is the probepoint). Then it calls
+    /// The vCPU waits with these registers (RIP is the probepoint) for what [`Held`] says. Then it calls
     /// [`HitHandler::resume`](crate::HitHandler::resume).
     Hold(Held),
 }
@@ -50,7 +50,7 @@ pub enum Held {
     Engine {
         /// The hooks.
         hooks: HookSet,
-        /// First argument of the function that they are at.
+        /// First argument of the function that has the hooks.
         argument: Gva,
     },
 }
@@ -60,8 +60,8 @@ pub enum Held {
 pub struct Inquiry {
     /// The hit, without the position and the cost that its streamed event has.
     pub event: Event,
-    /// How long the client has, from the event's host time.
+    /// Time that the client has to answer, counted from the event's host time.
     pub deadline: Duration,
-    /// What is done if the client does not answer.
+    /// What is done if the client does not answer in time.
     pub default: Decision,
 }

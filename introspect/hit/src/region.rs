@@ -37,7 +37,7 @@ pub const KERNEL_WINDOW: Window = Window {
 pub struct Window {
     /// First address.
     pub start: Gva,
-    /// First address past it.
+    /// First address after the window.
     pub end: Gva,
 }
 
@@ -88,7 +88,7 @@ impl Fixtures {
     }
 
     /// Returns the vector whose stub RIP has reached, whether or not it has passed the `out` (hosts differ). RIP
-    /// may also be at the `endbr64` before the `out`, where an NMI may come.
+    /// may also be at the `endbr64` before the `out`, where an NMI may interrupt the guest.
     #[must_use]
     pub fn vector(&self, rip: Gva) -> Option<u8> {
         const AT: u64 = ENDBR64.len() as u64;
@@ -110,7 +110,7 @@ impl Fixtures {
 /// Addresses of the ring in the guest's physical memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingPlace {
-    /// The word of the head, from which detours reserve.
+    /// The word of the head: the position at which detours reserve the next cells.
     pub head: Gpa,
     /// The word of the limit, which the head must not pass.
     pub limit: Gpa,
@@ -118,14 +118,14 @@ pub struct RingPlace {
     pub bell: Gpa,
     /// The first cell.
     pub cells: Gpa,
-    /// Number of cells, without the spare ones.
+    /// Number of cells, without the spare cells.
     pub capacity: u32,
     /// Number of used cells at which the doorbell rings.
     pub watermark: u32,
 }
 
 impl RingPlace {
-    /// Returns limit and bell of a ring that was never used.
+    /// Returns the limit and the bell of a ring that was never used.
     #[must_use]
     pub fn initial(&self) -> (u64, u64) {
         (self.capacity.into(), self.watermark.into())
@@ -155,7 +155,7 @@ impl RingPlace {
     }
 }
 
-/// Address of the counters that the detour of one probe increments, 64 bits each.
+/// Address of the counters (64 bits each) that the detour of one probe increments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CounterPlace(pub Gva);
 
@@ -178,7 +178,7 @@ impl CounterPlace {
         self.0.wrapping_add(16)
     }
 
-    /// Returns the address of the word of the free list of instances, which follows the counters.
+    /// Returns the address of the head of the free list of instances. This word follows the counters.
     #[must_use]
     pub fn free(self) -> Gva {
         self.0.wrapping_add(24)

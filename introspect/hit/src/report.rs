@@ -13,7 +13,7 @@ use crate::capture::capture;
 use crate::clock::{Clock, Reading};
 use crate::event::{Captured, Event, EventKind, EventProducer};
 
-/// Time at which a hit was taken up, and the members for which it is not reported.
+/// Time at which a hit was taken up, and the members of the site for which the hit is not reported.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Taken {
     pub(super) at: Reading,
@@ -52,7 +52,7 @@ impl Taken {
     }
 }
 
-/// Content of an event, besides what is read from the guest for it.
+/// Content of an event, without the data that is read from the guest.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seen<'a> {
     vcpu: u32,
@@ -80,9 +80,9 @@ impl<'a> Seen<'a> {
         }
     }
 
-    /// Queues the event, with the task and with what `items` capture. Returns its cost in nanoseconds. An event is
-    /// large, so it is made in its place in the queue: `kind` is a function, and what is read from the guest is
-    /// read into that place.
+    /// Queues the event, with the task and with the data that `items` capture. Returns its cost in nanoseconds. An
+    /// event is large, so it is made in its place in the queue: `kind` is a function, and data from the guest is
+    /// read directly into that place.
     #[inline]
     pub(super) fn report<M: PhysMemory + ?Sized, C: Clock>(
         &self,
@@ -105,7 +105,8 @@ impl<'a> Seen<'a> {
         cost_ns
     }
 
-    /// Like [`Seen::report`], but puts what was `captured` before what `items` capture.
+    /// Like [`Seen::report`], but puts `captured`, which was read before, in front of the data that `items`
+    /// capture.
     pub(super) fn report_with<M: PhysMemory + ?Sized, C: Clock>(
         &self,
         scene: &Scene<'_, M, C>,
@@ -120,8 +121,8 @@ impl<'a> Seen<'a> {
         })
     }
 
-    /// Like [`Seen::report`], but `read` adds what is read from the guest. Not inlined, so that hits for which
-    /// nothing is read have few instructions.
+    /// Like [`Seen::report`], but `read` adds the data from the guest. Not inlined, so that hits for which nothing
+    /// is read have few instructions.
     #[inline(never)]
     fn report_read<M: PhysMemory + ?Sized, C: Clock>(
         &self,
@@ -157,7 +158,7 @@ impl<'a> Seen<'a> {
         capture(scene, &mut event.captured, items, self.regs, entry);
     }
 
-    /// Returns the event, with the task and with what `items` capture, but without a cost.
+    /// Returns the event, with the task and with the data that `items` capture, but without a cost.
     pub(super) fn event_now<M: PhysMemory + ?Sized, C>(
         &self,
         scene: &Scene<'_, M, C>,
@@ -170,8 +171,8 @@ impl<'a> Seen<'a> {
         event
     }
 
-    /// Returns the event without what is added when it is in its place: the registers, and what is read from the
-    /// guest.
+    /// Returns the event without the parts that are added in its place in the queue: the registers, and the data
+    /// that is read from the guest.
     #[inline]
     fn event(&self, kind: EventKind, task: Option<Task>, cost_ns: u64) -> Event {
         Event {

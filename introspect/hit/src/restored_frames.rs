@@ -1,4 +1,4 @@
-//! Frames whose calls no probe follows any longer, and whose real return addresses were restored.
+//! Frames whose real return addresses were restored, because no probe follows their calls any longer.
 
 use std::collections::VecDeque;
 
@@ -11,10 +11,10 @@ use super::calls::{Fate, Frame};
 
 /// Maximum number of frames that are remembered.
 const RESTORED_MAX: usize = 4096;
-/// Frames whose real return addresses were restored: the newest few thousand.
+/// The newest frames whose real return addresses were restored, at most `RESTORED_MAX`.
 ///
-/// A task that was interrupted in a detour, just after the detour had read the trampoline's address from its
-/// frame, still reaches the trampoline, through that detour's stub.
+/// A task that was interrupted in a detour, just after the detour had read the trampoline's address from the frame,
+/// still reaches the trampoline, through that detour's stub.
 #[derive(Clone, Debug, Default)]
 pub struct RestoredFrames {
     /// Real return addresses, by the task and the slot.
@@ -44,15 +44,17 @@ impl RestoredFrames {
     }
 }
 
-/// Writes the real return address of a call that no probe follows back into its slot. The vCPUs must be stopped.
+/// Writes the real return address into the slot of `frame`, if the slot still holds the trampoline's address.
+/// Returns whether the calls of the frame can be forgotten. No probe may follow them any longer, and the vCPUs must
+/// be stopped.
 pub fn restore_frame(
     frame: &Frame,
     trampoline: Gva,
     tables: &PageTables,
     mem: &dyn PhysMemory,
 ) -> Fate {
-    // If the function has returned and was interrupted at the trampoline, the interrupt's frame lies over the slot.
-    // Then the call is still needed.
+    // If the function has returned and was interrupted at the trampoline, the interrupt's frame has overwritten the
+    // slot. Then the call is still needed.
     let holds = tables.read_u64(mem, frame.slot) == Ok(trampoline.0);
     if holds
         && tables

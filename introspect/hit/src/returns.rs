@@ -1,8 +1,8 @@
 //! Return probes at a hit: the entry of a function, its return through the trampoline, and the end of a task.
 //!
-//! Invariant: a return slot holds the trampoline's address only while [`Calls`] knows the real return address. If
-//! the real address is put back after a function has read the trampoline's, it is found in the slot or among the
-//! restored frames.
+//! Invariant: a return slot holds the trampoline's address only while [`Calls`] knows the real return address. If a
+//! function has read the trampoline's address before the real address is put back, the real address is found in the
+//! slot or among the restored frames.
 //!
 //! [`Calls`]: crate::calls::Calls
 
@@ -27,10 +27,11 @@ use crate::event::{Call, Captured, EventKind};
 use crate::record::{NESTED_MAX, RecordSource};
 use crate::region::KERNEL_WINDOW;
 
-/// Size of the header before the entry's capture in a call's private data. It has a bit for each unreadable item.
+/// Size in bytes of the header before the entry's capture in a call's private data. The header has a bit for each
+/// unreadable item.
 const HEADER: usize = 4;
 
-/// Returns the size of the private data of a call of a probe with these `actions`.
+/// Returns the size in bytes of the private data of a call, for a probe with these `actions`.
 #[must_use]
 pub fn entry_data_size(actions: &Actions) -> usize {
     match actions.capture.as_slice() {
@@ -41,7 +42,7 @@ pub fn entry_data_size(actions: &Actions) -> usize {
 
 impl HitState {
     /// Handles the entry of a function with a return probe: puts the trampoline or a stub in place of the return
-    /// address. Not inlined into its caller, where it would cost other probes' hits registers.
+    /// address. Not inlined, because the hits of other probes would then have fewer registers.
     #[inline(never)]
     pub(super) fn enter<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
@@ -56,7 +57,7 @@ impl HitState {
             member.counters.veto(self.vcpu);
             return;
         }
-        // A probe that changes something at the return has to see that return, whatever its budget says.
+        // A probe that changes something at the return must see that return, even if its budget is exceeded.
         if actions.changes.is_empty() && !member.counters.admit(self.vcpu, taken.at.host_ns) {
             return;
         }
@@ -169,8 +170,8 @@ impl HitState {
                 }
             })
         });
-        // If no call is known, the slot that was popped has the real return address: it was put back there just
-        // after the function had read the trampoline's address.
+        // If no call is known, the popped slot contains the real return address: the address was put back there
+        // just after the function had read the trampoline's address.
         let to = known.or_else(|| {
             let found = scene.read_u64(slot).map(Gva);
             let on_the_way = found.is_some_and(|found| table.is_trampoline(found));
@@ -228,9 +229,9 @@ impl HitState {
     }
 
     /// Handles the death of `task`, which is the current task and is about to run for the last time. `stack` is its
-    /// stack pointer. Calls that stubs follow are found on that stack, so this takes no longer if there are more
-    /// probes. All sources are searched only if the stack may not show all calls: the kernel has left a broken
-    /// stack and may have written to it since, or it keeps return addresses itself.
+    /// stack pointer. Calls that stubs follow are found on that stack, so the time does not grow with the number of
+    /// probes. All sources are searched only if the stack may not show all calls, because the kernel has left a
+    /// broken stack and may have written to it since, or because the kernel keeps return addresses itself.
     pub(super) fn task_dies<M: PhysMemory + ?Sized, C: Clock>(
         &self,
         scene: &Scene<'_, M, C>,
@@ -262,8 +263,8 @@ impl HitState {
         self.orphan_calls(scene, task);
     }
 
-    /// Removes the calls of `task` that were to return through the trampoline, and counts them as orphans. They
-    /// will not return.
+    /// Removes the calls of `task` that were to return through the trampoline and will not do so, and counts them
+    /// as orphans.
     fn orphan_calls<M: PhysMemory + ?Sized, C: Clock>(&self, scene: &Scene<'_, M, C>, task: Gva) {
         let open = || scene.table.returns()?.calls.open(task);
         if let Some(mut calls) = open() {
@@ -279,7 +280,8 @@ impl HitState {
 }
 
 /// Releases the call of `task` whose stub is, or was, at a slot, and counts it as an orphan. Does the same for the
-/// calls whose stubs come next: those of other probes of the same function, or of a function that jumped to it.
+/// calls to whose stubs this call would have returned: those of other probes of the same function, or of a function
+/// that jumped to it.
 fn calls_dead<M: PhysMemory + ?Sized>(
     table: &ProbeTable,
     (slot, mut stub): (Gva, Gva),
@@ -302,7 +304,7 @@ fn calls_dead<M: PhysMemory + ?Sized>(
     }
 }
 
-/// Handles the entry of a function whose return is recorded without an exit: does what a detour would.
+/// Handles the entry of a function whose return is recorded without an exit: does the work of a detour.
 fn enter_followed<M: PhysMemory + ?Sized, C: Clock>(
     scene: &Scene<'_, M, C>,
     source: &RecordSource,
@@ -342,7 +344,7 @@ fn reported_call(call: &InFlight<'_>) -> Call {
     }
 }
 
-/// Writes what a call keeps of its entry to the front of `into`.
+/// Captures `items` at a call's entry, and writes them to the front of `into` as the call's private data.
 fn entry_data<'a, M: PhysMemory + ?Sized, C>(
     scene: &Scene<'_, M, C>,
     into: &'a mut [u8; DATA_MAX],
@@ -357,7 +359,7 @@ fn entry_data<'a, M: PhysMemory + ?Sized, C>(
     &into[..len]
 }
 
-/// Restores `items` from what a call kept of its entry.
+/// Restores the captured `items` of a call's entry from the call's private data.
 fn restore(items: &[Item], data: &[u8]) -> Captured {
     match data.split_first_chunk::<HEADER>() {
         Some((header, bytes)) => Captured::again(bytes, u32::from_le_bytes(*header), items.len()),

@@ -11,7 +11,7 @@ use hvprobe_spec::{FRAME, FRAMES_MAX, TextHeader};
 use super::context::Scene;
 use crate::event::Captured;
 
-/// Appends the stack from `start` on to `into`, at most `most` addresses of it.
+/// Appends at most `most` addresses of the kernel's stack to `into`, beginning at `start`.
 pub(super) fn stack_trace<M: PhysMemory + ?Sized, C>(
     scene: &Scene<'_, M, C>,
     into: &mut Captured,
@@ -21,7 +21,8 @@ pub(super) fn stack_trace<M: PhysMemory + ?Sized, C>(
     walk(scene.table.unwinder(), scene, into, most, start);
 }
 
-/// Appends the stack of `guest`, as `unwinder` finds it, to `into`. Without an unwinder, marks it as unreadable.
+/// Appends at most `most` addresses of the stack of `guest` to `into`. Without an unwinder, marks the stack as
+/// unreadable.
 pub(crate) fn walk(
     unwinder: Option<&Unwinder>,
     guest: &(impl Surroundings + ?Sized),

@@ -20,7 +20,7 @@ pub(crate) struct InFlight {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Waiting {
     pub(crate) at: Gva,
-    /// The member that holds the vCPU; those after it have not run.
+    /// The member that holds the vCPU. The members after it have not run.
     pub(crate) probe: ProbeId,
     pub(crate) taken: Taken,
 }

@@ -3,8 +3,8 @@
 //! A stepped copy runs with interrupts held off and with an interrupt descriptor table of ours, so it ends in one
 //! of two ways: at the int3 after it, or with an exception, whose frame then refers to the slot. The guest sees
 //! that exception as if the instruction had raised it in its place: the frame's RIP is the probepoint (or the
-//! instruction after it, when the copy was complete), and the exception table finds its entry. Invariant: whichever
-//! way the copy ends, the guest continues with RFLAGS.IF as it was at the probepoint.
+//! instruction after it, when the copy was complete), and the exception table finds its entry. Invariant: in both
+//! cases, the guest continues with RFLAGS.IF as it was at the probepoint.
 
 use hvprobe_arch::insn::{Effect, Memory as _, MemoryFault, SlotCode, SlotKind};
 use hvprobe_arch::mem::PhysMemory;
@@ -27,7 +27,7 @@ use crate::event::EventKind;
 /// Page-fault error code: the access was a write (SDM vol. 3, 4.7).
 const PF_WRITE: u32 = 1 << 1;
 
-/// Offsets in the frame the processor pushes in 64-bit mode (SDM vol. 3, 6.14.2).
+/// Offsets in the frame that the processor pushes in 64-bit mode (SDM vol. 3, 6.14.2).
 const FRAME_RFLAGS: u64 = 16;
 const FRAME_RSP: u64 = 24;
 
@@ -132,7 +132,7 @@ impl HitState {
         {
             return outcome;
         }
-        // Whatever the exception is, the copy has ended.
+        // Any exception ends the copy.
         let Some((flight, site, slot)) = self.flight.take().and_then(|flight| {
             let site = scene.table.site(flight.site)?;
             Some((flight, site, site.slot.as_ref()?))
@@ -189,8 +189,8 @@ impl HitState {
                 self.put_off = None;
                 return Outcome::Foreign;
             }
-            // The guest's own table cannot be read. So the exception is raised again without the window. It then
-            // has the effect that it would have had without us.
+            // The guest's own table cannot be read. So the exception is raised again without the window, and has
+            // the effect that it would have had without us.
             *regs = before;
             return Outcome::Fault(Fault {
                 vector,
@@ -199,8 +199,8 @@ impl HitState {
             });
         };
         let mut memory = scene.memory();
-        // The processor wrote there a moment ago. If the guest has unmapped the page meanwhile, it sees the
-        // slot's address.
+        // The processor has just written the frame. If the guest has unmapped its page meanwhile, the guest sees
+        // the slot's address.
         let _ = memory.write_u64(frame, before.rip);
         let _ = memory.write_u64(frame.wrapping_add(FRAME_RFLAGS), before.rflags);
         regs.rip = handler;
@@ -208,8 +208,8 @@ impl HitState {
     }
 
     /// Handles an NMI or machine check that came after the guest had reached the stub of another exception, but
-    /// before it exited there. The other exception is handled first; then this one seems to have come where the
-    /// guest continues after that. Returns `None` if it came anywhere else.
+    /// before it exited there. Handles the other exception first, and then changes the frame of this one as if it
+    /// had come where the guest continues after the other. Returns `None` if it came anywhere else.
     fn overtaking<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
         scene: &Scene<'_, M, C>,
@@ -236,7 +236,7 @@ impl HitState {
             return Some(Outcome::Foreign);
         }
         let mut memory = scene.memory();
-        // The processor wrote there a moment ago.
+        // The processor has just written the frame.
         let _ = memory.write_u64(frame, before.rip);
         let _ = memory.write_u64(frame.wrapping_add(FRAME_RFLAGS), before.rflags);
         let _ = memory.write_u64(frame.wrapping_add(FRAME_RSP), before.rsp);
@@ -313,8 +313,8 @@ impl HitState {
     }
 }
 
-/// Makes the guest come back, with interrupts as they were, to an instruction that was put off for an NMI and is
-/// given up. Linux returns by a copy of the frame that the processor pushed (`asm_exc_nmi` in
+/// Gives up an instruction that was put off for an NMI: makes the guest come back to it with interrupts as they
+/// were. Linux returns by a copy of the frame that the processor pushed (`asm_exc_nmi` in
 /// arch/x86/entry/entry_64.S), so all frames that refer to the instruction are changed.
 pub(super) fn come_back<M: PhysMemory + ?Sized, C: Clock>(
     scene: &Scene<'_, M, C>,
@@ -326,7 +326,7 @@ pub(super) fn come_back<M: PhysMemory + ?Sized, C: Clock>(
     };
     let at = site.displaced.at();
     if (Gva(regs.rip), regs.rsp) == (at, flight.rsp) {
-        // The guest has come back to the instruction, and has not gone on.
+        // The guest has come back to the instruction, and has not continued.
         regs.rflags |= flight.interrupts;
         return;
     }
@@ -362,7 +362,7 @@ fn exception_of(fault: &MemoryFault, write: bool) -> Fault {
     }
 }
 
-/// Returns whether exception `vector` may come at any time, interrupts held off or not.
+/// Returns whether exception `vector` may come even while interrupts are held off.
 fn is_abrupt(vector: u8) -> bool {
     matches!(vector, NMI | MACHINE_CHECK)
 }

@@ -21,7 +21,7 @@ use crate::calls::{Calls, Pool, ReturnAddress};
 use crate::record::{NESTED_MAX, RecordSource, Stubs};
 use crate::region::{Fixtures, KERNEL_WINDOW};
 
-/// What the engine itself needs from hits at one function, for all of its hooks there together.
+/// What the engine itself needs from hits at one function, for all its hooks at that function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Internal {
     /// The current task is about to run for the last time: its calls in flight are orphans.
@@ -124,15 +124,15 @@ pub struct Site {
     pub posts: bool,
 }
 
-/// A return probe, with what its returns need.
+/// Data about a return probe that its returns need.
 #[derive(Debug)]
 pub struct Returning {
     /// Its counters.
     pub counters: Arc<Counters>,
     /// What happens at a return.
     pub actions: Arc<Actions>,
-    /// Whether it is disabled. Calls that were entered before then still return to their callers, but count as
-    /// missed.
+    /// Whether it is disabled. Calls that were entered before it was disabled still return to their callers, but
+    /// count as missed.
     pub disabled: bool,
 }
 
@@ -172,9 +172,9 @@ pub struct ProbeTable {
     unwinder: Option<Unwinder>,
     /// Whether any instruction is stepped.
     steps: bool,
-    /// Whether handlers access memory that may be the process's.
+    /// Whether handlers access memory that may belong to the process.
     reaches_process: bool,
-    /// Whether any hits wait for room.
+    /// Whether hits of any probe wait for room for their events.
     waits_for_room: bool,
 }
 
@@ -195,10 +195,10 @@ pub struct Parts {
     pub restored_frames: Arc<RestoredFrames>,
     /// The return probes that follow calls without exits.
     pub followed: Vec<Arc<RecordSource>>,
-    /// Ranges of return addresses which show that not all of a task's calls can be found on its stack. The start
-    /// of a range is not part of it; its end is.
+    /// Ranges of return addresses that show that some of a task's calls cannot be found on its stack. The start of
+    /// a range is not part of it; its end is.
     pub ask_all: Vec<Range<Gva>>,
-    /// The int3s of detours without a site, and where the guest continues after each.
+    /// The int3s of detours without a site, each with the address at which the guest continues.
     pub ghosts: Vec<(Gva, Gva)>,
     /// The unwinder, if the kernel has tables for it.
     pub unwinder: Option<Unwinder>,
@@ -301,7 +301,7 @@ impl ProbeTable {
         Some((index, self.site(index)?))
     }
 
-    /// Returns the site with that index.
+    /// Returns the site with this index.
     #[must_use]
     pub fn site(&self, index: u32) -> Option<&Site> {
         self.sites.get(index as usize)
@@ -373,7 +373,7 @@ impl ProbeTable {
         &self.followed
     }
 
-    /// Returns whether `at`, a return address, shows that not all of its task's calls can be found on the stack.
+    /// Returns whether the return address `at` shows that some of its task's calls cannot be found on the stack.
     pub(crate) fn asks_all(&self, at: Gva) -> bool {
         let is_of = |places: &Range<Gva>| places.start < at && at <= places.end;
         self.ask_all.iter().any(is_of)
@@ -385,8 +385,8 @@ impl ProbeTable {
     }
 
     /// Follows `at`, which a call has in place of its return address, through the stubs of return probes. Returns
-    /// the address at which the stubs end: that of the caller, or the trampoline's. `None` if `at` leads to code of
-    /// ours that the table does not know.
+    /// the address to which the stubs lead: the caller's or the trampoline's. `None` if `at` leads to code of ours
+    /// that the table does not know.
     pub(crate) fn leads_to(&self, mem: &(impl PhysMemory + ?Sized), at: Gva) -> Option<Gva> {
         let mut leads_to = at;
         for _ in 0..NESTED_MAX {
@@ -399,8 +399,8 @@ impl ProbeTable {
         None
     }
 
-    /// Returns the real return address of a function that is just being entered, and has found `at` in place of its
-    /// return address.
+    /// Returns the real return address of a function that is just being entered and that has found `at` in place of
+    /// its return address.
     pub(crate) fn caller(&self, mem: &(impl PhysMemory + ?Sized), at: Gva) -> Gva {
         if !KERNEL_WINDOW.contains(at) {
             return at;

@@ -1,4 +1,4 @@
-//! Input of a hit: how to read the guest's kernel, and the vCPU that it happens on.
+//! Input of a hit: how to read the guest's kernel, and the vCPU on which the hit happens.
 
 use std::fmt;
 
@@ -14,13 +14,14 @@ pub struct KernelView {
     pub tables: PageTables,
     /// Where to find the current task. If that is not known, events leave the task out.
     pub task: Result<TaskLayout, TaskUnknown>,
-    /// Offset from a CPU's per-CPU base to its number, an `i32`, if that offset is known. It is added modulo 2^64.
+    /// Offset of a CPU's number, an `i32`, from its per-CPU base; `None` if it is not known. It is added modulo
+    /// 2^64.
     pub cpu_number: Option<u64>,
     /// The kernel's interrupt descriptor table.
     pub idt: Gva,
 }
 
-/// Input of a hit from the vCPU that it happened on.
+/// Input of a hit from the vCPU on which it happens.
 pub struct Surroundings<'a, M: ?Sized, C> {
     /// Guest memory.
     pub mem: &'a M,
@@ -28,8 +29,8 @@ pub struct Surroundings<'a, M: ?Sized, C> {
     pub clock: &'a C,
     /// GS base: the per-CPU base while the kernel runs.
     pub gs_base: u64,
-    /// Returns CR3. Called at most once in a hit, when a handler accesses memory of the process. Has to be given
-    /// if [`HitHandler::reaches_process`](crate::HitHandler::reaches_process) says so.
+    /// Function that returns CR3. It is called at most once in a hit, when a handler accesses memory of the
+    /// process. Must be given if [`HitHandler::reaches_process`](crate::HitHandler::reaches_process) returns true.
     pub cr3: Option<&'a dyn Fn() -> Option<u64>>,
 }
 

@@ -4,7 +4,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A number of bytes, of which some are taken.
+/// A budget of bytes, which can be taken and released.
 #[derive(Debug)]
 pub struct MemoryBudget {
     left: AtomicUsize,
@@ -25,7 +25,7 @@ impl MemoryBudget {
         self.left.load(Ordering::Relaxed)
     }
 
-    /// Takes `bytes` bytes if as many are left. Returns whether they were.
+    /// Takes `bytes` bytes if at least as many are left. Returns whether they were taken.
     pub(super) fn take(&self, bytes: usize) -> bool {
         let less = |left: usize| left.checked_sub(bytes);
         let took = self

@@ -1,7 +1,7 @@
 //! Keys of a histogram's entries.
 //!
-//! A key is stored as bytes, so an entry is looked up without an allocation. The first bytes of each part give its
-//! length, so different values are different bytes.
+//! A key is stored as bytes, so an entry is looked up without an allocation. Each part begins with its kind, and
+//! with its length if that varies, so different values are different bytes.
 
 use hvprobe_arch::Gva;
 use hvprobe_spec::FRAME;
@@ -54,8 +54,8 @@ pub(super) fn push_number(key: &mut Vec<u8>, part: &Part, number: u64) {
     key.extend_from_slice(&made.to_le_bytes());
 }
 
-/// Returns the start of the bucket of a signed `number`: a multiple of the width, or `i64::MIN` if that multiple is
-/// less.
+/// Returns the start of the bucket that contains a signed `number`: a multiple of the width, but not less than
+/// `i64::MIN`.
 fn bucket(number: i64, width: u64) -> u64 {
     let wide = i128::from(number);
     let begins = wide - wide.checked_rem_euclid(width.into()).unwrap_or(0);
@@ -74,7 +74,7 @@ pub(super) fn push_stack_trace(key: &mut Vec<u8>, captured: &[u8]) {
 }
 
 fn push_bytes(key: &mut Vec<u8>, kind: u8, bytes: &[u8]) {
-    // No captured item is longer.
+    // No captured item is longer than that.
     let len = u16::try_from(bytes.len()).unwrap_or(u16::MAX);
     key.push(kind);
     key.extend_from_slice(&len.to_le_bytes());
@@ -111,7 +111,7 @@ fn first(key: &[u8]) -> Option<(KeyValue, &[u8])> {
     }
 }
 
-/// Returns the addresses of a stack, of which the lower halves were captured.
+/// Returns the addresses of a captured stack. `bytes` contains only their lower halves.
 fn addresses(bytes: &[u8]) -> Box<[Gva]> {
     let (halves, _) = bytes.as_chunks::<FRAME>();
     let address = |half: &[u8; FRAME]| Gva(u64::from(u32::from_le_bytes(*half)) | HIGH);

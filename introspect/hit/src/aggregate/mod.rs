@@ -1,7 +1,7 @@
-//! Histograms: events counted by what they have in common.
+//! Histograms: count events by values that they have in common.
 //!
-//! Invariant: the memory is bounded, whatever a guest's values are; an event for which there is no room is counted
-//! as dropped. The collector's thread counts events, in the order in which it delivers them; the hit path is not
+//! Invariant: the memory is bounded for any values in a guest: an event for which there is no room is counted as
+//! dropped. The collector's thread counts events, in the order in which it delivers them; the hit path is not
 //! involved.
 
 mod budget;

@@ -61,18 +61,19 @@ pub struct Row {
 /// A histogram at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Entries in the order that was asked for; those that are equal in it, in the order of their keys.
+    /// Entries in the requested order. Entries that are equal in this order are sorted by their keys.
     pub rows: Vec<Row>,
     /// Number of hits that were counted.
     pub hits: u64,
     /// Number of hits that were not counted, because there was no room for another entry.
     pub dropped: u64,
-    /// Number of events of the whole machine that were lost before they could be counted.
+    /// Number of events that could not be counted: events of the whole machine that were lost, and events for which
+    /// the histogram's filter could not be decided.
     pub lost: u64,
 }
 
-/// Sorts `rows` in the order that is `asked` for. `signed` says of each key whether it is a signed number,
-/// `forms` which form of each value is shown.
+/// Sorts `rows` by the `asked` orders, and then by the keys. `signed` says for each key whether it is a signed
+/// number; `forms` says for each value in which form it is shown.
 pub(super) fn sort(rows: &mut [Row], asked: &[Order], signed: &[bool], forms: &[ValueForm]) {
     rows.sort_unstable_by(|one, other| {
         let by_orders = asked.iter().map(|order| {

@@ -1,7 +1,7 @@
 //! The entries of a histogram while it counts.
 //!
-//! Invariant: the memory of a histogram's entries, and of what it knows of its probes, is taken from the budget of
-//! all histograms of the machine. It is released with the histogram.
+//! Invariant: the memory for a histogram's entries, and for its data about probes, is taken from the budget that
+//! all histograms of the machine share. It is released when the histogram is dropped.
 
 use std::collections::{HashMap, HashSet};
 use std::mem::size_of;
@@ -18,20 +18,20 @@ use super::snapshot::{Row, Snapshot, Sum, sort};
 use crate::event::{Event, EventKind};
 use crate::filter::{Seen, no_more};
 
-/// Maximum number of bytes of keys.
+/// Maximum total size of the keys of a histogram, in bytes.
 const KEY_BYTES: usize = 16 << 20;
 /// Approximate overhead of an allocation, in bytes.
 const ALLOCATED: usize = 16;
 /// Approximate number of slots of a map for each used slot.
 const SPARE: usize = 2;
 
-/// Memory for a probe whose events are not counted.
+/// Approximate memory for a probe whose events are not counted, in bytes.
 const UNCOUNTED: usize = SPARE * size_of::<ProbeId>() + ALLOCATED;
 
 /// There is no room for another probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoRoom {
-    /// Bytes that are left.
+    /// Number of bytes that are left in the budget.
     pub left: usize,
 }
 
@@ -43,7 +43,7 @@ pub struct Table {
     /// Probes for whose definition there was no room; their events are dropped.
     uncounted: HashSet<ProbeId>,
     rows: HashMap<Box<[u8]>, Entry>,
-    /// Bytes of the keys that are stored.
+    /// Total size of the stored keys, in bytes.
     bytes: usize,
     paused: bool,
     hits: u64,
@@ -54,11 +54,11 @@ pub struct Table {
     budget: Arc<MemoryBudget>,
     /// Bytes of the budget that are taken for entries.
     rows_taken: usize,
-    /// Bytes of the budget that are taken for what is known of probes.
+    /// Bytes of the budget that are taken for data about probes.
     probes_taken: usize,
 }
 
-/// Which events of a probe are counted, and by what.
+/// Which events of a probe are counted, and by which keys.
 #[derive(Debug)]
 struct Counted {
     actions: Arc<Actions>,
@@ -131,7 +131,8 @@ impl Table {
         }
     }
 
-    /// Also counts the events of `probe` as `what` says. `actions` are what the probe does at its hits.
+    /// Adds `probe` to the probes whose events are counted, or replaces its definition. `what` says which of its
+    /// events are counted and how; `actions` are what the probe does at its hits.
     ///
     /// # Errors
     /// When there is no room for the probe's definition.
@@ -149,9 +150,9 @@ impl Table {
     }
 
     /// Like [`Table::count`], for a probe whose definition was not known when `reserved` bytes were
-    /// [reserved](Self::reserve) for it. The definition takes these bytes, and those of an earlier definition. If
-    /// they are not enough and no more are left, only the hits of this probe are dropped: the counting of other
-    /// probes must not end because other tables have used up the budget meanwhile.
+    /// [reserved](Self::reserve) for it. The definition uses these bytes, and the bytes of an earlier definition.
+    /// If they are not enough and no more are left in the budget, only the hits of this probe are dropped: other
+    /// probes must still be counted when other tables have used up the budget meanwhile.
     pub fn learn(
         &mut self,
         probe: ProbeId,
@@ -165,7 +166,7 @@ impl Table {
         if self.exchange(before, counted.weight()).is_ok() {
             self.probes.insert(probe, counted);
         } else {
-            // This is far less than was reserved.
+            // `UNCOUNTED` is far less than was reserved.
             let kept = self.exchange(before, UNCOUNTED);
             debug_assert!(kept.is_ok(), "{kept:?}");
             self.uncounted.insert(probe);
@@ -178,7 +179,7 @@ impl Table {
         debug_assert!(released.is_ok(), "{released:?}");
     }
 
-    /// Exchanges `before` of the bytes that are taken for probes for `after` bytes.
+    /// Replaces `before` of the bytes that are taken for probes by `after` bytes.
     fn exchange(&mut self, before: usize, after: usize) -> Result<(), NoRoom> {
         if let Some(less) = before.checked_sub(after) {
             self.probes_taken -= less;
@@ -188,10 +189,11 @@ impl Table {
         self.reserve(after - before)
     }
 
-    /// Takes `bytes` bytes for other data about probes, until the table is dropped.
+    /// Takes `bytes` bytes for other data about probes. They stay taken until [`Self::learn`] uses them,
+    /// [`Self::release`] releases them, or the table is dropped.
     ///
     /// # Errors
-    /// When less is left.
+    /// When fewer bytes are left.
     pub fn reserve(&mut self, bytes: usize) -> Result<(), NoRoom> {
         if !self.budget.take(bytes) {
             let left = self.budget.left();
@@ -207,7 +209,7 @@ impl Table {
         &self.histogram
     }
 
-    /// Returns what is counted, as defined for the first of the probes; `None` if there is no probe.
+    /// Returns what is counted of the probe with the lowest id; `None` if there is no probe.
     #[must_use]
     pub fn what(&self) -> Option<&Aggregate> {
         let first = self.probes.iter().min_by_key(|(id, _)| id.0);
@@ -227,7 +229,7 @@ impl Table {
         (self.hits, self.dropped, self.lost) = (0, 0, 0);
     }
 
-    /// Counts `events`, before which `lost` other events were lost.
+    /// Counts `events`. Before these, `lost` other events were lost.
     pub fn hear(&mut self, events: &[Event], lost: u64) {
         if self.paused {
             return;
@@ -315,7 +317,7 @@ impl Table {
         }
     }
 
-    /// Returns a copy of the current content. Making a [`Snapshot`] from it does not need the table.
+    /// Returns a copy of the current content, from which a [`Snapshot`] can be made without the table.
     #[must_use]
     pub fn copy(&self) -> Copied {
         let keys = self.what().into_iter().flat_map(|what| &what.keys);
@@ -368,7 +370,8 @@ impl Copied {
     }
 }
 
-/// Returns the number that `of` measures of an event, extended to 64 bits, and whether it is signed.
+/// Returns the value of `of` for an event, extended to 64 bits, and whether it is signed. `None` if the value is
+/// not known.
 fn number(of: &Measured, event: &Event, seen: &Seen<'_>) -> Option<(u64, bool)> {
     match of {
         Measured::Field(field) => seen.number(field),

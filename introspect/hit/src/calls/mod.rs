@@ -6,7 +6,7 @@
 //! - Every entry carries the real return address of its frame. Several entries of one frame (several probes on a
 //!   function, or a function that left by a tail call to another probed one) are neighbours in the list and
 //!   carry the same address, so any of them may be removed.
-//! - Of the entries on one stack, a newer one has a lower slot, or the same one if it is of the same frame.
+//! - Of the entries on one stack, a newer one has a lower slot, or the same slot if it belongs to the same frame.
 //! - A cell is changed only by the thread that has it open. [`Calls::open`] acquires what the last holder
 //!   released, so a task may move from one vCPU to another between two operations.
 //! - A task with entries has exactly one cell, in the window of cells that its address hashes to. A cell without

@@ -194,8 +194,8 @@ impl PoolCell {
         }
     }
 
-    /// Adds a segment. Returns `false` if the pool has its maximum size. With `if_empty`, adds none if there are
-    /// free records again, because another thread has added a segment meanwhile.
+    /// Adds a segment. Returns `false` if the pool has its maximum size. If `if_empty` is set, adds no segment if
+    /// there are free records again, because another thread has added a segment meanwhile.
     fn grow(&self, if_empty: bool) -> bool {
         let mut grown = lock(&self.grown);
         if if_empty && Head(self.head.load(Ordering::Acquire)).newest() != 0 {
@@ -288,8 +288,8 @@ pub enum PoolError {
     TooManyPools,
 }
 
-/// The instances of one return probe. Dropping it ends the probe's claim on them. Calls in flight then still
-/// return, but are not reported.
+/// The instances of one return probe. Dropping the pool ends the probe's claim on them. Calls in flight still
+/// return after that, but are not reported.
 #[derive(Debug)]
 pub struct Pool {
     pub(super) cell: Arc<PoolCell>,
@@ -405,7 +405,7 @@ impl Pools {
         })
     }
 
-    /// Takes a pool whose probe has left, with no call in flight.
+    /// Takes a pool whose probe has left and that has no call in flight.
     fn unowned(&self, data_words: usize) -> Option<(u32, &Arc<PoolCell>)> {
         let mut left = lock(&self.left);
         let (at, index, cell) = left

@@ -10,10 +10,10 @@ use hvprobe_arch::{Gva, Regs};
 
 use crate::atomics::{AtomicU64, Ordering};
 
-/// Maximum number of bytes of private data of an instance.
+/// Maximum size of an instance's private data, in bytes.
 pub const DATA_MAX: usize = 256;
 
-/// What is remembered of a call: the arguments of [`TaskCalls::push`](super::TaskCalls::push).
+/// Data that is remembered of a call: the arguments of [`TaskCalls::push`](super::TaskCalls::push).
 #[derive(Clone, Copy, Debug)]
 pub struct Entry<'a> {
     /// Identifies the call; entry and return event carry it.

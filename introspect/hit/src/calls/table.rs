@@ -54,13 +54,13 @@ impl Calls {
     }
 
     /// Opens the calls of `task`, the guest's current-task pointer, for the caller alone until the result is
-    /// dropped. `None` if the cells that `task` may be in are all taken, or if the guest says that the task runs
-    /// on another vCPU as well; then the caller counts a miss, or an unknown return.
+    /// dropped. Returns `None` if all cells that `task` may be in are taken, or if the calls are open already,
+    /// because the guest claims that the task also runs on another vCPU. The caller then counts a miss, or an
+    /// unknown return.
     ///
-    /// The result must not be held while the vCPU is parked: code that checks all calls would not see these.
+    /// The result must not be held while the vCPU is parked: code that checks all calls would not see these calls.
     ///
-    /// Hot path: reads one cell for a task that was here before, otherwise at most a window of cells; one atomic
-    /// exchange.
+    /// Hot path: one atomic exchange. Usually reads one cell for a task that has one, otherwise a window of cells.
     #[must_use]
     pub fn open(&self, task: Gva) -> Option<TaskCalls<'_>> {
         let key = task.0 & !(BUSY | IDLE);
@@ -110,7 +110,7 @@ impl Calls {
         None
     }
 
-    /// Makes `cell` busy for `key`, if its state is `state` and that is not busy.
+    /// Makes `cell` busy for `key`. Returns `None` if `state` is busy, or if the cell's state is no longer `state`.
     fn hold<'a>(&'a self, cell: &'a Cell, state: u64, key: u64) -> Option<TaskCalls<'a>> {
         if state & BUSY != 0 {
             return None;
@@ -130,7 +130,7 @@ impl Calls {
         (0..WINDOW).map(move |i| &self.cells[(home + i) & mask])
     }
 
-    /// Iterates over the calls of every task, each opened in turn. Leaves out those that are open elsewhere.
+    /// Iterates over the calls of every task, each opened in turn. Leaves out tasks whose calls are open elsewhere.
     fn tasks(&self) -> impl Iterator<Item = TaskCalls<'_>> {
         self.cells.iter().filter_map(|cell| {
             let state = cell.state.load(Ordering::Relaxed);
@@ -142,25 +142,25 @@ impl Calls {
     }
 
     /// Calls `each` for every entry, task by task, the newest of a task first. Call only while the vCPUs are
-    /// stopped: entries of a task that is open elsewhere are left out, and a task that is being shown cannot be
-    /// opened.
+    /// stopped: entries that are open elsewhere are left out, and the calls of a task cannot be opened while its
+    /// entries are passed to `each`.
     pub fn live(&self, mut each: impl FnMut(&LiveCall)) {
         for calls in self.tasks() {
             calls.live(&mut each);
         }
     }
 
-    /// Removes the entries of the probes for which `leaves` is true, and those that earlier removals kept. If a
-    /// frame has no other entry, `restore` decides whether they are removed: it writes the real return address back
-    /// if the frame's slot still holds the trampoline's. It is not called for a frame if another task has a newer
-    /// one at the same slot; then the older frame is forgotten. Call only while the vCPUs are stopped, like
-    /// [`Calls::live`]; allocates.
+    /// Removes the entries of the probes for which `leaves` is true, and the entries that earlier removals kept. If
+    /// a frame has no other entry, `restore` decides whether its entries are removed: it writes the real return
+    /// address back if the frame's slot still holds the trampoline's address. If another task has a newer frame at
+    /// the same slot, `restore` is not called, and the entries of the older frame are removed. Call only while the
+    /// vCPUs are stopped, like [`Calls::live`]; allocates.
     pub fn remove(
         &self,
         mut leaves: impl FnMut(ProbeId) -> bool,
         mut restore: impl FnMut(&Frame) -> Fate,
     ) -> Removed {
-        // A task that died inside a call leaves its entry behind, and its stack to another task: the slot then
+        // A task that died inside a call leaves its entry in the table and its stack to another task. The slot then
         // belongs to the other task.
         let mut newest_at = FxHashMap::default();
         self.live(|call| {

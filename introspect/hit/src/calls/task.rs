@@ -19,7 +19,7 @@ pub enum Ended {
     Orphaned,
 }
 
-/// What a function found in the place of its return address.
+/// What a function found in place of its return address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReturnAddress {
     /// The address of its caller.
@@ -130,10 +130,10 @@ impl<'a> TaskCalls<'a> {
     }
 
     /// Begins the entry of a function whose return address is at `slot`, where `found` was read. Returns the real
-    /// return address, which [`TaskCalls::push`] needs. Returns `None` if the call must not be pushed. This is so
-    /// if `slot` holds the trampoline's address and no call accounts for it: then the real return address is not
-    /// known. It is also so if the return leads through other code to the trampoline: two returns through the
-    /// trampoline at one slot could not be distinguished.
+    /// return address, which [`TaskCalls::push`] needs; `None` if the call must not be pushed. There are two such
+    /// cases. If `slot` holds the trampoline's address and no call accounts for it, the real return address is not
+    /// known. If the return leads through other code to the trampoline, two returns through the trampoline at one
+    /// slot could not be distinguished.
     ///
     /// Removes the calls of frames that this entry proves abandoned, and passes them to `orphan`, newest first.
     /// Such frames are on the same stack, below the entered function's frame or at the same slot. However, if the
@@ -218,9 +218,9 @@ impl<'a> TaskCalls<'a> {
         Some(ret)
     }
 
-    /// Removes all calls of the task, which is dead, and passes them to `orphan`, newest first. Calls that a
-    /// dying task makes after this stay in flight until [`Calls::remove`](super::Calls::remove) or until another
-    /// task gets its address.
+    /// Removes all calls of the task, which is dead, and passes them to `orphan`, newest first. Calls that a dying
+    /// task makes after this stay in flight until this is called again, until
+    /// [`Calls::remove`](super::Calls::remove), or until another task gets the task's address.
     pub fn remove_all(&mut self, mut orphan: impl FnMut(&Call<'_>)) {
         while self.pop(&mut orphan) {}
     }

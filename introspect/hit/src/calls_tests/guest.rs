@@ -232,7 +232,7 @@ impl GuestTask {
         let below = match self.frames.last() {
             None => top(task_stack),
             Some(f) if interrupt && f.slot >> 14 == task_stack >> 14 => top(interrupt_stack),
-            // The processor pushes five words at the place that the function has returned from.
+            // The interrupt pushed five words over the slot of the function that has returned.
             Some(f) if f.returning => f.slot - 0x30,
             Some(f) => f.slot,
         };
@@ -259,7 +259,7 @@ impl GuestTask {
         }
     }
 
-    /// The running function jumps to one whose calls are followed without exits.
+    /// The running function jumps to a function whose calls are followed without exits.
     pub(super) fn followed_tail_call(&mut self) {
         if let Some(frame) = self.frames.last().filter(|frame| !frame.returning) {
             self.made += 1;
@@ -269,7 +269,7 @@ impl GuestTask {
         }
     }
 
-    /// The running function executes its `ret` and is interrupted at the trampoline, before that runs.
+    /// The running function executes its `ret` and is interrupted before the trampoline runs.
     pub(super) fn interrupted_return(&mut self, overwritten: bool) {
         if let Some(frame) = self.frames.last_mut()
             && !frame.returning
@@ -295,7 +295,7 @@ impl GuestTask {
                 let went = open.returned(Gva(frame.slot), |how, call| {
                     Self::reported(pushed, probes, Some(frame.slot), how, call);
                 });
-                // If no call is known, the engine takes what is in the slot.
+                // If no call is known, the engine continues at the address in the slot.
                 assert!(
                     went.is_some() || to != TRAMPOLINE.0,
                     "the guest went astray"

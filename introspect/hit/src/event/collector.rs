@@ -7,8 +7,8 @@
 //! ```
 //! Each vCPU owns the producing end of a bounded ring; the collector owns all the consuming ends and the sources.
 //! Invariants: the producing side never blocks, allocates or takes a lock; an event that does not fit is counted as
-//! dropped and the count reaches the sink with the next batch; events are delivered in order of time, whatever made
-//! them ([`super::order`]); after [`Collector::finish`] nothing is left in a ring or a source.
+//! dropped and the count reaches the sink with the next batch; events of all rings and sources are delivered in
+//! order of time ([`super::order`]); after [`Collector::finish`] nothing is left in a ring or a source.
 //!
 //! ```text
 //!   collecting ──► some from a ring, or held ────► dozes: what is queued waits for [`DOZE`]
@@ -42,7 +42,8 @@ struct Waker {
 }
 
 impl Waker {
-    /// Must be called by a vCPU after it queued something. One fence and one load, unless the collector sleeps.
+    /// Must be called by a vCPU after it has queued something. Takes one fence and one load, unless the collector
+    /// sleeps.
     fn queued(&self) {
         // Pairs with the fence in the collector: either the collector sees what was queued, or we see that it is
         // asleep.
@@ -72,7 +73,7 @@ pub struct EventProducer {
 
 impl EventProducer {
     /// Marks the beginning or the end of a hit. An event whose time is after the beginning must be queued before
-    /// the end. Until then, newer events wait for it, however long the thread is preempted.
+    /// the end. Newer events are held until the end, even if the thread is preempted for long.
     #[inline]
     pub fn turn(&mut self) {
         let hits = self.counts.hits.load(Ordering::Relaxed);
@@ -81,9 +82,9 @@ impl EventProducer {
             .store(hits.wrapping_add(1), Ordering::Release);
     }
 
-    /// Queues the event that `make` makes, or counts it as dropped when the ring is full. `finish` adds what
-    /// would be copied twice if `make` added it. Hot path: no lock, no allocation; a system call only when the
-    /// collector sleeps.
+    /// Queues the event that `make` makes, or counts it as dropped when the ring is full. `finish` completes the
+    /// event in its place in the ring; what it adds would be copied twice if `make` added it. Hot path: no lock, no
+    /// allocation; a system call only when the collector sleeps.
     #[inline]
     pub fn push(&mut self, make: impl FnOnce() -> Event, finish: impl FnOnce(&mut Event)) {
         if let Ok(mut room) = self.ring.write_chunk_uninit(1)
@@ -202,7 +203,8 @@ impl Collector {
         self.flush.clone()
     }
 
-    /// Returns whether the thread has ended without a request: a sink has panicked.
+    /// Returns whether the thread has ended before [`Self::finish`] was called, which means that a sink has
+    /// panicked.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
@@ -230,7 +232,7 @@ impl Drop for Collector {
     }
 }
 
-/// How long events of vCPUs accumulate: a fraction of the time that fills a ring.
+/// Time for which events of vCPUs accumulate: a fraction of the time in which they fill a ring.
 const DOZE: Duration = Duration::from_millis(2);
 
 struct Drain {
@@ -274,20 +276,20 @@ impl Drain {
         }
     }
 
-    /// Returns how long the sources can wait.
+    /// Returns how long all sources can wait for the next pass; `None` if none of them needs one.
     fn patience(&self) -> Option<Duration> {
         let patience = self.sources.iter().filter_map(|source| source.patience());
         patience.min()
     }
 
-    /// Makes a pass: takes what there is, and delivers what need not be held; everything if this is the `last`
-    /// pass. `records` says whether a source can have events.
+    /// Makes a pass: takes the available events, and delivers those that need not be held, or all of them in the
+    /// `last` pass. `records` says whether a source can have events.
     fn once(&mut self, records: bool, last: bool, sink: &mut Sink) -> PassResult {
         let mut pass = self.order.pass(self.sources.len(), records, last);
         for (vcpu, counts) in self.counts.iter().enumerate() {
             pass.look_at(vcpu, counts.hits.load(Ordering::Acquire));
         }
-        // A counter that the guest increments itself can be any number.
+        // The guest can write any number into a counter that it increments itself.
         let mut dropped = 0_u64;
         for source in &mut self.sources {
             let lost = pass.take(|batch, most| source.drain(batch, most));

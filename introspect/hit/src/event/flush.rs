@@ -3,8 +3,9 @@
 //! ```text
 //!   asked ──► the collector notes it before a pass ──► everything that this pass holds is delivered ──► done
 //! ```
-//! Invariant: when a waiter is notified, everything that was in rings and sources when it asked has been delivered,
-//! even if a long hit held it up, and whatever has come since. A collector that has ended notifies all waiters.
+//! Invariant: when a waiter is notified, all events that were in rings and sources when it asked have been
+//! delivered, even if a long hit held them up or newer events have come since. A collector that has ended notifies
+//! all waiters.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -39,7 +40,8 @@ impl Flush {
         Self { shared, collector }
     }
 
-    /// Waits until all events so far are delivered, but at most for `patience`. Returns whether they are.
+    /// Waits until all events so far are delivered, but at most for `patience`. Returns whether they were
+    /// delivered.
     #[must_use]
     pub fn wait(&self, patience: Duration) -> bool {
         let number = self.shared.asked.fetch_add(1, Ordering::AcqRel) + 1;
@@ -62,12 +64,12 @@ pub(super) struct Owed {
     answered: u64,
 }
 
-/// Waiters that the current passes are made for.
+/// Waiters for which the current passes are made.
 #[derive(Clone, Copy, Debug)]
 struct Open {
     /// Number of the last of these waiters.
     number: u64,
-    /// Time of the newest event that was held when everything had been seen once.
+    /// Time of the newest event that was held after the first pass that left no more events to take.
     until: Option<u64>,
 }
 
@@ -91,8 +93,9 @@ impl Owed {
         }
     }
 
-    /// Must be called after a pass, with its `result` and what is still `held`. Notifies the waiters if everything
-    /// they wait for has been delivered. Returns whether another pass is needed for a waiter.
+    /// Must be called after a pass, with its `result` and a function that returns the times of the events that are
+    /// still `held`. Notifies the waiters if all events that they wait for have been delivered. Returns whether
+    /// another pass is needed for a waiter.
     pub(super) fn passed(
         &mut self,
         result: PassResult,

@@ -12,7 +12,7 @@ pub enum Headroom {
 }
 
 impl Headroom {
-    /// Returns the room of `free` places among `all`, of which a hit takes at most `most`.
+    /// Classifies `free` free places out of `all` places. A hit takes at most `most` places.
     #[must_use]
     pub fn of(free: u64, all: u64, most: u64) -> Self {
         match free {

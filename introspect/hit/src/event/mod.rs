@@ -1,4 +1,4 @@
-//! Events: what probes saw, and the way of events to the sink.
+//! Events: what probes report of hits, and the way of events to the sink.
 //!
 //! Invariant: an event is one value of a fixed size that owns nothing on the heap, so that making,
 //! moving and dropping one never allocates.

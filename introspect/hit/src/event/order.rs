@@ -1,8 +1,9 @@
 //! The order in which events are delivered.
 //!
-//! A pass of the collector sees the events that exist at one moment. Those that come later may be older: the time
-//! of a hit is read before its event is queued, and sources are read before rings. So a pass holds events that are
-//! newer than everything that the passes before it have seen: older events had a whole pass to arrive.
+//! A pass of the collector sees the events that exist at one moment. Events that become visible later may be older:
+//! the time of a hit is read before its event is queued, and sources are read before rings. So a pass holds the
+//! events that are newer than all events of earlier passes. It delivers the others, because events older than these
+//! had a whole pass to arrive.
 //!
 //! ```text
 //!   seen by passes before        seen by this one only
@@ -17,8 +18,8 @@
 //! and when it ends. When a pass first sees that a hit has begun, events that are newer than the horizon of the
 //! pass before it are held until the hit ends.
 //!
-//! Invariant: events are delivered in order of time. The only exception is an event that became visible more than a
-//! pass after its time for another reason than a long hit. An event whose time is not known stays after the events
+//! Invariant: events are delivered in order of time. The only exception is an event that becomes visible more than
+//! a pass after its time, and not because of a long hit. An event whose time is not known stays after the events
 //! that it is known to follow.
 
 use rtrb::Consumer;
@@ -27,10 +28,10 @@ use rtrb::chunks::ReadChunk;
 use super::source::{Drained, Sink};
 use super::value::Event;
 
-/// Maximum number of events that are delivered at a time. A pass takes about as many from all rings and sources
-/// together, but at least one from each.
+/// Maximum number of events that are delivered at a time. A pass takes about this number of events from all rings
+/// and sources together, but at least one from each.
 pub(super) const BATCH: usize = 1024;
-/// Maximum number of held events, besides those in rings.
+/// Maximum number of held events outside the rings. If there are more, the pass does not hold events.
 const CROWD: usize = 8 * BATCH;
 
 /// The result of a pass.
@@ -54,7 +55,7 @@ pub(super) struct Held {
     pub(super) newest: u64,
 }
 
-/// Events that are not delivered yet.
+/// Events that have not been delivered yet.
 #[derive(Debug)]
 pub(super) struct Order {
     rings: Vec<Consumer<Event>>,
@@ -64,19 +65,19 @@ pub(super) struct Order {
     pending: Vec<Event>,
     /// Time of the newest event that any pass has seen.
     horizon: u64,
-    /// The horizon as it was before the last pass.
+    /// The horizon before the last pass.
     before: u64,
     /// State of each vCPU at the last pass.
     at_work: Vec<AtWork>,
     next_seq: u64,
 }
 
-/// Beginnings and ends of a vCPU's hits.
+/// Progress of a vCPU's hits.
 #[derive(Clone, Copy, Debug, Default)]
 struct AtWork {
     /// Number of beginnings and ends: odd during a hit.
     turns: u64,
-    /// If there is a hit, its time is later than this.
+    /// If the vCPU is in a hit, the time of the hit is later than this.
     since: u64,
 }
 
@@ -142,7 +143,7 @@ impl Order {
     }
 
     /// Begins a pass over the rings and over `sources` sources. `records` says whether a source can have events; if
-    /// not, all events are in the rings. `is_last` says that no events follow, so none wait for older ones.
+    /// not, all events are in the rings. If `is_last` is set, no events follow, so no event waits for older ones.
     pub(super) fn pass(&mut self, sources: usize, records: bool, is_last: bool) -> Pass<'_> {
         Pass {
             share: (BATCH / (self.rings.len() + sources).max(1)).max(1),
@@ -160,15 +161,15 @@ impl Order {
 }
 
 impl Pass<'_> {
-    /// Notes the number of beginnings and ends of hits of `vcpu`. Must be called before the pass reads any source
-    /// or ring.
+    /// Notes `turns`, the number of beginnings and ends of hits on `vcpu`. Must be called before the pass reads any
+    /// source or ring.
     pub(super) fn look_at(&mut self, vcpu: usize, turns: u64) {
         let before = self.order.before;
         let Some(at_work) = self.order.at_work.get_mut(vcpu) else {
             return;
         };
         if at_work.turns != turns {
-            // The hit began after the last pass checked this vCPU. By then, everything up to the horizon of that
+            // The hit began after the last pass checked this vCPU. By then, all events up to the horizon of that
             // pass had been seen.
             *at_work = AtWork {
                 turns,
@@ -180,8 +181,8 @@ impl Pass<'_> {
         }
     }
 
-    /// Takes the events of a source, which `drain` appends. Returns the number of events that the source has
-    /// lost.
+    /// Calls `drain` to append the events of one source to the pending events. Returns the number of events that
+    /// the source has lost.
     pub(super) fn take(&mut self, drain: impl FnOnce(&mut Vec<Event>, usize) -> Drained) -> u64 {
         let pending = &mut self.order.pending;
         let before = pending.len();
@@ -201,7 +202,7 @@ impl Pass<'_> {
         drained.lost
     }
 
-    /// Reads the rings, and delivers the events that need not be held, with the number of events that were
+    /// Reads the rings and delivers the events that need not be held. Also reports the number of events that were
     /// `dropped`.
     pub(super) fn hand_on(mut self, dropped: u64, sink: &mut Sink) -> PassResult {
         let until = self.until();
@@ -234,7 +235,7 @@ impl Pass<'_> {
         let (first, second) = (filled.next(), filled.next());
         let of_rings = first.is_some();
         match (first, second) {
-            // Events that need not be merged with others are delivered from where they are.
+            // Events that need not be merged with others are delivered from their place in the ring.
             (Some((ring, ready)), None) if pending.is_empty() => {
                 if let Ok(mut chunk) = ring.read_chunk(*ready) {
                     let (events, wrapped) = chunk.as_mut_slices();
@@ -304,9 +305,9 @@ impl Pass<'_> {
         horizon.min(lasts).min(self.behind)
     }
 
-    /// Returns how many events of each ring can be delivered: those not newer than `until`, and at most a share of
-    /// each ring. If a ring has more, nothing is to be delivered that is newer than the last event of its share, so
-    /// also returns the time up to which events can be delivered.
+    /// Returns the time up to which events can be delivered, and the number of such events in each ring. The time
+    /// is at most `until`. From each ring, at most a share is taken. If a ring has more events than that, events
+    /// that are newer than the last event of its share must wait, so the time is earlier.
     fn ready(&mut self, mut until: u64) -> (u64, Vec<usize>) {
         let Order { rings, left, .. } = &mut *self.order;
         for (ring, left) in rings.iter_mut().zip(&*left) {
@@ -341,13 +342,14 @@ fn events<'c>(chunk: &'c ReadChunk<'_, Event>) -> impl DoubleEndedIterator<Item 
 /// Sorts `events` by time.
 pub(crate) fn in_order(events: &mut [Event]) {
     if !events.is_sorted_by_key(times()) {
-        // Stable: events of one instant on one vCPU keep their order. Each is moved once.
+        // Stable: events of one instant on one vCPU keep their order. Each event is moved once.
         events.sort_by_cached_key(times());
     }
 }
 
-/// Returns a function that returns the time of each event, if called for one after the other. An event whose time
-/// is not known gets the time that it is known to follow, or the time of the event before it if that is later.
+/// Returns a function that returns the time of an event. It must be called for one event after the other: an event
+/// whose time is not known gets the time that it is known to follow, or the time of the event before it if that is
+/// later.
 fn times() -> impl FnMut(&Event) -> u64 {
     let mut last = 0;
     move |event| {
@@ -368,7 +370,7 @@ fn place(event: &Event) -> u64 {
     }
 }
 
-/// Delivers events with their numbers.
+/// Assigns numbers to events and delivers them.
 struct Numbered<'a> {
     next: &'a mut u64,
     dropped: u64,

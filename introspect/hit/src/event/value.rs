@@ -36,8 +36,8 @@ pub struct Call {
     pub entry: Regs,
 }
 
-/// Items read from the guest's memory at a hit: those of the probe's capture one after another; for a return
-/// probe, first those of the entry. Unreadable items are zeros.
+/// Items that were read from the guest's memory at a hit, in the order of the probe's capture. For a return probe,
+/// the items of the entry come first. Unreadable items are zeros.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Captured {
     /// `None` before the first item, so that an event without items need not carry zeros.
@@ -48,7 +48,7 @@ pub struct Captured {
 }
 
 impl Captured {
-    /// Returns an empty capture. Not a constant, because copying a constant would copy its unused bytes too.
+    /// Returns an empty capture. Not a constant, because copying a constant would also copy its unused bytes.
     #[inline]
     #[must_use]
     pub fn nothing() -> Self {
@@ -60,8 +60,8 @@ impl Captured {
         }
     }
 
-    /// Returns a capture of `items` items that were read before. `read` has their bytes, and `unreadable` a bit for
-    /// each that could not be read. If they do not fit, they are left out.
+    /// Returns a capture of `items` items that were read before. `read` contains their bytes; `unreadable` has a
+    /// bit for each item that could not be read. If the bytes do not fit, they are left out.
     #[must_use]
     pub fn again(read: &[u8], unreadable: u32, items: usize) -> Self {
         let mut captured = Self::nothing();
@@ -81,20 +81,20 @@ impl Captured {
         bytes.get(..usize::from(self.len)).unwrap_or_default()
     }
 
-    /// Returns whether the item `index` could not be read, and is zeros here.
+    /// Returns whether the item `index` could not be read. Such an item is zeros.
     #[must_use]
     pub fn is_unreadable(&self, index: usize) -> bool {
         index < ITEMS_MAX && self.unreadable >> index & 1 == 1
     }
 
-    /// Returns a bit for each item that could not be read: the lowest for the first item.
+    /// Returns a mask of the items that could not be read. The lowest bit stands for the first item.
     #[must_use]
     pub fn unreadable(&self) -> u32 {
         self.unreadable
     }
 
     /// Appends an item of `len` bytes. `read` fills them and returns whether it could. An item that does not fit is
-    /// left out; all items of a capture that was checked fit.
+    /// left out; the items of a checked capture always fit.
     pub fn item(&mut self, len: usize, read: impl FnOnce(&mut [u8]) -> bool) {
         let start = usize::from(self.len);
         let bytes = self.bytes.get_or_insert([0; CAPTURE_MAX]);
@@ -148,21 +148,21 @@ impl std::fmt::Debug for Captured {
 pub struct Event {
     /// What happened.
     pub kind: EventKind,
-    /// Position in the machine's stream of events, from 0. There are no gaps: dropped events are counted apart and
-    /// get no position. Before the position is assigned: the time that the event is known to follow, in the same
-    /// unit as [`Event::host_ns`]; used if the event's own time is not known.
+    /// Position in the machine's stream of events, from 0. There are no gaps: dropped events are counted separately
+    /// and get no position. Before the position is assigned, this is the time that the event is known to follow, in
+    /// the unit of [`Event::host_ns`]; it is used if the event's own time is not known.
     pub seq: u64,
     /// The probe that was hit.
     pub probe: ProbeId,
     /// The vCPU that hit it.
     pub vcpu: u32,
-    /// Host time, nanoseconds of `CLOCK_MONOTONIC`, when the exit was taken up, or when the record was made; 0
-    /// if it is not known.
+    /// Host time at which the exit was taken up or the record was made, in nanoseconds of `CLOCK_MONOTONIC`; 0 if
+    /// it is not known.
     pub host_ns: u64,
     /// The guest's time-stamp counter at the same moment.
     pub guest_tsc: u64,
-    /// The registers: at the probepoint as the pre-handler found them (RIP is the probepoint), at
-    /// the return as the function left them, or after the displaced instruction.
+    /// The registers, depending on the kind of the event: at the probepoint as the pre-handler found them (RIP is
+    /// the probepoint), at the return as the function left them, or after the displaced instruction.
     pub regs: Regs,
     /// Registers that the user wants to see.
     pub shown: RegisterSet,

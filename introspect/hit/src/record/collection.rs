@@ -33,7 +33,7 @@ struct State {
 }
 
 impl Collection {
-    /// Creates a collection of what `reader` reads.
+    /// Creates a collection of the records that `reader` reads.
     #[must_use]
     pub fn new(reader: Reader) -> Self {
         let place = reader.place();
@@ -59,15 +59,15 @@ impl Collection {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads everything that has been recorded up to now, and counts it; the collector gets the events with the
-    /// next [`Collection::drain`]. At most as many events are kept as the ring has cells; others are counted as
+    /// Reads and counts all records that are finished by now. The collector gets their events with the next
+    /// [`Collection::drain`]. At most as many events are kept as the ring has cells; further events are counted as
     /// lost.
     pub fn catch_up(&self, mem: &dyn PhysMemory, when: impl Fn(Stamp) -> When) {
         self.lock().catch_up(mem, when);
     }
 
-    /// Like [`Collection::catch_up`], but for when the guest will not run again: records that are begun and not
-    /// finished count as lost.
+    /// Like [`Collection::catch_up`], for a guest that will not run again: records that were begun but not finished
+    /// count as lost.
     pub fn end(&self, mem: &dyn PhysMemory, when: impl Fn(Stamp) -> When) {
         let mut state = self.lock();
         state.catch_up(mem, when);
@@ -117,7 +117,7 @@ impl Collection {
         if state.reader.records() {
             Some(DEADLINE)
         } else {
-            // A task may still have to finish a record of a probe that has left.
+            // A task may still finish a record of a probe that has left.
             state.reader.awaits().then_some(SETTLE)
         }
     }

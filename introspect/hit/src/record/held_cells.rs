@@ -1,8 +1,8 @@
 //! Which cells of the ring are taken, and where detours may continue to reserve.
 //!
-//! Positions only ever grow, and position `p` is cell `p % capacity`. A task may take any time from reserving cells
-//! to finishing the record in them. Meanwhile its cells are given to nothing else, however many laps the ring
-//! makes. So the ring is a circle with obstacles:
+//! Positions only ever grow, and position `p` is cell `p % capacity`. Any time may pass between reserving cells and
+//! finishing the record in them. Until then, the cells are given to no other writer, even after many laps of the
+//! ring. So the ring is a circle with obstacles:
 //!
 //! ```text
 //!        read │ held │ read      │ held │ read   │ unread │ free               │ held, a lap later
@@ -10,8 +10,8 @@
 //!                                                next     head                 limit
 //! ```
 //!
-//! Detours reserve up to the next obstacle. When that comes near, the reader moves the head past an obstacle
-//! that has more room after it, as if it had reserved everything up to there.
+//! Detours reserve up to the next obstacle. When the head comes near it, the reader moves the head past an obstacle
+//! that has more room after it, as if the reader had reserved all cells up to there.
 
 use std::ops::Range;
 
@@ -19,11 +19,11 @@ use std::ops::Range;
 #[derive(Debug)]
 pub(super) struct HeldCells {
     capacity: u64,
-    /// By position. No two have a cell in common.
+    /// Held pieces, in the order of their positions. No two have a cell in common.
     held: Vec<Range<u64>>,
 }
 
-/// A run of free cells, in which reservations can continue.
+/// A run of free cells, in which detours can reserve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Run {
     /// The first free position, at the head or beyond.
@@ -89,7 +89,7 @@ impl HeldCells {
         let mut taken: Vec<(u64, u64)> = pieces
             .filter(|piece| piece.start != piece.end)
             .map(|piece| {
-                // Distance from the head to where its cells come again.
+                // Distance from the head to the position at which the piece's cells come again.
                 let ahead = piece.start.wrapping_sub(head) & (self.capacity - 1);
                 (ahead, ahead + piece.end.wrapping_sub(piece.start))
             })
@@ -100,7 +100,7 @@ impl HeldCells {
             from: head.wrapping_add(from),
             len: to.saturating_sub(from),
         };
-        // The last run continues to where the first piece comes again.
+        // The last run ends where the first piece comes again.
         let ends = taken.iter().skip(1).map(|piece| piece.0);
         let ends = ends.chain([self.capacity + here]);
         let behind = taken.iter().zip(ends).map(|(piece, end)| run(piece.1, end));

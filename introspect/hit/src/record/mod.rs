@@ -1,8 +1,8 @@
-//! The host's end of the ring that detours record into: the sources of records, the events that are made of
-//! them, and the [`Reader`], which takes the records.
+//! The host's end of the ring that detours record into: the [`Reader`], which takes records out of the ring, the
+//! sources of the records, and the events that are made from them.
 //!
 //! Invariants: a record is copied out of the guest's reach before it is decoded; a guest that writes nonsense here
-//! loses records, which are counted, and nothing else.
+//! only loses records, which are counted.
 
 mod collection;
 mod held_cells;

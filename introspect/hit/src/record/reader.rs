@@ -1,12 +1,12 @@
 //! Takes records out of the ring.
 //!
-//! Records may be finished in another order than they were begun: an interrupt may come in between, or the guest
-//! may put the recording task to sleep, or the host the vCPU. So the reader waits a moment for a record that is not
-//! finished, because those after it are younger. Then it steps over the record, and checks at each later pass
-//! whether it is finished.
+//! Records may be finished in another order than they were begun: an interrupt may come in between, the guest may
+//! put the recording task to sleep, or the host may preempt the vCPU. So the reader waits a moment for a record
+//! that is not finished, because the records after it are younger. Then it steps over the record, and checks at
+//! each later pass whether it is finished.
 //!
-//! Invariants: only the [`Reader`] moves `limit` and clears marks: those of records that it has taken or given up,
-//! and those that are nonsense; every position below `next` was taken, is held, or was never given to a writer; the
+//! Invariants: only the [`Reader`] moves `limit`, and clears the marks of records that it has taken or given up,
+//! and marks that are nonsense; every position below `next` was taken, is held, or was never given to a writer; the
 //! cells of a record that is not finished belong to its writer alone ([`HeldCells`]). The work of one pass is
 //! bounded by the number of cells. The work of all passes on cells without a record is bounded by time, because the
 //! reader rests after a pass with many such cells. So a guest that rings the doorbell again and again, with
@@ -36,33 +36,34 @@ const IDLE: u64 = 256;
 const REST: Duration = Duration::from_nanos(400);
 /// Number of tries to move the head, which detours move too.
 const TRIES: usize = 8;
-/// CPU numbers in records have to be less than this: no guest has more CPUs.
+/// CPU numbers in records must be less than this: no guest has more CPUs.
 const CPUS_MAX: usize = 1 << 12;
 const RECORD_MAX: usize = MAX_RECORD_CELLS as usize * CELL;
 
-/// How a pass is made.
+/// Parameters of a pass.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Look {
     /// Maximum number of records to take.
     most: usize,
-    /// The current time, if unfinished records are to be waited for.
+    /// The current time; `None` if the pass does not wait for unfinished records.
     now: Option<Instant>,
 }
 
 impl Look {
-    /// Takes records in their order if that is possible.
+    /// Creates a pass that takes up to `most` records in their order, and waits a limited time for an unfinished
+    /// one.
     pub(super) fn patient(most: usize, now: Instant) -> Self {
         let now = Some(now);
         Self { most, now }
     }
 
-    /// Takes every record that is finished.
+    /// Creates a pass that takes up to `most` finished records, and steps over unfinished ones without waiting.
     pub(super) fn at_all(most: usize) -> Self {
         Self { most, now: None }
     }
 }
 
-/// What one pass through the ring needs.
+/// Context of one pass through the ring.
 struct PassContext<'a> {
     mem: &'a dyn PhysMemory,
     sources: &'a Map,
@@ -73,7 +74,7 @@ struct PassContext<'a> {
 #[derive(Clone, Copy, Debug)]
 struct Wait {
     since: Instant,
-    /// The head at that time. Everything before it has been waited for since then.
+    /// The head at that time. Records before it have been waited for since then.
     head: u64,
 }
 
@@ -82,24 +83,24 @@ struct Wait {
 pub struct Reader {
     place: RingPlace,
     pub(super) sources: RecordSources,
-    /// The next position in turn.
+    /// The position whose turn is next.
     pub(super) next: u64,
     /// Positions that were stepped over.
     held: HeldCells,
     wait: Option<Wait>,
     /// Whether the last pass ended in waiting for a record.
     is_waiting: bool,
-    /// Whether the last pass left something unread from `next` on.
+    /// Whether the last pass left cells unread, from `next` on.
     is_behind: bool,
     /// Limit and bell that were published last.
     published: (u64, u64),
-    /// Whether the guest has written what no detour writes.
+    /// Whether the guest has written something that no detour writes.
     is_broken: bool,
-    /// Number of records that were nonsense, or of no source.
+    /// Number of records that were nonsense, or belonged to no source.
     malformed: u64,
-    /// Number of cells in this pass without a record, or with one that was lost.
+    /// Number of cells in this pass that had no record, or a record that was lost.
     idle: u64,
-    /// Until when the reader rests, after a pass with many such cells.
+    /// Time until which the reader rests after a pass with many such cells.
     rests: Option<Instant>,
     /// Guest and host time of the newest event of each CPU.
     newest: Vec<(u64, u64)>,
@@ -307,7 +308,7 @@ impl Reader {
         Ok(*left > 0)
     }
 
-    /// Returns whether the record in turn, which is not finished, was waited for long enough.
+    /// Returns whether the record whose turn it is need not be waited for any longer. The record is not finished.
     fn is_waited_for(&mut self, head: u64, now: Option<Instant>) -> bool {
         let unread = head.wrapping_sub(self.next);
         let Some(now) = now else { return true };
@@ -382,8 +383,8 @@ impl Reader {
         }
     }
 
-    /// Keeps the host time from running back where the CPU's own counter did not. Host times are computed anew for
-    /// each batch.
+    /// Keeps the host times of events of one CPU in the order of the CPU's own counter. This is needed because host
+    /// times are computed anew for each batch.
     fn in_order(&mut self, mut event: Event) -> Event {
         let cpu = usize::try_from(event.vcpu).unwrap_or(usize::MAX);
         if cpu >= CPUS_MAX {
@@ -398,7 +399,7 @@ impl Reader {
             match &mut event.host_ns {
                 0 => event.seq = event.seq.max(*ns),
                 known => {
-                    // A return that had to be moved does not show how long a short call took.
+                    // A return whose time was moved does not show how long a short call took.
                     if *known < *ns
                         && let EventKind::Return(call) = &mut event.kind
                         && ns.saturating_sub(call.entry_ns) <= APART
@@ -429,7 +430,7 @@ impl Reader {
                 return self.set_limit(mem, head, here.limit());
             }
             // A detour that reserves in between finds the ring full, because the limit is written after the head.
-            // Never the other way round, or the detour could get held cells.
+            // In the other order, the detour could get held cells.
             fence(Ordering::Release);
             if mem.exchange_u64(self.place.head, head, longest.from)? {
                 self.held.hold(unread);
@@ -458,9 +459,9 @@ impl Reader {
         Ok(())
     }
 
-    /// Starts again with an empty ring, beyond everything that was ever given to a writer: unfinished records will
-    /// not be finished, or what the guest wrote makes no sense. Returns the number of pieces of the ring that are
-    /// given up; each counts as one record.
+    /// Restarts with an empty ring, beyond all cells that were ever given to a writer. Called if unfinished records
+    /// will not be finished, or if what the guest wrote makes no sense. Returns the number of pieces of the ring
+    /// that are given up; each piece counts as one record.
     pub(super) fn give_up(&mut self, mem: &dyn PhysMemory) -> u64 {
         let unread = mem.read_u64(self.place.head) != Ok(self.next);
         let lost = self.held.pieces() + u64::from(unread);
@@ -482,7 +483,8 @@ impl Reader {
         lost
     }
 
-    /// Adds to the probes' counters what detours only counted. Returns the number of hits to report as lost.
+    /// Adds to the probes' counters the hits that detours counted without making a record. Returns the number of
+    /// hits to report as lost.
     pub(super) fn settle(&self, mem: &dyn PhysMemory) -> u64 {
         let sources = self.sources.now();
         let lost = sources.by_number.values().map(|source| source.settle(mem));

@@ -18,12 +18,13 @@ use crate::filter::{Seen, no_more};
 use crate::followed::Followed;
 use crate::region::CounterPlace;
 
-/// Maximum growth of one of the guest's counters between two reads that is believed: more than processors can count
-/// in minutes. A counter that has grown by more was not incremented but written.
+/// Maximum plausible growth of one of the guest's counters between two reads: more than processors can count in
+/// minutes. A counter that has grown by more was not incremented but overwritten.
 pub(super) const PLAUSIBLE: u64 = 1 << 40;
 
 /// Maximum difference, in nanoseconds, between two times of one call if one is from a vCPU's counter and the other
-/// from the host's clock. Where counters stall, they differ if the host has made the vCPU's thread wait in between.
+/// from the host's clock. Where counters stall, the two clocks differ if the host made the vCPU's thread wait
+/// between the times.
 pub(super) const APART: u64 = 200_000;
 
 /// Returns the times of a return and of its call's entry; 0 for one that is not known. The time of a return that
@@ -67,11 +68,11 @@ pub struct RecordSource {
 pub struct What {
     /// The probepoint.
     pub at: Gva,
-    /// Number in its records, and in no others.
+    /// Number that identifies the source in its records.
     pub number: u32,
-    /// What a record holds of a hit.
+    /// Data of a hit that a record contains.
     pub capture: Capture,
-    /// For a return probe: what is kept of a call at its entry, and the calls.
+    /// For a return probe: the data that is kept of a call's entry, and the calls.
     pub followed: Option<(EntryCapture, Arc<Followed>)>,
 }
 
@@ -86,7 +87,7 @@ pub struct Tallies {
     pub missed: Gpa,
 }
 
-/// A counter of the guest, and the value up to which it was accounted for.
+/// A counter of the guest, and the part of its value that has been accounted for.
 #[derive(Debug)]
 struct Tally {
     at: Gpa,
@@ -141,7 +142,7 @@ impl RecordSource {
         })
     }
 
-    /// Returns what a detour does for the probe.
+    /// Returns what a detour has to do for the probe.
     pub fn part(&self) -> Part<'_> {
         match &self.what.followed {
             None => Part::Record {
@@ -159,7 +160,7 @@ impl RecordSource {
         }
     }
 
-    /// Returns the number in its records.
+    /// Returns the number that identifies the source in its records.
     pub fn number(&self) -> u32 {
         self.what.number
     }
@@ -169,7 +170,7 @@ impl RecordSource {
         Some(&*self.what.followed.as_ref()?.1)
     }
 
-    /// Enables or disables the probe. A disabled return probe only counts the calls that return.
+    /// Enables or disables the probe. A disabled return probe only counts returning calls, as missed.
     pub fn set_enabled(&self, enabled: bool) {
         self.enabled.store(enabled, Ordering::Relaxed);
         if enabled {
@@ -177,7 +178,7 @@ impl RecordSource {
         }
     }
 
-    /// Notes that everything has been read that the probe recorded before it was disabled; does nothing if it is
+    /// Notes that all records have been read that the probe made before it was disabled; does nothing if it is
     /// enabled. A task that was preempted in the detour may still finish a record: that hit is counted, without an
     /// event.
     pub fn silence(&self) {
@@ -190,8 +191,9 @@ impl RecordSource {
         !self.enabled.load(Ordering::Relaxed) && !self.silent.load(Ordering::Relaxed)
     }
 
-    /// Releases the instance of `call`, given by its slot and its stub, and counts the call as an orphan, if `task`
-    /// made it. The task will not return from it. Returns whether the instance was released.
+    /// Releases the instance of `call`, given by its slot and its stub, if the call is in flight and `task` made
+    /// it. Then also counts it as an orphan, because the task will not return from it. Returns whether the instance
+    /// was released.
     pub(crate) fn call_dead(
         &self,
         call: (Gva, Gva),
@@ -217,9 +219,9 @@ impl RecordSource {
         }
     }
 
-    /// Adds to the probe's counters what detours only counted. Returns the number of hits to report as lost.
-    /// Without a record it is not known whether a filter would have accepted a hit, so hits without a record count
-    /// as missed if there is a filter. So do returns of a disabled probe.
+    /// Adds to the probe's counters the hits that detours counted without making a record. Returns the number of
+    /// hits to report as lost. Without a record it is not known whether a filter would have accepted a hit, so
+    /// these hits count as missed if there is a filter. So do those of a disabled return probe.
     pub(super) fn settle(&self, mem: &dyn PhysMemory) -> u64 {
         let mut lost = self.lost.take(mem);
         let is_disabled = self.followed().is_some() && !self.enabled.load(Ordering::Relaxed);
@@ -334,7 +336,7 @@ impl RecordSource {
 }
 
 impl RecordSource {
-    /// Returns what was captured, in the order of its items: words of the stack, and what was read from memory.
+    /// Returns the captured items in their order: words of the stack, and data that was read from memory.
     fn captured(
         &self,
         record: &[u8],
@@ -388,7 +390,7 @@ impl RecordSource {
     }
 }
 
-/// When a detour ran, as its record says.
+/// When a detour ran, according to its record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     /// The CPU that it ran on, if that is known.
@@ -409,7 +411,7 @@ pub enum When {
     /// The measured time is not possible: something older has a later time, or something younger an earlier one.
     /// This is the nearest possible time.
     Placed(u64),
-    /// The time is not known. It was not before this; 0 if not even that is known.
+    /// The time is not known. This is the earliest possible time; 0 if that is not known either.
     After(u64),
 }
 
@@ -430,7 +432,7 @@ impl When {
     }
 }
 
-/// What is needed to read records.
+/// Context for reading records.
 pub(super) struct Around<'a> {
     pub(super) when: &'a dyn Fn(Stamp) -> When,
     /// Returns the real return address of a call.

@@ -30,7 +30,7 @@ pub(super) struct Map {
 }
 
 impl Map {
-    /// Removes `source` from all maps but that of probes.
+    /// Removes `source` from all maps except the map by probe.
     fn take_out(&mut self, source: &Arc<RecordSource>) {
         self.followed.remove(source);
         self.by_number.remove(&source.number());
@@ -39,7 +39,7 @@ impl Map {
     /// Returns the real return address of `call`. If another function jumped to this one, and a return probe
     /// follows the other function's call, then `call` found the stub of that other call in place of its return
     /// address. The other call began before `call`. So if the stub's instance belongs to a call that began later or
-    /// has another clock, the real address is not known any more, and zero is returned.
+    /// was timed by another clock, the real address is not known any more, and zero is returned.
     pub(super) fn return_address(&self, call: &Call, mem: &dyn PhysMemory) -> Gva {
         let mut begun = Begun {
             to: call.return_address,
@@ -62,8 +62,8 @@ impl Map {
     }
 }
 
-/// The current sources. The control side changes them. A pass of the reader uses those that there are when it
-/// begins.
+/// The current sources. The control side changes them. A pass of the reader uses the sources that exist when the
+/// pass begins.
 #[derive(Clone, Debug, Default)]
 pub struct RecordSources(Arc<Mutex<Arc<Map>>>);
 
@@ -83,7 +83,7 @@ impl RecordSources {
         self.now().by_probe.get(&id).cloned()
     }
 
-    /// Adds a source, which replaces another one of the same probe.
+    /// Adds a source. It replaces another source of the same probe.
     pub fn add(&self, source: Arc<RecordSource>) {
         self.change(|map| {
             if let Some(before) = map.by_probe.insert(source.probe, Arc::clone(&source)) {

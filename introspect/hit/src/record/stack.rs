@@ -10,8 +10,7 @@ use crate::event::Captured;
 
 /// Unwinds copied stacks.
 pub trait Follower: fmt::Debug + Send + Sync {
-    /// Appends the stack in `copy`, at most `most` addresses of it, to `into`. `regs` are the registers at the
-    /// hit.
+    /// Appends at most `most` addresses of the stack in `copy` to `into`. `regs` are the registers at the hit.
     fn follow(
         &self,
         copy: &StackCopy<'_>,

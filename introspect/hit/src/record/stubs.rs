@@ -15,7 +15,7 @@ use crate::followed::Followed;
 pub(crate) struct Stubs(Vec<Arc<RecordSource>>);
 
 impl Stubs {
-    /// Collects those of `sources` that follow calls.
+    /// Collects the sources among `sources` that follow calls.
     pub(crate) fn of(sources: impl IntoIterator<Item = Arc<RecordSource>>) -> Self {
         let follows = |source: &Arc<RecordSource>| source.followed().is_some();
         let mut sources: Vec<_> = sources.into_iter().filter(follows).collect();

@@ -369,7 +369,7 @@ fn a_record_whose_time_is_unknown_keeps_its_place() {
         .iter()
         .map(|event| (event.host_ns, event.seq))
         .collect();
-    // After the record before it, or after what else it is known to follow.
+    // The time of the record before it, or a later time that it is known to follow.
     let [_, (0, 100), (0, 120), _] = places[..] else {
         panic!("{places:?}");
     };
@@ -480,7 +480,7 @@ fn what_a_probe_that_has_left_has_begun_is_reported_when_it_is_finished() {
     sources.remove(PROBE);
     assert_eq!(collection.patience(), Some(SETTLE));
     let drain = || collection.drain(&mem, |at: Stamp| When::At(at.tsc), &mut Vec::new(), 99);
-    // Events that others made meanwhile may be younger.
+    // Events that other sources made meanwhile may be younger.
     let waiting = Drained {
         keeps_back: true,
         ..drained(0, false)

@@ -80,7 +80,7 @@ fn table(text: &str, keys: Vec<Measured>, values: Vec<Measured>) -> Table {
     table
 }
 
-/// Returns the numbers that are keys, and the hits of each.
+/// Returns the numeric keys, and the number of hits of each.
 fn numbers(table: &Table) -> Vec<(u64, u64)> {
     let rows = table.copy().snapshot().rows;
     let number = |row: &Row| match row.keys.as_slice() {
@@ -273,7 +273,7 @@ fn entries_are_in_the_order_that_is_asked_for() {
 }
 
 proptest! {
-    /// Compares with a count by hand.
+    /// Compares the table with counts that are made here.
     #[test]
     fn every_hit_is_in_one_entry(hits in proptest::collection::vec((0..6_u64, any::<i32>(), "[ab]{0,2}"), 0..200)) {
         let keys = vec![register(Gpr::Rdi, 8, false), comm()];

@@ -52,7 +52,7 @@ fn collector(
     (collector, producers, seen)
 }
 
-/// A source with `left` events of vCPU `vcpu`, which loses one at every call.
+/// A source with `left` events of vCPU `vcpu`. Loses one event at every call that returns events.
 struct Synthetic {
     vcpu: u32,
     left: u64,
@@ -191,7 +191,8 @@ fn events_of_one_ring_are_put_in_order_where_they_are_and_however_they_lie_there
         assert!(events.iter().map(|e| e.host_ns).eq(1..=3), "round {round}");
         assert_eq!(producer.ring.slots(), 5, "the places are released");
     }
-    // Of the five places in the ring, three events that begin at the last or the last but one lie across the end.
+    // Three events lie across the end of the ring's five places if they begin at the last place or at the one
+    // before it.
     assert_eq!(wrapped, 80);
 }
 
@@ -228,7 +229,8 @@ fn events_keep_their_places_until_they_are_handed_on_and_others_are_counted_mean
     assert_eq!(from.try_recv(), Ok((2, 1)));
 }
 
-/// Says call after call that there is more, but returns its only event at the last of `calls` calls.
+/// A source that reports more events at one call after another, and returns its only event at the last of these
+/// calls.
 struct Reluctant {
     calls: u64,
 }
@@ -257,7 +259,7 @@ fn a_source_that_gave_nothing_but_has_more_is_called_again_and_not_left_behind_a
     assert_eq!(seen.lock().expect("no panic").0.len(), 1);
 }
 
-/// Returns one event per call, and has to be called once more after the last.
+/// A source that returns one event per call, and has to be called once more after the last event.
 struct Confirmed {
     left: u64,
     confirm: Option<Sender<()>>,

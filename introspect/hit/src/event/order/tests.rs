@@ -1,4 +1,4 @@
-//! Events are delivered in order of time, whatever makes them and however late each becomes visible.
+//! Events from all sources are delivered in order of time, even if some become visible late.
 
 use std::sync::{Arc, Mutex};
 
@@ -15,7 +15,7 @@ struct Rig {
     /// The events that each source returns at its next call.
     sources: Vec<Vec<Event>>,
     keeps_back: bool,
-    /// The turns of each vCPU.
+    /// Number of beginnings and ends of hits, for each vCPU.
     turns: Vec<u64>,
     seen: Arc<Mutex<Vec<Event>>>,
     sink: Sink,
@@ -219,15 +219,15 @@ fn an_event_without_a_time_is_held_with_what_it_came_after() {
         newest: 30,
     };
     assert_eq!(rig.order.held(), Some(held));
-    // The event that it came after, which is seen only now.
+    // The event that it follows is seen only now.
     rig.push(0, 29);
     rig.finish();
     assert_eq!(rig.times(), [20, 29, 0]);
 }
 
 proptest! {
-    /// Events happen one after another. Each is visible at once or, if `is_late`, to the next pass but one at the
-    /// latest.
+    /// Events happen one after another. Each is visible at once or, if `is_late` is set, at the latest to the
+    /// second pass after it.
     #[test]
     fn events_that_are_not_later_than_a_pass_are_handed_on_in_order(
         events in prop::collection::vec((0_usize..5, 0_u64..3, any::<bool>(), 0_u8..4), 1..400),
@@ -251,7 +251,7 @@ proptest! {
                 show(&mut rig, of, now);
             }
             for _ in 0..passes {
-                // Late events become visible during the pass: it sees them or not.
+                // Late events become visible during the pass, which may or may not see them.
                 rig.pass(false);
                 for (of, time) in late.drain(..) {
                     show(&mut rig, of, time);

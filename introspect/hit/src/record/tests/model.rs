@@ -1,7 +1,7 @@
 //! Writers that stop at any instruction, for any time, and the reader.
 //!
-//! A writer does what a detour does, one access to memory after the other. Everything it records looks like the
-//! mark of a record. Writers also continue between any two accesses of the reader.
+//! A writer makes the same accesses to memory as a detour, one after the other. All words that it records look like
+//! the mark of a record. Writers also continue between any two accesses of the reader.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -14,7 +14,7 @@ use super::*;
 
 /// Number of concurrent writers.
 const WRITERS: usize = 6;
-/// The sources: number, words of registers and stack that are recorded, and cells of a record.
+/// The sources: number, number of recorded words of registers and stack, and number of cells of a record.
 const SOURCES: [(u32, usize, u64); 3] = [(7, 0, 1), (8, 8, 2), (9, 22, 4)];
 
 fn word_at(position: u64, word: u64) -> Gpa {
@@ -28,7 +28,7 @@ fn content(tsc: u64, word: u64) -> u64 {
     u64::from(7_u32 | 1 << 24) << 32 | (tsc.wrapping_mul(31) ^ word) & 0x3f
 }
 
-/// Where a writer is: the access that comes next.
+/// Progress of a writer: its next access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Before {
     Head,
@@ -49,7 +49,7 @@ struct Writer {
 }
 
 impl Writer {
-    /// Returns the cells that it has reserved, until the record is finished.
+    /// Returns the cells that the writer has reserved for a record that it has not finished.
     fn reserved(&self) -> Option<Range<u64>> {
         match self.before {
             Before::Word { position, .. }
@@ -66,7 +66,7 @@ enum Action {
     Begin { writer: usize, source: usize },
     /// A writer continues.
     Go { writer: usize, accesses: u32 },
-    /// The reader makes a pass; a writer continues after each of its accesses.
+    /// The reader makes a pass; a writer continues after each access of the reader.
     Pass {
         after_ms: u64,
         most: usize,
@@ -157,7 +157,7 @@ impl Guest {
                 })
             }
             Before::Word { position, word } => {
-                // Time, CPU and flags, then what is captured; none of it in the place of a mark.
+                // Time, CPU and flags, and then the captured words. None of them is in the place of a mark.
                 let value = match word {
                     0 => writer.tsc,
                     1 => 0,
@@ -186,7 +186,7 @@ impl Guest {
         }
     }
 
-    /// Checks that nothing else has a cell of `range`: neither a writer at work, nor a record that was not
+    /// Checks that no cell of `range` belongs to another writer at work, or to a finished record that was not
     /// taken.
     fn check_free(&self, range: Range<u64>) {
         if self.is_forged {
@@ -217,7 +217,8 @@ impl Guest {
 struct Shared<'a> {
     guest: &'a RefCell<Guest>,
     mem: Memory,
-    /// The writer that begins or continues after each access, and the number of its accesses. The list is repeated.
+    /// The writer that begins or continues after each access of the reader, and the number of accesses that it
+    /// makes. The list is repeated.
     meanwhile: &'a [(usize, u32)],
     accesses: Cell<usize>,
 }
@@ -373,7 +374,7 @@ impl World {
         guest.lost == lost
     }
 
-    /// Takes everything that is finished.
+    /// Reads all finished records. Checks that none is left, unless the guest has forged the ring.
     fn read_all(&mut self) {
         self.pass(Look::at_all(CAPACITY as usize), &[]);
         let guest = self.guest.borrow();
@@ -453,7 +454,7 @@ proptest! {
                 prop_assert!((head + 1..=limit).contains(&bell), "{head} {limit} {bell}");
             }
         }
-        // They may continue after all.
+        // The stopped writers may continue after all.
         world.finish();
         let guest = world.guest.borrow();
         prop_assert_eq!(world.read + guest.lost, guest.begun);
@@ -472,7 +473,7 @@ proptest! {
         let mut read = Vec::new();
         for action in &actions {
             match action {
-                // Only while so little is unread that nothing is stepped over.
+                // Only while so little is unread that the reader steps over nothing.
                 Action::Pass { most, .. } => {
                     let unread = world.load(HEAD) - world.rig.reader.next;
                     if unread <= u64::from(WATERMARK) {
@@ -494,7 +495,7 @@ proptest! {
     }
 }
 
-/// Checks that the ring works as before, whatever the guest did in these `actions`.
+/// Checks that the ring works as before after a guest has carried out these `actions`.
 fn survives(actions: &[Action]) {
     let mut world = World::new();
     for action in actions {

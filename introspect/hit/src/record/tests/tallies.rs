@@ -1,4 +1,4 @@
-//! What detours only count, and how that is accounted for.
+//! Hits that detours count without a record, and how the host accounts for them.
 
 use super::*;
 

@@ -23,8 +23,8 @@ fn cell(number: u64) -> Gpa {
     CELLS.wrapping_add(number % u64::from(MANY) * CELL as u64)
 }
 
-/// Lets a guest call `forge` and ring the doorbell again and again. Returns the rig after that, how many accesses
-/// the reader made, and how often the guest rang.
+/// Lets a guest call `forge` and ring the doorbell, again and again. Returns the rig after that, the number of
+/// accesses by the reader, and the number of rings.
 fn accesses(forge: impl Fn(&Memory, u64)) -> (Rig, u64, u64) {
     let mut rig = Rig::new();
     rig.reader = Reader::new(RING, rig.reader.sources.clone());
@@ -43,7 +43,7 @@ fn accesses(forge: impl Fn(&Memory, u64)) -> (Rig, u64, u64) {
     (rig, made, rung)
 }
 
-/// Checks that a record as detours write it is read before anything has waited long.
+/// Checks that the reader still reads a record of the form that detours write, without a long wait.
 fn serves(mut rig: Rig) {
     rig.pass_ms(20);
     rig.read(usize::MAX);
@@ -62,7 +62,7 @@ fn serves(mut rig: Rig) {
     assert_eq!(rig.counters.sum().hits, hits + 1);
 }
 
-/// What a guest writes itself: a name, and the function that writes it.
+/// What a hostile guest writes: a name, and the function that writes it.
 type Forge<'a> = (&'a str, &'a dyn Fn(&Memory, u64));
 
 #[test]
