@@ -1,7 +1,8 @@
 //! `hvprobe`: boots Linux guests and probes their kernels from outside.
 //!
 //! The program is only a client of the gRPC interface. `serve` offers that interface on a socket; `run` and
-//! `doctor` start it in the same process. Without the feature `vmm` they cannot, and the program links no KVM.
+//! `doctor` start a server in the same process. Without the feature `vmm`, the program cannot start a server, and
+//! links no code for KVM.
 //!
 //! Each folder uses only folders below it in this list:
 //! - `commands`: one file for each command;
@@ -10,7 +11,7 @@
 //! - `client`: the connection to a server;
 //! - `definitions`: definitions of probes and guests, made into requests;
 //! - `terminal`: raw mode, signals, progress, the log;
-//! - `options`: what can be typed;
+//! - `options`: the command line;
 //! - `failure`: errors and exit statuses;
 //! - `output`: results, events and messages as text and as JSON.
 

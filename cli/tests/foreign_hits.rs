@@ -1,7 +1,7 @@
-//! Clients that are not part of this project, with hits of guests. A client in Python boots a guest, plants
-//! probes, reads events, decides, and stops the guest. A client in JavaScript does the same twice: with the
-//! `.proto` files, and with the server's reflection. The server runs in a machine that can run guests: an
-//! emulated one, whose port is forwarded, if the host cannot.
+//! Clients that are not part of this project, with hits of guests. A client in Python boots a guest, plants probes,
+//! reads events, decides, and stops the guest. A client in JavaScript does the same twice: with the `.proto` files,
+//! and with the server's reflection. The server runs in a rig of the lab: on the host itself or, if the host cannot
+//! run guests, in an emulated machine whose port is forwarded.
 
 #![allow(
     clippy::unwrap_used,

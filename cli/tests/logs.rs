@@ -1,4 +1,4 @@
-//! The log of a server: its contents, and that the server works even if nothing reads the log. Needs no KVM.
+//! Tests of a server's log: its contents, and the work of the server while nothing reads the log. Needs no KVM.
 
 #![allow(
     clippy::unwrap_used,
@@ -111,8 +111,8 @@ async fn as_few_lines_of_the_log_wait_as_was_said() {
     assert!(lost(&["--log-lines", "16"], FEW_CALLS).await > 0);
 }
 
-/// Returns the number of lines that a server with these options reports as lost, if nothing reads its log until
-/// after this number of calls.
+/// Returns the number of log lines that a server with these `options` reports as lost. Nothing reads its log before
+/// `calls` calls have been made.
 async fn lost(options: &[&str], calls: u32) -> u64 {
     let server = Server::start(Some("trace"), options);
     let socket = server.folder.path().join("socket");

@@ -280,7 +280,7 @@ fn modules_files_are_read_without_a_kernel() {
               5  test_drv:vfs_test+0x50
     "#]]
     .assert_eq(&out);
-    // The module has the name of its file.
+    // The module gets its name from the name of the file.
     let words = ["vars", "vfs_test:5", "--debug-info", "other-drv.ko.debug"];
     let (out, err, status) = said_of_modules(&words);
     assert_eq!((err.as_str(), status), ("", Some(0)));

@@ -17,7 +17,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
-/// Server that knows only the call for its version, and not even that one if it has none.
+/// Server that knows only the call for its version; if it has no version, it knows no call.
 struct Other(Option<&'static str>);
 
 #[tonic::async_trait]

@@ -43,7 +43,7 @@ impl From<hvprobe_proto::Client> for Client {
     }
 }
 
-/// Adds to `error` what the user can do about it. `start` is the command that starts such a server.
+/// Adds to `error` what the user can do about it. `start` is the command that starts the missing server.
 fn with_way_out(error: ConnectError, start: &str) -> anyhow::Error {
     match error {
         ConnectError::NoServer(_) if cfg!(feature = "vmm") => {
@@ -87,7 +87,7 @@ impl Client {
         Ok((client, machine))
     }
 
-    /// Returns `name`; without it, the name of the only machine that is not stopped.
+    /// Returns `name` if it was given, else the name of the only machine that is not stopped.
     pub(crate) async fn machine(&mut self, name: Option<&str>) -> anyhow::Result<String> {
         if let Some(name) = name {
             return Ok(name.to_owned());
@@ -124,7 +124,8 @@ impl Client {
         Ok(self.services.get_machine(machine).await?)
     }
 
-    /// Streams the console output of `machine`; with `kept_only`, ends after the part that the server keeps.
+    /// Streams the console output of `machine`. If `kept_only` is set, the stream ends after the part that the
+    /// server keeps.
     pub(crate) async fn console(
         &mut self,
         machine: String,

@@ -9,8 +9,8 @@ use super::connection::Client;
 use crate::definitions::debug_info::{TheirKernel, Theirs};
 
 impl Client {
-    /// Takes source lines for stacks from the debug information `theirs`, after a check that `machine` runs its
-    /// kernel.
+    /// Uses the source lines of the debug information `theirs` for stacks. If it describes a kernel, checks first
+    /// that `machine` runs this kernel.
     pub(crate) async fn use_debug_info(
         &mut self,
         theirs: Theirs,

@@ -28,7 +28,7 @@ impl InProcess {
         let (ours, theirs) = tokio::io::duplex(PIPE);
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(Server::new().serve_connection(theirs, async {
-            // A dropped sender requests a stop, too.
+            // A dropped sender also requests a stop.
             let _asked_or_dropped = stopped.await;
         }));
         let client = hvprobe_proto::Client::over(ours, None).await?.into();

@@ -1,5 +1,5 @@
-//! A session with a server. The server ends everything that was requested in its name (probes and pauses) when this
-//! program ends, in whatever way.
+//! A session with a server. When this program ends for any reason, the server removes the probes and ends the
+//! pauses that were requested in the session's name.
 //!
 //! Invariant: the session is renewed while it exists and the program runs. If the program is killed, the server
 //! sees the connection end. If the program is stopped (SIGSTOP), the server misses the renewals.
@@ -80,7 +80,7 @@ impl Session {
         anyhow!("the session of the planted probes is over: {why}")
     }
 
-    /// Ends the session, and waits until everything that was requested in its name is gone.
+    /// Ends the session, and waits until the server has removed its probes and ended its pauses.
     pub(crate) async fn close(mut self) -> anyhow::Result<()> {
         self.renewing.abort();
         // The client's end of the stream is dropped with the task.

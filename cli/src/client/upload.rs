@@ -34,8 +34,8 @@ pub(crate) async fn debug_info(
     let reading = tokio::task::spawn_blocking(move || send(from, first, &to));
     let uploaded = client.sources.upload_debug_info(ReceiverStream::new(parts));
     let uploaded = uploaded.await;
-    // A read error cuts the upload short, so that the server fails too. The read error is the cause: report it
-    // first.
+    // A read error cuts the upload short, so the server also reports an error. The read error is the cause, so it
+    // is reported first.
     reading.await?.with_context(unreadable)?;
     answered(uploaded)?;
     Ok(())

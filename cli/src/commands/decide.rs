@@ -104,7 +104,7 @@ pub(crate) async fn decide(args: Decide) -> anyhow::Result<ExitCode> {
     Ok(status)
 }
 
-/// Returns the ids of those of `probes` that ask for decisions.
+/// Returns the ids of the probes in `probes` that ask for decisions.
 fn asking(probes: &[v1::Probe]) -> Vec<u32> {
     let asks = |probe: &&v1::Probe| {
         let hold = probe.actions.as_ref().and_then(|all| all.hold.as_ref());

@@ -85,11 +85,11 @@ fn verdict(host: &ReportResponse) -> ExitCode {
     }
 }
 
-/// Returns, in one line, why `machine`, which has just been booted, will not reach user space. Returns `None` if
-/// there is no sign of that.
+/// Returns the reason why the newly booted `machine` will not reach user space, in one line. Returns `None` if
+/// nothing indicates that.
 ///
-/// The report takes a while, so it is requested only if KVM emulates the guest's kernel. KVM does that on hosts
-/// that cannot run Linux guests, and not on hosts that can.
+/// The report takes a while, so it is requested only if KVM emulates the guest's kernel. KVM does that only on
+/// hosts that cannot run Linux guests.
 pub(crate) async fn doubt(client: &mut Client, machine: &Machine) -> Option<String> {
     if machine.catch_mode() != CatchMode::EmulationExit {
         return None;

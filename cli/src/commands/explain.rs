@@ -45,12 +45,12 @@ pub(crate) fn run(args: Explain) -> anyhow::Result<ExitCode> {
     Ok(status)
 }
 
-/// Returns the reason for the refusal of `definition`, with the position of the mistake if it is known. One of the
-/// definitions in `sent` gave `definition`: the same one, or a pattern that matches its function.
+/// Returns the reason for the refusal of `definition`, with the position of the mistake if it is known.
+/// `definition` is one of the definitions in `sent`, or was generated from a pattern among them.
 fn why_refused(definition: &str, refused: &tonic::Status, sent: &Sent) -> String {
     let is_read = detail(refused).is_some_and(|it| it.kind() != ErrorKind::Definition);
     let refused = Refused::of_probes(refused.clone(), sent);
-    // If a pattern gave the definition, the user did not type it, so the message has to show it.
+    // The user did not type a definition that was generated from a pattern, so the message has to show it.
     let mut typed = sent.definitions.iter().filter_map(|text| parse(text).ok());
     let is_typed = typed.any(|it| it.to_string() == definition);
     match (is_read, is_typed) {

@@ -1,5 +1,5 @@
-//! The commands: each file has the function that `main` calls, and a folder of its name has the parts that only
-//! it needs. No other folder knows them.
+//! The commands. Each file has the function that `main` calls, and a folder with the same name has the parts that
+//! only this command needs. No other folder uses the commands.
 
 pub(crate) mod decide;
 pub(crate) mod doctor;

@@ -1,7 +1,8 @@
 //! `hvprobe run`: boots a guest, plants probes, streams their events and ends the guest, all in one process.
 //!
-//! Every run ends in the same order, whether the guest, enough hits, Ctrl-C, a closed pipe or an error ends it:
-//! the probes are disabled, their counters read, the guest ended, and the table printed.
+//! Every run ends in the same order, whether the guest, enough hits, Ctrl-C, a closed pipe or an error ends it: the
+//! probes are disabled, their counters are read, the results are printed (except after an error or a closed pipe),
+//! and the guest is ended.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -211,8 +212,8 @@ struct Session {
 }
 
 impl Session {
-    /// Begins to follow `machine`. `script` replaces the printed hits; with it come the positions of its probes, by
-    /// their ids.
+    /// Begins to follow `machine`. If there is a `script`, its output replaces the printed hits; the map contains
+    /// the positions of its probes in the script, by probe id.
     async fn open(
         mut client: Client,
         machine: &str,
@@ -429,8 +430,8 @@ async fn verdict(ending: &Ending, tail: Option<JoinHandle<Tail>>, options: &Opti
         EndReason::TripleFault | EndReason::Crash | EndReason::Unspecified => false,
     };
     match ending.guest_status {
-        // Once it has reported a status, a guest may end in any way but a crash, which means that hvprobe could not
-        // continue.
+        // A guest that has reported a status may end in any way except a crash. A crash means that hvprobe could
+        // not continue.
         Some(status) if reason != EndReason::Crash => {
             return ExitCode::from(u8::try_from(status).unwrap_or(FAILED));
         }

@@ -166,7 +166,8 @@ async fn find(on: &NamedMachine) -> anyhow::Result<(Client, String)> {
     Ok((client, machine))
 }
 
-/// Returns the exit status for the end of a guest: that of its command, if there is one. A reset may follow a panic.
+/// Returns the exit status for the end of a guest: that of its command, if there is one. A reset may follow a
+/// panic.
 fn status(ending: &Ending) -> u8 {
     match (ending.guest_status, ending.reason()) {
         (_, EndReason::Crash) => FAILED,

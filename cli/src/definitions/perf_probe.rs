@@ -61,7 +61,7 @@ fn expand(
 ) -> anyhow::Result<Definitions> {
     let mut all = Definitions::default();
     for text in texts {
-        // Without debug information the parser of definitions refuses them later.
+        // Without debug information, the parser of definitions refuses such a text later.
         if args.debug_info.is_empty() || !is_perf_probe(&text) {
             all.texts.push(text);
             continue;

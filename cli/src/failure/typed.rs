@@ -41,7 +41,7 @@ pub(crate) fn bad_option(option: &str, text: &str, error: &ParseError) -> WrongU
     bad(&format!("--{option}"), text, error)
 }
 
-/// Returns the error for `text`, which is a `what`.
+/// Returns the error for `text`. `what` is the kind of `text`.
 pub(crate) fn bad(what: &str, text: &str, error: &ParseError) -> WrongUsage {
     if text.trim().is_empty() {
         return WrongUsage(format!("bad {what}: {error}"));

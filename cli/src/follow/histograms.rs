@@ -160,7 +160,7 @@ impl Histograms {
             if let Some(path) = picture {
                 flame::draw(&text, path)?;
             }
-            // A drawn histogram is printed only if `--folded` was given, too.
+            // A drawn histogram is printed only if `--folded` was also given.
             if look == self.look {
                 emit(&mut io::stdout().lock(), &text)?;
             }

@@ -80,7 +80,7 @@ impl Printer {
         }
     }
 
-    /// Prints `batch`. The server of `client` gives the names for addresses. After an error no further output is
+    /// Prints `batch`, with names of addresses from the server of `client`. After an error no further output is
     /// possible.
     pub(crate) async fn show(
         &mut self,

@@ -13,10 +13,10 @@ use crate::output::values::names::Names;
 /// Maximum time that the output waits for names of addresses. Addresses whose names have not arrived by then are
 /// printed as numbers.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Wait for the names of all functions after which a message says that the program waits.
+/// Time after which a message says that the program waits for the names of all functions.
 const SOON: Duration = Duration::from_secs(2);
-/// Maximum further wait after that message. If the guest keeps all processors of a host busy, the names may take
-/// minutes, and no hit would be printed meanwhile.
+/// Maximum time that the program waits after that message. If the guest keeps all processors of a host busy, the
+/// names may take minutes, and no hit would be printed meanwhile.
 const LATE: Duration = Duration::from_secs(20);
 
 /// Looks up the names of `addresses` and adds them to `names`.
@@ -53,8 +53,8 @@ pub(crate) async fn know_functions(names: &mut Names, client: &mut Client, machi
     }
 }
 
-/// Awaits `names`, and returns its output unless that is an error. If it takes longer than `soon`, prints a
-/// message; if it takes `late` longer still, prints another and returns `None`.
+/// Returns the output of `names`, or `None` if that is an error. Prints a message if the output takes longer than
+/// `soon`. After a further wait of `late`, prints another message and returns `None`.
 async fn in_time<T>(
     names: impl Future<Output = Result<T, tonic::Status>>,
     soon: Duration,

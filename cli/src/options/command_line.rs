@@ -1,4 +1,4 @@
-//! The command line: what can be typed, and the help that explains it.
+//! The command line: its commands and options, and their help.
 
 use std::path::PathBuf;
 
@@ -45,7 +45,7 @@ fn shortened(mut error: clap::Error) -> clap::Error {
     error
 }
 
-/// Adds a tip on where to write the guest's command to `error`, if that command seems to be the unknown argument.
+/// Adds to `error` a tip on where to write the guest's command, if the unknown argument seems to be that command.
 fn with_way_out(mut error: clap::Error) -> clap::Error {
     let takes_command = error
         .get(ContextKind::Usage)

@@ -1,5 +1,5 @@
-//! The command line: what can be typed, the help that explains it, and the checks that need only what was typed. It
-//! talks to no server and does no command's work.
+//! The command line: its options and their help, and the checks that need only the options. It talks to no server
+//! and runs no command.
 
 pub(crate) mod command_line;
 pub(crate) mod events;

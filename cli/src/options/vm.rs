@@ -107,7 +107,7 @@ Example:
     },
 }
 
-/// What a machine may be doing, with its help.
+/// States of a machine, each with its help text.
 const STATES: [(MachineState, &str); 4] = [
     (MachineState::Booting, "Its kernel is starting"),
     (

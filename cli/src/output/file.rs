@@ -28,8 +28,8 @@ impl OutputFile {
     }
 }
 
-/// Error of a write to the requested file. If the file is a pipe whose reader has gone away, that is an error too.
-/// On standard output it is none: that reader counts as having read enough.
+/// Error of a write to the requested file. A pipe whose reader has gone away is also an error, unlike on standard
+/// output, where the reader counts as having read enough.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write {}: {why}", path.display())]
 pub(crate) struct Unwritten {

@@ -45,7 +45,7 @@ pub(crate) fn print(value: &impl Serialize) -> io::Result<()> {
 pub(crate) enum Line<'a> {
     /// A hit.
     Event(Hit<'a>),
-    /// Events are missing from here on.
+    /// Loss of `count` events since the previous batch of events.
     Dropped { machine: &'a str, count: u64 },
     /// Hits beyond a probe's budget, which made no events.
     Throttled {

@@ -90,7 +90,7 @@ impl Tally {
 }
 
 impl Seen {
-    /// Returns the row of a probe, with only what its events say.
+    /// Returns the row of a probe, filled only from its events.
     fn row(&self) -> Row {
         let symbol = self.label.symbol.as_ref();
         let costs = Some(&self.costs).filter(|costs| !costs.is_empty());

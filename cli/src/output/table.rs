@@ -13,7 +13,7 @@ use super::words::Word as _;
 /// Column: its heading, and whether it contains numbers.
 pub(crate) type Column = (&'static str, bool);
 
-/// Minimum width of a terminal, in columns, for wrapping sentences. On a narrower one they are not wrapped.
+/// Minimum width of a terminal, in columns, on which sentences are wrapped.
 const WIDE_ENOUGH: u16 = 80;
 
 /// Formats `rows` under `columns`, each on one line.

@@ -11,7 +11,7 @@ pub(crate) trait Word: Sized {
     /// Returns the word; `None` for a value that this program does not know.
     fn word(self) -> Option<&'static str>;
 
-    /// Returns the word, or one that says that the value is not known.
+    /// Returns the word, or `unknown` for a value that this program does not know.
     fn or_unknown(self) -> &'static str {
         self.word().unwrap_or("unknown")
     }

@@ -72,8 +72,8 @@ impl Entries {
         self.0.is_empty()
     }
 
-    /// Formats the map `name`, sorted by the printed number. With `top`, prints only that many entries, the
-    /// greatest.
+    /// Formats the map `name`, sorted by the printed number. If `top` is given, includes only this number of
+    /// greatest entries.
     pub(crate) fn text(&self, name: &str, aggregate: MapFunction, top: Option<u64>) -> String {
         let mut entries: Vec<_> = self.0.iter().collect();
         entries.sort_by_key(|(_, entry)| entry.number(aggregate));

@@ -155,9 +155,9 @@ pub(super) fn function(symbol: Option<&(String, u64)>, planted: &Planted) -> Str
     }
 }
 
-/// Returns a probe in the syntax of scripts. A probe that a pattern gave is named by its function, from `symbol` if
-/// known. Other probes are named by their definition: `symbol` would add an offset to a function's name, because a
-/// probe at the entry is planted after the entry's marker, such as `endbr64`.
+/// Returns a probe in the syntax of scripts. A probe that was generated from a pattern is named after its function,
+/// from `symbol` if that is known. Other probes are named after their definition: `symbol` would add an offset to a
+/// function's name, because a probe at the entry is planted after the entry's marker, such as `endbr64`.
 pub(super) fn probe(symbol: Option<&(String, u64)>, planted: &Planted) -> String {
     let kind = match planted.definition.kind {
         Kind::Probe => "kprobe",
@@ -213,8 +213,8 @@ pub(super) fn time(format: &str, now: OffsetDateTime) -> String {
     text
 }
 
-/// Returns `probe` with its enumeration arguments turned into plain numbers, because a script prints those as
-/// numbers.
+/// Returns `probe` with its enumeration arguments converted to plain numbers, because a script prints enumerations
+/// as numbers.
 pub(super) fn in_numbers(mut probe: Probe) -> Probe {
     for argument in &mut probe.arguments {
         if let Some(ty) = &mut argument.r#type

@@ -42,7 +42,7 @@ pub(crate) struct Running {
     positions: HashMap<u32, usize>,
     labels: Labels,
     names: Names,
-    /// Histograms of each map. Beside each histogram is its index in the map.
+    /// Histograms of each map, each with its index in the map.
     counting: Vec<Vec<(usize, Counting)>>,
     intervals: Vec<Interval>,
     /// Index of the interval that is checked first, so that a short interval does not starve the others.
@@ -292,8 +292,8 @@ impl Running {
         Ok(())
     }
 
-    /// Formats the map at index `map`. An empty map gives an empty text. With `last`, also prints how many hits are
-    /// missing in the map.
+    /// Formats the map at index `map`. An empty map gives an empty text. If `last` is set, also prints how many
+    /// hits are missing in the map.
     async fn map(
         &mut self,
         client: &mut Client,

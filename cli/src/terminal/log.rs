@@ -1,8 +1,8 @@
 //! The log, on standard error.
 //!
-//! Invariants: a thread that logs never waits for the reader of standard error. The number of waiting lines and
-//! the length of each are bounded. Lines beyond that are lost, and their number is reported as soon as
-//! something reads again. A panic is logged like anything else.
+//! Invariants: a thread that logs never waits for the reader of standard error. The number of waiting lines and the
+//! length of each are bounded. Lines beyond that are lost, and their number is reported as soon as something reads
+//! again. Panics are logged like other messages.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::borrow::Cow;
@@ -47,8 +47,8 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// Starts the log. It has warnings, or what `RUST_LOG` selects. Each `-v` adds more of hvprobe's own messages;
-    /// `-v` overrides `RUST_LOG`.
+    /// Starts the log. It contains warnings, or the messages that `RUST_LOG` selects. Each `-v` adds more of
+    /// hvprobe's own messages; `-v` overrides `RUST_LOG`.
     pub(crate) fn start(args: LogArgs) -> Self {
         let LogArgs {
             verbose,
@@ -114,7 +114,7 @@ fn filter(verbose: u8, variable: Option<&str>) -> (EnvFilter, Option<String>) {
     }
 }
 
-/// Makes panics go to the log. Printing them could wait for the reader of standard error.
+/// Sends panics to the log, because printing them could block on the reader of standard error.
 fn log_panics() {
     let print = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
@@ -155,7 +155,7 @@ struct Lines(NonBlocking);
 
 impl Write for Lines {
     fn write(&mut self, whole: &[u8]) -> io::Result<usize> {
-        // The queue takes the data of one call as one entry, whatever its length.
+        // The queue takes the data of one call as one entry of any length.
         self.0.write_all(&line(whole))?;
         Ok(whole.len())
     }

@@ -14,7 +14,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Reports that `what` has begun. With `plain`, there is no spinner.
+    /// Reports that `what` has begun. If `plain` is set, there is no spinner.
     pub(crate) fn begin(what: String, plain: bool) -> Self {
         if plain || !io::stderr().is_terminal() {
             output::notice(format_args!("{what}"));

@@ -1,7 +1,7 @@
 //! Raw mode of the terminal, for a guest's console.
 //!
-//! The terminal's settings are restored however the program ends: by return, error, panic or a second Ctrl-C. The
-//! guard's drop restores them, or [`restore`] where no drop runs.
+//! The terminal's settings are restored whether the program ends by return, error, panic or a second Ctrl-C: by the
+//! drop of the guard or, where no drop runs, by [`restore`].
 
 use std::io::{self, IsTerminal as _};
 use std::sync::Mutex;

@@ -31,7 +31,7 @@ impl Interrupt {
         Ok(Self(receiver))
     }
 
-    /// Waits until the user asks for the end of the program. Does not wait if the user already has.
+    /// Waits until the user asks for the end of the program. Returns at once if the user has already asked.
     pub(crate) async fn asked(&mut self) {
         if self.0.wait_for(|asked| *asked).await.is_err() {
             // The sender lives as long as the runtime. Without it no request can arrive.
@@ -40,8 +40,8 @@ impl Interrupt {
     }
 }
 
-/// Makes the program ignore, with a message, signals that mean nothing to it but make other servers reread their
-/// configuration or write statistics. Needs a tokio runtime.
+/// Ignores signals that mean nothing to the program but make other servers reread their configuration or write
+/// statistics. Prints a message at each. Needs a tokio runtime.
 #[cfg(feature = "vmm")]
 pub(crate) fn outlive_others() -> io::Result<()> {
     for (name, kind) in [

@@ -28,7 +28,7 @@ impl Place {
 
     /// Returns a command that runs the program under `timeout`. If the program hangs, `timeout` ends it, and the
     /// exit status is 124. With `--foreground`, `timeout` forwards a signal once. Otherwise it would send the
-    /// signal to its child and then to its group, and a second signal means something else to hvprobe.
+    /// signal to its child and then to its group, and a second signal ends hvprobe at once.
     pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new("timeout");
         command
@@ -65,7 +65,8 @@ impl Place {
         self.serve_with(&[]).0
     }
 
-    /// Starts a server with additional options, and waits until it listens. Also returns its messages about that.
+    /// Starts a server with additional options, and waits until it listens. Also returns its messages about where
+    /// it listens.
     pub(crate) fn serve_with(&self, more: &[&str]) -> (Server, Vec<String>) {
         let mut child = self
             .command(&[&["serve"], more].concat())

@@ -1,8 +1,8 @@
-//! Redaction of a report before it is written: names of the machine and its users, network and hardware
-//! addresses, addresses of a kernel.
+//! Redaction of a report before it is written. It removes names of the machine and its users, network and hardware
+//! addresses, and addresses of a kernel.
 //!
-//! The report itself contains none of these. The redaction is for foreign text in it: messages of KVM and of a
-//! guest's kernel, names of files.
+//! hvprobe itself writes none of these into a report. But a report contains foreign text that may have them:
+//! messages of KVM and of a guest's kernel, and names of files.
 
 use std::env;
 use std::fs;

@@ -23,7 +23,7 @@ use crate::output::{harmless, table};
 const FUNCTION: &str = "__x64_sys_getpgid";
 /// Number of the function's bytes that are compared.
 const TEXT: u32 = 64;
-/// Last offset in the function that is tried when a probe needs an instruction that suits its mechanism.
+/// Greatest offset in the function at which a probe is tried. Some mechanisms need a suitable instruction.
 const REACH: u64 = 48;
 /// Number of batches per measurement. The duration of the fastest one is used.
 const BATCHES: u32 = 3;
@@ -38,9 +38,9 @@ const LINES: usize = 6;
 /// Outcome of the run.
 #[derive(Debug)]
 pub(super) enum Smoke {
-    /// There was no run, for this reason.
+    /// The run was not attempted, for this reason.
     NotTried(String),
-    /// There was a run, with this kernel.
+    /// The run was attempted with this kernel. It may have ended early.
     Tried {
         kernel: String,
         /// Time from the request to the first process.
@@ -181,7 +181,7 @@ impl<'a> Guest<'a> {
         kernel: &Path,
         printed: &'a mut Vec<u8>,
     ) -> anyhow::Result<Self> {
-        // Deleted on return; the guest has read it when it has started.
+        // The file is deleted on return. The guest has read it when it has started.
         let initrd = tempfile::NamedTempFile::new()?;
         std::fs::write(initrd.path(), init::archive()?)?;
         let request = BootRequest {

@@ -36,7 +36,7 @@ pub(crate) async fn watch(
             Some(What::Machine(machine)) => output::print(&table::machine(&machine))?,
             Some(What::Gone(gone)) if json => json::print(&json::Shown(&gone))?,
             Some(What::Gone(gone)) => output::print(&table::gone(&gone))?,
-            // Messages of newer servers that this client does not know are ignored, too.
+            // Messages of newer servers that this client does not know are also ignored.
             Some(What::AllTold(_)) | None => {}
         }
     }

@@ -26,7 +26,7 @@ pub(crate) struct BudgetArgs {
     throttle: Option<Excess>,
 }
 
-/// What may happen to hits beyond a limit, with its help.
+/// Policies for hits beyond a limit, each with its help text.
 const EXCESSES: [(Excess, &str); 2] = [
     (
         Excess::Sample,

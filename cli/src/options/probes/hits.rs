@@ -115,7 +115,7 @@ pub(crate) struct HoldArgs {
     ask: Option<String>,
 }
 
-/// The mechanisms with their help.
+/// Mechanisms, each with its help text.
 const MECHANISMS: [(Mechanism, &str); 4] = [
     (
         Mechanism::Optimized,
@@ -172,8 +172,8 @@ impl HitArgs {
 }
 
 impl ActArgs {
-    /// Adds the actions that counting needs: hits wait for room if `are_counted`, and record the kernel's stack if
-    /// the histogram is `by_stack`.
+    /// Adds the actions that counting needs. If `are_counted` is set, hits wait for room; if `by_stack` is set,
+    /// they record the kernel's stack.
     pub(crate) fn count(&mut self, are_counted: bool, by_stack: bool) {
         self.wait_for_room |= are_counted;
         self.stack |= by_stack;

@@ -1,5 +1,5 @@
-//! Options that define probes and say what happens at their hits. They become the actions and the budget of a
-//! request here; [`definitions`](crate::definitions) reads the definitions.
+//! Options that define probes and say what happens at their hits. The actions and the budget of a request are made
+//! here; [`definitions`](crate::definitions) reads the definitions.
 
 pub(crate) mod budget;
 pub(crate) mod debug_info;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueHint};
 
-/// Options that a script replaces by its own means.
+/// Options that conflict with a script, which has its own means for the same purposes.
 const OTHERS: [&str; 11] = [
     "probes", "events", "hist", "bars", "folded", "flame", "interval", "json", "hits", "time",
     "output",

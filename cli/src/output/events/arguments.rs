@@ -132,7 +132,7 @@ impl<'a> HitValues<'a> {
     }
 }
 
-/// Replaces control characters in the names that values of this shape are printed with.
+/// Replaces control characters in the names in `shape`, because values are printed with these names.
 fn make_harmless(shape: &mut Shape) {
     let clean = |name: &mut String| *name = harmless(name.as_bytes());
     match &mut shape.kind {

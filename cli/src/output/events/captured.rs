@@ -24,8 +24,8 @@ struct Capture {
     is_argument: bool,
 }
 
-/// Length of an item in the captured bytes. Often known even if the item is otherwise not understood, so that the
-/// items after it can be found.
+/// Length of an item in the captured bytes. It is often known even for an item that this program does not
+/// understand otherwise, so that the items after it can be found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Length {
     /// Fixed number of bytes.
@@ -43,8 +43,8 @@ enum Length {
 pub(crate) struct Captured<'a> {
     /// Items, in the order in which the probe captures them. Some kinds of events capture nothing.
     pub(crate) items: Vec<ItemData<'a>>,
-    /// Bytes that could not be split into items: those of an unknown probe, and those from an item of an unknown or
-    /// too large length on.
+    /// Bytes that could not be split into items: for an unknown probe, all bytes; otherwise, all bytes starting
+    /// with the first item of unknown or too large length.
     rest: &'a [u8],
 }
 
@@ -155,8 +155,8 @@ impl<'a> Captured<'a> {
 
     /// Returns the items that are neither values of the hit nor its stack.
     pub(crate) fn others(&self) -> impl Iterator<Item = ItemData<'a>> {
-        // There is such a rest if, for example, the probe was removed before its events were sent, and so is
-        // unknown.
+        // There may be a rest, for example, if the probe is unknown because it was removed before its events were
+        // sent.
         let rest = (!self.rest.is_empty()).then_some(ItemData {
             what: "",
             data: Some(Data::Bytes(self.rest)),

@@ -201,8 +201,8 @@ fn values(
     Ok(())
 }
 
-/// Writes the registers that the user chose. For probes whose hits have values; their events may contain further
-/// registers, which only the values need.
+/// Writes the registers that the user chose. Used for probes whose hits have values: their events may also contain
+/// registers that only the values need.
 fn asked_for(line: &mut String, regs: &v1::Registers, label: &Label) -> fmt::Result {
     for (register, name, value) in registers::shown(regs) {
         if label.chosen.is_none_or(|chosen| chosen.contains(register)) {

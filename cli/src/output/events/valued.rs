@@ -1,8 +1,8 @@
-//! Captured items that are the values of arguments. They are shown as such, and not again as captures.
+//! Captured items that are the values of arguments. They are shown as arguments, and not again as captures.
 
 use hvprobe_proto::v1::{self, argument};
 
-/// Returns the positions of such items among the captured items of `probe`.
+/// Returns the positions of these items among the captured items of `probe`.
 pub(crate) fn items(probe: &v1::Probe) -> impl Iterator<Item = usize> {
     let sources = probe.arguments.iter().map(|each| &each.source);
     sources.filter_map(|source| match source {

@@ -1,6 +1,6 @@
-//! Numbers that are in some of the bits of a byte string.
+//! Numbers in a range of the bits of a byte string.
 //!
-//! Invariant: bits beyond the bytes are never read, whatever the offset and width.
+//! Invariant: for all offsets and widths, only bits of the byte string are read.
 
 /// Maximum number of bits of a number.
 const WIDEST: u32 = 128;

@@ -1,6 +1,6 @@
 //! Decoding of a value's bytes by its type.
 //!
-//! Invariant: whatever a type says, nothing beyond the bytes is read, and at most [`MOST`] values result.
+//! Invariant: for every type, valid or not, only the given bytes are read, and at most [`MOST`] values are decoded.
 //! Contradictory input becomes [`Value::Unknown`].
 
 use hvprobe_spec::Bits;

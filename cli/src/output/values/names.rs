@@ -1,8 +1,8 @@
 //! Names of kernel addresses that were looked up.
 //!
-//! Invariant: at most [`MOST`] looked-up addresses are kept, whatever values a guest has. For stacks, all
-//! functions of the kernel are kept in addition: stacks have many addresses, and are printed even after a
-//! machine has ended, when the server can no longer look them up.
+//! Invariant: at most [`MOST`] looked-up addresses are kept. For stacks, all functions of the kernel are kept in
+//! addition: stacks have many addresses, and are printed even after a machine has ended, when the server can no
+//! longer look them up.
 
 use std::collections::HashMap;
 use std::sync::Arc;

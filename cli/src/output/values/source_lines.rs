@@ -1,6 +1,6 @@
 //! Source lines for the addresses of stacks.
 //!
-//! Invariant: at most [`MOST`] lines are kept, whatever stacks a guest has.
+//! Invariant: lines are kept for at most [`MOST`] addresses.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
