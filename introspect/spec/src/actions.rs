@@ -1,7 +1,8 @@
 //! Actions at a hit, besides counting it.
 //!
-//! Invariant: everything here has a bounded size, which is checked when the probe is registered
-//! ([`ProbeSpec::check`](crate::ProbeSpec::check)). So the actions of a hit allocate nothing and end soon.
+//! Invariant: all lists and byte strings here have a bounded size, which is checked when the probe is registered
+//! ([`ProbeSpec::check`](crate::ProbeSpec::check)). So the actions of a hit allocate nothing and take a bounded
+//! number of steps.
 
 use std::time::Duration;
 
@@ -131,7 +132,7 @@ pub enum Then {
     Jump(Gva),
 }
 
-/// Decision of what happens at a hit: a client's, or the default one after the deadline.
+/// Decision about a hit: that of a client, or the default if no client answers before the deadline.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Decision {
     /// Changes to make.

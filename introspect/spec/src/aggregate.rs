@@ -35,7 +35,7 @@ pub struct Part {
 /// Value of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Measured {
-    /// Field that filters can compare, too.
+    /// Field of the kind that filters compare.
     Field(Field),
     /// Time of the event: nanoseconds of `CLOCK_MONOTONIC`.
     Time,

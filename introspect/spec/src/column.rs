@@ -4,7 +4,7 @@ use std::hash::{Hash, Hasher};
 
 /// Position in the text that something was read from, in characters from 0.
 ///
-/// Comparisons ignore it: two values are equal wherever they were in their texts.
+/// Two columns always compare as equal, so that values are equal regardless of their positions in their texts.
 #[derive(Clone, Copy, Debug, Default, Eq)]
 pub struct Column(pub usize);
 

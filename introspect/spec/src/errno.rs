@@ -39,8 +39,8 @@ pub fn name(value: u64) -> Option<&'static str> {
     (name != "-").then_some(name)
 }
 
-/// Like [`name`], but `value` may also be a register with an `int`. The upper half of the register is not part of
-/// the `int`; it is zero after a 32-bit instruction.
+/// Like [`name`], but `value` may also be a register that holds an `int` in its lower half. The upper half of the
+/// register is not part of the `int`; it is zero after a 32-bit instruction.
 #[must_use]
 pub fn returned(value: u64) -> Option<&'static str> {
     let int = u32::try_from(value).map(|value| i64::from(value.cast_signed()).cast_unsigned());

@@ -1,5 +1,5 @@
-//! Requests of users: definitions of probes, their actions at hits, budgets for their cost, and limits for all
-//! of these.
+//! Requests of users: definitions of probes, their actions at hits, budgets for their cost, and the limits of such
+//! requests.
 //!
 //! Nothing here depends on a kernel or a machine. Clients and the engine share these types.
 

@@ -13,7 +13,7 @@ use crate::number::number_in;
 use crate::parse_error::{ParseError, error};
 use crate::point::{At, Point};
 
-/// Lines of all functions with one name.
+/// Range of lines in each function that has a given name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LineRange {
     /// Name that the functions have in the sources.

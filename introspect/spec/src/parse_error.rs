@@ -1,6 +1,6 @@
 //! Errors in texts, with their columns.
 //!
-//! Invariant: the shown part of a text is bounded, however long the text is.
+//! Invariant: only a part of bounded length is shown of a long text.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ pub struct ParseError {
     pub message: String,
 }
 
-/// Maximum length in characters of a text that is shown whole.
+/// Maximum length of a text that is shown whole, in characters.
 const LONGEST: usize = 1024;
 /// Number of characters of a longer text that are shown on each side of the column.
 const AROUND: usize = 100;
@@ -38,7 +38,7 @@ impl ParseError {
         };
         let mut picture: String = shown().map(pictured).collect();
         picture.push_str(if last < length { "…\n" } else { "\n" });
-        // Tabs are repeated, so that the caret is under its column whatever the width of a tab.
+        // Tabs are repeated, so that the caret is under its column for every width of a tab.
         picture.extend(
             shown()
                 .take(before.chars().count() + column - first)
@@ -49,7 +49,7 @@ impl ParseError {
     }
 }
 
-/// Maximum length in characters of a word that a message repeats.
+/// Maximum length of a word that a message repeats, in characters.
 const WORD: usize = 64;
 
 /// Returns `word` as messages repeat it: shortened, with `?` for control characters.

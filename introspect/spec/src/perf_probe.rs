@@ -8,9 +8,9 @@
 //! ```
 //!
 //! A point is a [`Point`]. A `fetched` value begins with `$`, `%`, `@`, `+`, `-` or `\`, and has the syntax of
-//! kprobe_events. FILTER has the syntax of filters in a [`definition`](crate::definition); perf itself has none
-//! here. Invariant: a text with the syntax of kprobe_events never also has this syntax ([`is_perf_probe`]), so both
-//! can be used in the same place.
+//! kprobe_events. FILTER has the syntax of filters in a [`definition`](crate::definition); the definitions of perf
+//! itself have no filters. Invariant: a text with the syntax of kprobe_events never also has this syntax
+//! ([`is_perf_probe`]), so both can be used in the same place.
 
 use std::fmt;
 
@@ -22,7 +22,7 @@ use crate::point::Point;
 
 /// Maximum number of arguments, as for other probes (`MAX_TRACE_ARGS` in kernel/trace/trace_probe.h).
 const MOST_ARGUMENTS: usize = 128;
-/// Maximum number of members in a row.
+/// Maximum number of steps from a variable to a value.
 const MOST_MEMBERS: usize = 64;
 
 /// Probe at a point in the sources.

@@ -4,10 +4,10 @@
 //! point = FUNC ["@" SRC] [":" [LINE] | "+" [OFFSET] | "%return" | ";" TEXT] | SRC (":" LINE | ";" TEXT) | "0x" HEX
 //! ```
 //!
-//! LINE counts from the function's first line, which is 0, or in a source file from line 1. As in perf, a name
-//! with a period before a colon or semicolon is that of a file, FUNC may be a pattern for many functions, and a
-//! missing number after `:` or `+` is 0. Invariant: the printed form of a parsed [`Point`] parses to the same
-//! point.
+//! In a function, LINE counts from the function's first line, which is 0; in a source file, it counts from 1. As in
+//! perf, a name that contains a period is that of a file if a colon or semicolon follows, FUNC may be a pattern for
+//! many functions, and a missing number after `:` or `+` is 0. Invariant: the printed form of a parsed [`Point`]
+//! parses to the same point.
 
 use std::fmt;
 

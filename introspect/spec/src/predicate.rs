@@ -9,9 +9,9 @@ use crate::fetch::Operator;
 /// Condition that selects hits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Predicate {
-    /// Comparison. If the value could not be read, the comparison is false, whatever its operator.
+    /// Comparison. If the value could not be read, the comparison is false for every operator.
     Check(Check),
-    /// True for the hits for which the inner condition is false.
+    /// Negation: true if the inner condition is false.
     Not(Box<Self>),
     /// True if all conditions are true.
     All(Vec<Self>),

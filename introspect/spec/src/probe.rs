@@ -17,8 +17,9 @@ pub struct ProbeSpec {
     pub definition: Definition,
     /// Whether the probe is registered without being armed.
     pub disabled: bool,
-    /// Cheapest mechanism that may be used; if absent, all may be. Of these, the probe gets the cheapest one that
-    /// keeps the guest's behaviour. But if this is [`Mechanism::Optimized`], a probe that cannot get it is refused.
+    /// Cheapest mechanism that may be used; if absent, all mechanisms may be used. The probe gets the cheapest
+    /// allowed mechanism that keeps the guest's behaviour. Exception: if this is [`Mechanism::Optimized`], a probe
+    /// that cannot be optimized is refused.
     pub mechanism: Option<Mechanism>,
     /// For a return probe whose definition gives no number of instances: whether instances are added when all are
     /// in use, so that no call is missed.

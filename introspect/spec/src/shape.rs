@@ -65,7 +65,7 @@ pub enum ShapeKind {
 pub struct Enumerator {
     /// Name of the value.
     pub name: String,
-    /// The value. If the enumeration is unsigned, these are the value's bits.
+    /// The value. If the enumeration is unsigned, this field has the bits of the value.
     pub value: i64,
     /// Bits of the number that are compared with `value`; all if absent. Present in a number that consists of
     /// flags.

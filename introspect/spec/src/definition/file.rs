@@ -1,9 +1,9 @@
-//! Files of definitions: lines that people write into `kprobe_events`, or read from it, and lines that they write
-//! into the filters and triggers of those events.
+//! Files of definitions: lines in the format of `kprobe_events`, and commands that write the filters and triggers
+//! of the defined events.
 //!
 //! Each line is a definition, as in the kernel (`trace_parse_run_command` in kernel/trace/trace.c), a command that
 //! writes a definition into `kprobe_events`, or a command that writes into a file of an event that an earlier line
-//! defines. A `#` begins a comment anywhere but in the quoted text of `echo`. Empty lines are skipped.
+//! defines. A `#` begins a comment everywhere except in the quoted text of `echo`. Empty lines are skipped.
 
 use std::collections::HashMap;
 
@@ -14,8 +14,8 @@ use crate::fetch::read_filter_at;
 use crate::histogram::read_histogram;
 use crate::parse_error::{ParseError, error};
 
-/// Error for an event with both a filter in its `filter` file and a histogram. In the kernel, such a filter keeps
-/// hits from the trace, but not from the histogram.
+/// Error for an event that has both a filter in its `filter` file and a histogram. In the kernel, such a filter
+/// keeps hits from the trace, but not from the histogram.
 const BOTH: &str = "an event is filtered or counted; write `if FILTER` behind the histogram";
 /// Prefix of a histogram's trigger.
 const HIST: &str = "hist:";
@@ -88,9 +88,9 @@ impl FileError {
 /// Reads a file of definitions.
 ///
 /// # Errors
-/// Returns the error of the first line that is neither empty, nor a comment, a definition, or a command that writes
-/// a definition, a filter or a trigger. Removing an event (`-:EVENT`) is also an error, because a file lists the
-/// events that are to exist.
+/// Returns the error of the first invalid line. Valid lines are empty lines, comments, definitions, and commands
+/// that write a definition, a filter or a trigger. Removing an event (`-:EVENT`) is also an error, because a file
+/// lists the events that are to exist.
 pub fn parse_file(text: &str) -> Result<Events, FileError> {
     let mut reading = Reading::default();
     for (number, text) in (1..).zip(text.lines()) {
@@ -112,7 +112,8 @@ struct Reading {
     events: Events,
     /// Events for which a line has written a filter.
     filtered: Vec<String>,
-    /// Line numbers of the definitions. As a key, each definition has the path of its event as its name.
+    /// Line numbers of the definitions. In each key, the name is the path of the event, so that equal probes of an
+    /// event have equal keys.
     defined: HashMap<Definition, usize>,
     /// Index of the first definition of each event.
     first: HashMap<String, usize>,
@@ -190,7 +191,7 @@ impl Reading {
         Ok(())
     }
 
-    /// Checks that `text` is a histogram's trigger that `event` can have, and returns the event's path.
+    /// Checks that `event` can have the histogram's trigger `text`. Returns the event's path.
     fn checked_trigger(
         &mut self,
         event: Event<'_>,
@@ -249,8 +250,8 @@ fn check_alike(other: &Line, next: &Definition, text: &str) -> Result<(), ParseE
     };
     let (theirs, ours) = (named(other), named(next));
     let most = theirs.len().max(ours.len());
-    // An argument without a type gets one from the kernel's type information, which may be the other argument's
-    // type.
+    // An argument without a type gets its type from the kernel's type information. It may be the same type as the
+    // other argument's.
     let alike = |index: &usize| match (theirs.get(*index), ours.get(*index)) {
         (Some((name, ty)), Some((other, other_ty))) => {
             name == other && (ty.is_none() || other_ty.is_none() || ty == other_ty)
@@ -266,7 +267,7 @@ fn check_alike(other: &Line, next: &Definition, text: &str) -> Result<(), ParseE
     Ok(())
 }
 
-/// Adds `column` to the column of `error`: the text that was parsed begins there in its line.
+/// Adds `column`, at which the parsed text begins in its line, to the column of `error`.
 fn behind(column: usize, mut error: ParseError) -> ParseError {
     error.column += column;
     error

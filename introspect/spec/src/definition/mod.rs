@@ -11,14 +11,15 @@
 //! OFFSET, MAXACTIVE = decimal | "0x" HEX
 //! ```
 //!
-//! `f` is `p` at a function; its event has the name that the kernel gives to events of function probes. `r` and
-//! `%return` both select a return probe. `%return` follows a SYMBOL or a PATTERN. The offset of a return probe is
-//! 0, unless it counts from the [beginning of the kernel's text](BEGINNINGS). A PATTERN, as in ftrace and perf,
-//! matches many functions: `*`, `?` and `[...]` mean the same as in a shell. With a PATTERN, there is no offset,
-//! and NAME can only be a group. ARGUMENT and FILTER are those of [`fetch`](crate::fetch). Blanks are spaces and
-//! tabs. They may also surround the whole definition, and may be missing between `if` and a `(` or `!`. Invariants:
-//! the printed form of a [`Definition`] that [`parse()`] returned parses to the same definition. Everything else in
-//! the kernel's language is refused by name, never misread.
+//! `f` is like `p` at a function's entry, but its event has the name that the kernel gives to the events of
+//! function probes. `r` and `%return` both select a return probe; with `f`, a MAXACTIVE needs `%return`. `%return`
+//! follows a SYMBOL or a PATTERN. The offset of a return probe is 0, unless it counts from the [beginning of the
+//! kernel's text](BEGINNINGS). A PATTERN, as in ftrace and perf, matches many functions: `*`, `?` and `[...]` mean
+//! the same as in a shell. With a PATTERN, there is no offset, and NAME can only be a group. ARGUMENT and FILTER
+//! are those of [`fetch`](crate::fetch). Blanks are spaces and tabs. They may also surround the whole definition,
+//! and may be missing between `if` and a `(` or `!`. Invariants: printing a [`Definition`] that [`parse()`]
+//! returned, and parsing the result, gives the same definition. All other constructs of the kernel's language are
+//! refused, never misread; the error names the construct.
 
 mod file;
 mod line;

@@ -1,4 +1,4 @@
-//! Lines that write into an event's file in tracefs.
+//! Lines that write into `kprobe_events` or into an event's file in tracefs.
 //!
 //! ```text
 //! written = FILE ":" TEXT                                   (as `grep` prints it)

@@ -94,8 +94,8 @@ pub enum ExprKind {
     Cast {
         /// Name of the structure.
         of: String,
-        /// Member whose address is given; `None` if it is the address of the structure itself. A `.` separates a
-        /// member from its own member.
+        /// Member whose address is given; `None` if it is the address of the structure itself. In a path to a
+        /// nested member, a `.` separates the names.
         member: Option<String>,
         /// The address.
         inner: Box<Expr>,

@@ -32,7 +32,7 @@ pub(super) enum Gives {
     Constant,
     /// Text without an address: the task's name, or a text in the definition.
     Text,
-    /// Argument or result of the function: what it gives depends on its C type.
+    /// Argument or result of the function. Its kind depends on its C type.
     Typed,
     /// Value in kernel memory.
     Memory,
@@ -327,7 +327,7 @@ fn cast_operand(at: usize, text: &str) -> Result<(usize, &str, &str), ParseError
     }
 }
 
-/// Parses the structure of a cast, and the member that the address belongs to.
+/// Parses the structure of a cast and, if it is given, the member whose address is cast.
 fn cast_type(at: usize, text: &str) -> Result<(String, Option<String>), ParseError> {
     let (of, member) = match text.split_once(',') {
         Some((of, member)) => (of, Some(member)),
@@ -482,7 +482,7 @@ pub(super) fn is_identifier(text: &str) -> bool {
         && text.bytes().all(|b| b == b'_' || b.is_ascii_alphanumeric())
 }
 
-/// Returns what an argument or a result of the function gives after the accesses of `path`.
+/// Returns the kind of value to which the accesses of `path` lead from an argument or the result of the function.
 fn typed(path: &[Access]) -> Gives {
     match path.is_empty() {
         true => Gives::Typed,

@@ -2,7 +2,7 @@
 //! hits count.
 //!
 //! The language is that of the kernel's `kprobe_events` (Documentation/trace/kprobetrace.rst). The error messages
-//! and their columns are the kernel's, too.
+//! and their columns are also those of the kernel.
 //!
 //! ```text
 //! argument = [NAME "="] EXPR [":" TYPE] | "$arg*"

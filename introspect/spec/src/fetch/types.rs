@@ -26,8 +26,8 @@ pub enum Element {
         /// Size in bits: 8, 16, 32 or 64.
         bits: u8,
     },
-    /// `u`, `s`, `x`, `d`: a number with the width of the value's own C type, or 64 bits if that is no integer
-    /// or is unknown. The kernel has none of these; `perf probe` has all but the last.
+    /// `u`, `s`, `x`, `d`: a number with the width of the value's own C type, or of 64 bits if the C type is
+    /// unknown or no integer type. The kernel does not have these types; `perf probe` has all except `d`.
     Own {
         /// Format of the number. `None` (`d`) means decimal, with a sign if the C type has one. But an unsigned
         /// value in a register is shown as `s64`, because it may be a negative error number.

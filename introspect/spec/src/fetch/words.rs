@@ -11,7 +11,7 @@ pub(super) const NO_ARG_BODY: &str = "No argument expression";
 pub(super) const TOO_MANY_ARGS: &str = "Too many arguments are specified";
 pub(super) const DOUBLE_ARGS: &str = "$arg* can be used only once in the parameters";
 pub(super) const BAD_VAR_ARGS: &str = "$arg* must be an independent parameter without name etc.";
-/// A function's arguments are requested at another place than its entry or exit.
+/// A function's arguments are requested at a place other than its entry or exit.
 pub const NOFENTRY_ARGS: &str = "$arg* can be used only on function entry or exit";
 
 pub(super) const ARRAY_NO_CLOSE: &str = "Array is not closed";

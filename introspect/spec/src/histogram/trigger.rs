@@ -30,7 +30,7 @@ impl Histogram {
 
 impl Key {
     /// Returns whether the key has the name of the kernel's stack. Does not check whether an argument of the probe
-    /// has this name, too: then the key is that argument.
+    /// also has this name; if so, the key is that argument.
     #[must_use]
     pub fn is_stack_trace(&self) -> bool {
         matches!(self.field.as_str(), "stacktrace" | "common_stacktrace")
@@ -71,8 +71,8 @@ pub enum KeyForm {
     ExecName,
     /// `.log2`: the exponent of the least power of two that is not less than the value.
     Log2,
-    /// `.bits`: the number of significant bits: n for numbers from 2^(n-1) on that are less than 2^n, and 0 for
-    /// 0. Negative numbers are counted together, as -1.
+    /// `.bits`: the number of significant bits: n for the numbers from 2^(n-1) to 2^n - 1, and 0 for 0. Negative
+    /// numbers are counted together, as -1.
     Bits,
     /// `.buckets=N`: the greatest multiple of N that is not greater than the value.
     Buckets(u64),

@@ -82,7 +82,7 @@ pub fn address(text: &str) -> Result<Gva, ParseError> {
     whole(text, Cursor::address)
 }
 
-/// Parses all of `text` with `read`, without blanks around it.
+/// Parses all of `text` with `read`. Skips blanks around it.
 fn whole<'a, T>(
     text: &'a str,
     read: impl FnOnce(&mut Cursor<'a>) -> Result<T, ParseError>,
@@ -232,8 +232,8 @@ impl Cursor<'_> {
             }
             let at = self.at();
             let value = self.value()?;
-            // The value fits if the bits that are cut off are all zero, or if it is negative and fits with its
-            // sign.
+            // The value fits if the bits that are cut off are all zero, or if it is negative and sign extension of
+            // the other bits restores it.
             let bits = 64 - bytes * 8;
             let unsigned = value << bits >> bits == value;
             let signed = (value.cast_signed() << bits >> bits).cast_unsigned() == value
@@ -317,7 +317,7 @@ impl Cursor<'_> {
         }
     }
 
-    /// Skips a comma; returns whether there was one, so that another part follows.
+    /// Skips a comma if one comes next. Returns whether there was one, which means that another part follows.
     fn more(&mut self) -> bool {
         self.blanks();
         self.eat(",")

@@ -1,4 +1,5 @@
-//! Tests of what is shown of a refused text: a bounded part, with the caret at the mistake.
+//! Tests of the text that is shown with an error: a bounded part of the refused text, with the caret at the
+//! mistake.
 
 use super::*;
 use crate::definition::{parse, parse_file};
@@ -53,7 +54,7 @@ fn file(text: &str) -> Option<(String, ParseError)> {
         .map(|error| (error.text, error.source))
 }
 
-/// All parsers of what users write. Each has texts that it accepts, and texts with each kind of mistake.
+/// All parsers of texts that users write, each with texts that it accepts and texts with each kind of mistake.
 #[rustfmt::skip]
 const READERS: &[(&str, Reader, &[&str])] = &[
     ("definition", |text| of(text, parse(text)), &[
@@ -118,7 +119,7 @@ const READERS: &[(&str, Reader, &[&str])] = &[
     ("share", |text| of(text, language::share(text)), &["5%", "foo"]),
 ];
 
-/// Returns variants of `text` with a long text in them: in place of one of its words, or between two characters.
+/// Returns variants of `text` in which a long text replaces a word or stands between two characters.
 fn lengthened(text: &str) -> Vec<String> {
     const LONG: usize = 1500;
     let is_of_word = |c: char| c == '_' || c.is_ascii_alphanumeric();

@@ -1,7 +1,7 @@
 //! Compiler from scripts to definitions and histograms.
 //!
-//! Invariant: the output consists of valid definitions and histograms. What these languages cannot express is
-//! refused at its position in the script.
+//! Invariant: the output consists of valid definitions and histograms. A construct that these languages cannot
+//! express is refused, with its position in the script.
 
 use std::collections::BTreeMap;
 
@@ -427,7 +427,7 @@ impl Compiling {
             (MapFunction::Steps { step, .. }, Some((at, name))) => {
                 fields.push((*at, format!("{name}.buckets={step}")));
             }
-            // A histogram needs a key; `probe` has few values.
+            // A histogram needs a key. `probe` is chosen because it has few values.
             _ if fields.is_empty() => fields.push((column, "probe".to_owned())),
             _ => {}
         }

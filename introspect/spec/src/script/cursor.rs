@@ -1,6 +1,6 @@
 //! Character-by-character reading of a script.
 //!
-//! Invariants: positions are characters, never bytes, and nothing is read twice.
+//! Invariants: positions count characters, not bytes, and nothing is read twice.
 
 use crate::number::number_in;
 use crate::parse_error::{ParseError, error};
@@ -13,7 +13,7 @@ const TEXT_MAX: usize = 1024;
 pub(super) struct Cursor {
     text: Vec<char>,
     at: usize,
-    /// Preprocessor conditions that are open: position and name of the latest directive of each.
+    /// Open preprocessor conditions, each with the position and the name of its latest directive.
     conditions: Vec<(usize, String)>,
 }
 

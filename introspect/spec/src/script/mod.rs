@@ -22,10 +22,10 @@
 //! MAP is `@` with an optional name. TIME is `@NAME[tid]`, which is also a term of conditions (see `times.rs`).
 //! Conditions contain no divisions.
 //!
-//! Invariants: a script is read in one pass, and its length and nesting are bounded. Features of bpftrace that
-//! are missing here are refused by name, and all others have the same meaning as in bpftrace. Counting and
-//! conditions become [definitions](crate::definition) and [histograms](crate::histogram); only printing is left
-//! to the client.
+//! Invariants: a script is read in one pass, and its length and nesting are bounded. Features of bpftrace that are
+//! missing here are refused with an error that names them; all others have the same meaning as in bpftrace.
+//! Counting and conditions become [definitions](crate::definition) and [histograms](crate::histogram); only
+//! printing is left to the client.
 
 mod compile;
 mod cursor;

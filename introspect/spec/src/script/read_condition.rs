@@ -246,8 +246,8 @@ impl Reader<'_> {
         self.cursor.sees("|") && !self.cursor.sees("||")
     }
 
-    /// Takes the name of a constant and the blanks after it. Returns `None` if no name comes next, or a word that
-    /// begins a value.
+    /// Takes the name of a constant and the blanks after it. Returns `None` if no name comes next, or if the next
+    /// word begins a value.
     fn name(&mut self) -> Result<Option<String>, ParseError> {
         let Some(word) = self.cursor.name().filter(|word| !begins_value(word)) else {
             return Ok(None);
@@ -288,9 +288,9 @@ enum Side {
     Compared(Compared),
 }
 
-/// Returns `value`, with which `operand` is compared. Replaces a name by its number, but not for `args`, where the
-/// guest's types decide what a name means. Other fetched operands have no types, so only the names `NULL`, `true`
-/// and `false` are known for them.
+/// Returns `value`, the right-hand side of a comparison with `operand`, with its name replaced by a number. Names
+/// that are compared with `args` are kept, because the guest's types decide what they mean. Other fetched operands
+/// have no types, so only the names `NULL`, `true` and `false` are known for them.
 fn named(operand: &OperandKind, value: Compared) -> Result<Compared, ParseError> {
     let With::Names(names) = &value.with else {
         return Ok(value);

@@ -1,7 +1,7 @@
 //! Parser for the block of settings at the start of a script.
 //!
-//! Invariant: an ignored setting would not change the effect of a script here. All other settings are refused
-//! by name.
+//! Invariant: a setting is ignored only if it would not change the effect of a script here. All others are refused
+//! with an error that names them.
 
 use super::cursor::Cursor;
 use crate::parse_error::{ParseError, error, quoted};

@@ -19,7 +19,7 @@ const NAME_MAX: usize = 63;
 
 /// Message that refuses arithmetic.
 pub(super) const NO_ARITHMETIC: &str = "not supported: calculating with values, but for dividing one by a number where it is counted or printed";
-/// Message that refuses parentheses, which would be those of a cast or a calculation.
+/// Message that refuses parentheses, because they would be part of a cast or a calculation.
 pub(super) const CALCULATING: &str = "not supported: casts and calculating; write the value alone";
 /// List of all values, for messages.
 pub(super) const VALUES: &str = "there are pid, tid, comm, cpu, nsecs, elapsed, func, probe, curtask, kstack, arg0 to arg5, \

@@ -4,8 +4,8 @@
 //! A return probe knows the duration of its call, so no map of times is needed. [`resolve`] replaces the difference
 //! by `duration`, and a condition `@start[tid]` by the condition under which the time was stored. It removes the
 //! statements that store and delete times. Invariant: a clause uses a map of times only if the script stores the
-//! start times of all calls whose returns the clause probes, and deletes none of them before. Otherwise the script
-//! is refused.
+//! start times of all calls whose returns the clause probes, and deletes none of them before that use. Otherwise
+//! the script is refused.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -98,7 +98,7 @@ struct Resolving<'s> {
     times: &'s Times<'s>,
     /// Maps whose times are used.
     used: &'s RefCell<BTreeSet<String>>,
-    /// Maps and targets whose calls have lost their times in this clause or in one before.
+    /// Maps and targets for which this clause or an earlier one deletes the times.
     deleted: &'s RefCell<BTreeSet<(String, String)>>,
     clause: &'s Clause,
 }
@@ -123,7 +123,7 @@ impl Resolving<'_> {
         }))
     }
 
-    /// Returns the times in `map`, after a check that it covers all calls that return in this clause.
+    /// Checks that `map` has the start times of all calls that return in this clause, and returns them.
     fn kept(&self, column: usize, map: &str) -> Result<&Kept<'_>, ParseError> {
         let Some(kept) = self.times.get(map) else {
             let message = format!(
@@ -154,7 +154,7 @@ impl Resolving<'_> {
         }
     }
 
-    /// Does the same for a clause that needs the times.
+    /// Like `kept`, for a clause that needs the times. Also records that the map is used.
     fn used(&self, column: usize, map: &str) -> Result<&Kept<'_>, ParseError> {
         let kept = self.kept(column, map)?;
         self.used.borrow_mut().insert(map.to_owned());
@@ -185,7 +185,7 @@ impl Resolving<'_> {
         }
     }
 
-    /// Returns whether the clause runs when no calls are followed.
+    /// Returns whether the clause runs only at `BEGIN` and `END`, when no calls are followed.
     fn is_at_the_end(&self) -> bool {
         let is_end = |kind: &PointKind| matches!(kind, PointKind::Begin | PointKind::End);
         self.clause.points.iter().all(|point| is_end(&point.kind))
@@ -196,8 +196,8 @@ impl Resolving<'_> {
         let kind = match &statement.kind {
             StatementKind::Keep { .. } => return Ok(None),
             StatementKind::Forget { map } => {
-                // The call has returned by then, so its time would not be used again. In another clause, a deletion
-                // would choose the calls that count.
+                // In a clause at the return, the deletion can be left out: the time would not be used again. In any
+                // other clause, a deletion would select the calls that count, so `kept` refuses it.
                 self.kept(column, map)?;
                 let targets = targets(self.clause, true).into_iter().flatten();
                 let targets = targets.map(|target| (map.clone(), target.to_owned()));
