@@ -76,7 +76,7 @@ pub enum AggregateError {
 #[derive(Clone, Debug)]
 pub struct Aggregation {
     counted: Arc<Mutex<Counted>>,
-    /// Reference by which the histograms of the machine are counted.
+    /// Clone of the machine's `aggregations`, by which the machine counts its histograms.
     _one: Arc<()>,
 }
 
@@ -87,8 +87,8 @@ impl Aggregation {
         self.counted().table.histogram().clone()
     }
 
-    /// Returns the quantities that the histogram counts, as resolved for the first of its probes for which they are
-    /// known; `None` if they are known for no probe yet.
+    /// Returns the quantities that the histogram counts. They are those of the first of its probes that has been
+    /// resolved; `None` if none has been.
     ///
     /// # Errors
     /// See [`Aggregation::read`].
@@ -226,7 +226,7 @@ type Waiting = BTreeMap<ProbeId, (usize, ProbeInfo)>;
 const AWAITED: usize = 2 * size_of::<(ProbeId, (usize, ProbeInfo))>() + 512;
 
 /// Creates a table for `histogram` and the probes `ids`, which must be among `known`. A probe that is named several
-/// times is counted once. Also returns the awaited ones of the probes.
+/// times is counted once. Also returns the probes of `ids` that are awaited.
 fn table(
     known: Vec<ProbeInfo>,
     ids: &[ProbeId],
@@ -251,8 +251,8 @@ fn table(
         if probe.awaited.is_none() {
             counted?;
         } else {
-            // An error does not matter here: without the module, fields may be missing, or be others of the same
-            // name.
+            // An error does not matter here: without the module, fields may be missing, or may be others of the
+            // same name.
             let reserved = table.reserve(AWAITED);
             reserved.map_err(|NoRoom { left }| AggregateError::NoRoom { index, left })?;
             awaited.insert(id, (index, probe));
@@ -306,8 +306,8 @@ impl Machine {
         Ok(Aggregation { counted, _one: one })
     }
 
-    /// Waits until all events that have happened are delivered, at most five seconds. Returns whether they are.
-    /// Takes no time unless the host keeps a vCPU from running.
+    /// Waits until all events that have happened are delivered, at most five seconds. Returns whether they are. The
+    /// wait is short unless the host keeps a vCPU from running.
     pub fn flush_events(&self) -> bool {
         self.shared.detours.catch_up();
         let is_whole = self.flush.wait(PATIENCE);

@@ -82,8 +82,8 @@ impl Claims {
         self.pauses.contains(&Some(owner)) || self.owned.contains_key(&owner)
     }
 
-    /// Forgets the unregistered probes `ids`. If a hit of one with an owner pauses the machine, that pause becomes
-    /// one of the owner.
+    /// Forgets the unregistered probes `ids`. If a hit of a probe that has an owner pauses the machine, that pause
+    /// becomes a pause of the owner.
     pub(crate) fn forget(&mut self, ids: &[ProbeId]) {
         for id in ids {
             let Some(owner) = self.probes.remove(id) else {

@@ -46,7 +46,7 @@ pub struct MachineConfig {
 pub struct Bounds {
     /// Maximum number of registered probes; at most [`PROBES_MAX`].
     pub probes: usize,
-    /// Number of the newest bytes of console output to keep.
+    /// Maximum number of bytes of console output to keep; the newest are kept.
     pub console: usize,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Invariants: the guest never waits for a listener. The newest bytes, up to a limit, are always available, also to
 //! a listener that comes later. A listener that falls further behind gets the number of bytes that it has lost.
-//! Printing a byte allocates nothing, however many listeners there are.
+//! Printing a byte allocates nothing, with any number of listeners.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -33,13 +33,13 @@ impl State {
 /// Console output of one machine.
 #[derive(Debug)]
 pub(crate) struct ConsoleOutput {
-    /// Number of the newest bytes to keep.
+    /// Maximum number of bytes to keep; the newest are kept.
     room: usize,
     state: Mutex<State>,
 }
 
 impl ConsoleOutput {
-    /// Returns an empty console output that keeps `room` bytes.
+    /// Returns an empty console output that keeps the newest `room` bytes.
     pub(crate) fn new(room: usize) -> Self {
         Self {
             room,

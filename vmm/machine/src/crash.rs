@@ -28,7 +28,8 @@ pub(crate) fn tables(cr3: u64, cr4: u64) -> PageTables {
     }
 }
 
-/// Returns a report of several lines: `what` has happened, on vCPU `index`, its registers, and the code at RIP.
+/// Returns a report of several lines: what has happened (`what`), the number of the vCPU, its registers, and the
+/// code at RIP.
 pub(crate) fn report(what: &str, index: usize, cpu: &mut CpuFd, ram: &GuestRam) -> String {
     let regs = cpu.regs();
     let sregs = *cpu.sregs();

@@ -106,8 +106,8 @@ struct Client {
     queue: Sender<Question>,
     /// Number of deadlines missed since the last answer.
     missed: u32,
-    /// Token of the first question after the last miss. A missed deadline counts as another miss only from this
-    /// question on; earlier ones were asked before the last miss.
+    /// Token of the first question after the last miss. Only a missed deadline of this or of a later question
+    /// counts as another miss.
     next_miss: u64,
 }
 
@@ -203,7 +203,7 @@ impl Decisions {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Attaches a client that decides at later hits of `probes`, or of all probes that ask if `probes` is empty.
+    /// Attaches a client that decides at later hits of `probes` or, if `probes` is empty, of all probes that ask.
     /// Questions wait until the client takes them. While too many wait, the client is not asked.
     #[must_use]
     pub fn attach(&self, probes: impl IntoIterator<Item = ProbeId>) -> Asker {
@@ -229,8 +229,8 @@ impl Decisions {
         }
     }
 
-    /// Asks a client for a decision about the hit of `event`. The answer must come before the time `within` has
-    /// passed. Called by the vCPU's thread. Returns `None` when there is no client to ask, which is counted.
+    /// Asks a client for a decision about the hit of `event`. The time limit of the answer is `within`. Called by
+    /// the vCPU's thread. Returns `None` when there is no client to ask, which is counted.
     pub(crate) fn ask(&self, event: Event, within: Duration) -> Option<Asked<'_>> {
         let deadline = Instant::now() + within;
         let nanos = u64::try_from(within.as_nanos()).unwrap_or(u64::MAX);

@@ -134,8 +134,8 @@ mod tests {
         }
     }
 
-    /// Calls [`Gate::undone`] with RIP at [`ENTRY`] + `n`. The #BP came from [`AT`] in segment `cs`, where there is
-    /// the byte `byte`.
+    /// Calls [`Gate::undone`] with RIP at [`ENTRY`] + `n`. The #BP came from [`AT`] in segment `cs`; the byte at
+    /// [`AT`] is `byte`.
     fn undone(gate: &Gate, n: u64, cs: u64, byte: u8) -> Option<Regs> {
         let frame = [AT + 1, cs, 0x246, STACK, 0x18];
         let raw: Vec<u8> = frame.into_iter().flat_map(u64::to_le_bytes).collect();

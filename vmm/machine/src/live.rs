@@ -1,5 +1,5 @@
-//! What a machine does when the kernel's text is final: finds out how to read the kernel, in `idt-gate` also its
-//! #BP entry, and plants the pending probes.
+//! Work of a machine when the kernel's text is final: it determines how to read the kernel, finds the kernel's #BP
+//! entry in `idt-gate`, and plants the pending probes.
 
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_arch::paging::PageTables;
@@ -20,7 +20,7 @@ use crate::tripwire::Tripwire;
 
 impl Machine {
     /// Plants the pending probes, and releases the held `vcpu`, which hit the tripwire. Returns the reason if the
-    /// machine cannot go on.
+    /// machine cannot continue.
     pub(crate) fn text_final(&self, vcpu: usize, sregs: &kvm_sregs) -> Result<(), String> {
         let Some(tripwire) = &self.shared.tripwire else {
             return Ok(());
@@ -108,10 +108,10 @@ fn view(
 }
 
 /// Returns the kernel's own page tables, while a vCPU uses `current`. If the image has a symbol for them, returns
-/// those if they map the tripwire to the place where it was set, and otherwise `current`. If the image has no data
-/// symbols, returns `current` if its top-level table is in the kernel image. Otherwise `current` are the tables of
-/// a process, with a copy of the kernel half, and the image is searched for the original. Returns `None` if there
-/// is none.
+/// the tables at that symbol if they map the tripwire to the place where it was set, and otherwise `current`. If
+/// the image has no data symbols, returns `current` if its top-level table is in the kernel image. Otherwise
+/// `current` belongs to a process and has a copy of the kernel half: searches the image for the original, and
+/// returns `None` if it is not found.
 fn own_tables(
     image: &KernelImage,
     tripwire: &Tripwire,

@@ -141,7 +141,8 @@ impl Machine {
         self.wait_for(|life| Some(self.status_in(life)).filter(|status| status != last))
     }
 
-    /// Waits until `found` returns something.
+    /// Waits until `found` returns a value, and returns that value. Calls `found` again after every change of the
+    /// status.
     fn wait_for<T>(&self, found: impl Fn(&Life) -> Option<T>) -> T {
         let mut life = self.life();
         loop {
@@ -254,7 +255,7 @@ impl Machine {
         Ok(self.shared.control.send_nmi(indices)?)
     }
 
-    /// Returns the newest console output, all that is kept.
+    /// Returns all console output that is kept; it is the newest output.
     #[must_use]
     pub fn console_kept(&self) -> Vec<u8> {
         self.console.kept()

@@ -1,4 +1,4 @@
-//! What a machine measures about itself.
+//! Metrics that a machine records about itself.
 //!
 //! Invariant: no limit depends on a metric. Each metric is written by one thread, when that thread parks or begins,
 //! so measuring costs a hit nothing.

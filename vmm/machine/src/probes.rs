@@ -137,8 +137,8 @@ impl Machine {
         disabled
     }
 
-    /// Sets the global switch. Off takes every patch out of the guest; on arms every enabled probe again. Whether
-    /// each probe is enabled does not change.
+    /// Sets the global switch. If `armed` is false, removes all patches from the guest; if true, arms all enabled
+    /// probes again. Probes that are enabled or disabled stay so.
     ///
     /// # Errors
     /// As [`Machine::enable`].
@@ -155,8 +155,8 @@ impl Machine {
         self.armed.load(Ordering::Relaxed)
     }
 
-    /// Turns optimization on or off for all probes. On, probes are jumps where possible; off, they are int3s
-    /// everywhere.
+    /// Turns optimization on or off for all probes. If `on` is true, probes are jumps where possible; if false, all
+    /// are int3s.
     ///
     /// # Errors
     /// As [`Machine::enable`].
@@ -177,8 +177,7 @@ impl Machine {
         self.registry().usage()
     }
 
-    /// Takes every probe out of the guest, ends the guest, and waits until the machine has ended. Returns how it
-    /// ended.
+    /// Unregisters all probes, ends the guest, and waits until the machine has ended. Returns how it ended.
     pub fn stop(&self) -> Ending {
         match self.registry().unregister_all(&Guest(&self.shared)) {
             Ok(()) | Err(ChangeError::Stop(StopError::Ended)) => {}

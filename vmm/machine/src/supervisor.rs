@@ -3,8 +3,8 @@
 //! ```text
 //!   notices ──► watch over ──► all vCPUs have ended, or it panicked ──► wind up ──► ended
 //! ```
-//! Invariants: whatever happens to the supervisor, a vCPU or the collector, the machine ends, and all threads that
-//! wait for its end learn the reason. Nothing that takes long runs on this thread, as vCPUs wait for it.
+//! Invariants: if the supervisor, a vCPU or the collector fails, the machine ends, and all threads that wait for
+//! its end get the reason. Nothing that takes long runs on this thread, as vCPUs wait for it.
 
 use hvprobe_hit::table::HookSet;
 use hvprobe_spec::Decision;
@@ -24,8 +24,8 @@ use crate::guest::Guest;
 use crate::machine::Machine;
 use crate::vcpu::run::{Notice, Why};
 
-/// Interval of the periodic checks. Among them: whether the guest has rewritten text under probes, and whether
-/// probes have exceeded their budgets.
+/// Interval of the periodic checks, such as whether the guest has rewritten text under probes, and whether probes
+/// have exceeded their budgets.
 const WATCH: Duration = Duration::from_secs(1);
 
 /// Reason for the machine's end when the thread that scans guest memory panics.
@@ -51,7 +51,7 @@ impl Machine {
             panicked |= thread.join().is_err();
         }
         let wound_up = catch_unwind(AssertUnwindSafe(|| {
-            // The last events include what detours have recorded and counted but not delivered yet.
+            // The last events include the records of detours that are counted but not delivered yet.
             self.shared.detours.end();
             collector.finish();
             self.report_throttled();
@@ -92,7 +92,7 @@ impl Machine {
         let mut looking: Option<ScopedJoinHandle<'_, ()>> = None;
         let mut watched = Instant::now();
         while left > 0 {
-            // The checks run at their interval, however many notices arrive.
+            // The checks run at their interval, even if notices arrive all the time.
             if watched.elapsed() >= WATCH {
                 let mut registry = self.registry();
                 registry.check_text(&Guest(&self.shared));

@@ -1,9 +1,10 @@
 //! The tripwire, which shows when the kernel's text is final.
 //!
 //! Until late in boot the kernel rewrites its own text (alternatives, ftrace, static calls) and does not tolerate
-//! our breakpoints. Therefore, before the guest starts, two bytes are overwritten with `out GATE_PORT, al`, in a
-//! function that runs once, right before the first user process. The exit of this `out` shows the moment. States:
-//! `set → lifted`. Invariant: the original bytes are back before the guest executes past them.
+//! our breakpoints. Therefore, before the guest starts, two bytes of a function are overwritten with `out
+//! GATE_PORT, al`. The function runs once, right before the first user process, so the exit of this `out` shows
+//! that the text is final. States: `set → lifted`. Invariant: the original bytes are back before the guest executes
+//! past them.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};

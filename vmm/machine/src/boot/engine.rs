@@ -1,6 +1,6 @@
 //! Puts the probe engine on the hardware of a machine.
 //!
-//! Invariant: the probes of the configuration are registered before anything of the machine runs, so a refused
+//! Invariant: the probes of the configuration are registered before any thread of the machine starts, so a refused
 //! probe can fail the boot.
 
 use std::sync::atomic::AtomicBool;
@@ -37,7 +37,7 @@ use crate::vcpu::shared::Shared;
 /// Number of events that fit into the ring of one vCPU.
 const RING: usize = 8192;
 
-/// A machine none of whose threads has been started, except the collector of events.
+/// A machine whose threads have not been started yet, except for the collector of events.
 pub(super) struct Ready {
     pub(super) machine: Arc<Machine>,
     pub(super) vm: Arc<VmFd>,

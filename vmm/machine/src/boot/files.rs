@@ -22,7 +22,7 @@ pub(super) struct Files {
 }
 
 impl Files {
-    /// Reads the files of `config`, except for its kernel if that is given as `kernel`.
+    /// Reads the files of `config`. If `kernel` is given, uses it instead of the kernel's file.
     pub(super) fn read(
         config: &MachineConfig,
         kernel: Option<Arc<KernelFile>>,
@@ -42,8 +42,8 @@ impl Files {
     }
 }
 
-/// Reads the initramfs at `path`. Of a file of more than `most` bytes, reads one byte more than `most`, which
-/// suffices for the loader to refuse it.
+/// Reads the initramfs at `path`. If the file has more than `most` bytes, reads `most` + 1 bytes, which suffices
+/// for the loader to refuse it.
 fn archive(path: &Path, most: u64) -> Result<Vec<u8>, BootError> {
     let source = |source| BootError::Initrd {
         path: path.to_owned(),

@@ -1,4 +1,4 @@
-//! Clocks for hits. Reading them takes no system call and no ioctl, whatever clock the host's kernel has chosen.
+//! Clocks for hits. Reading them takes no system call and no ioctl, with any clock source of the host's kernel.
 //!
 //! Host time comes from the line in [`Times`]. The guest's TSC is computed from the host's by the [`Relation`].
 //! Invariant: the host times that one vCPU reads never run back.
@@ -77,7 +77,7 @@ impl HostClock {
     }
 
     /// Learns the offset of the guest's TSC, and whether that TSC stalls. `read` reads the guest's TSC. It is
-    /// mostly called twice, and once if the TSC is known to stall. Called after the vCPU was parked.
+    /// called once if the TSC is known to stall, and mostly twice otherwise. Called after the vCPU was parked.
     pub(crate) fn learn(&mut self, mut read: impl FnMut() -> Option<Counters>) {
         let Some(seen) = self.both(&mut read) else {
             return;

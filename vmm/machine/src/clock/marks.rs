@@ -1,9 +1,9 @@
 //! Marks, which order a vCPU's records and those of its hits that took an exit.
 //!
 //! Where the guest's counter stalls, a record's time can be so wrong that it is on the other side of a hit that
-//! took an exit. But each such hit sees how far the ring was reserved. Its vCPU's records before that position were
-//! reserved earlier, all later ones later. Of hits with nothing recorded between them, only the first and the last
-//! matter.
+//! took an exit. But at each such hit, the ring's head shows how far the ring was reserved. The vCPU's records
+//! before that position were reserved earlier, and all others later. Of hits with nothing recorded between them,
+//! only the first and the last matter.
 //!
 //! Invariants: one thread writes marks, and never waits. A reader uses only marks that are complete and have not
 //! been overwritten meanwhile. The time of a record's reservation lies within the bounds that the marks give, even
@@ -65,8 +65,8 @@ impl Marks {
         let Some(place) = self.place(written) else {
             return;
         };
-        // A reader that sees any of these stores also sees a number of marks by which the overwritten one is too
-        // old.
+        // A reader that sees any of these stores also sees a value of `written` for which the overwritten mark is
+        // too old.
         fence(Ordering::Release);
         place.head.store(head, Ordering::Relaxed);
         place.first_ns.store(ns, Ordering::Relaxed);
@@ -75,8 +75,7 @@ impl Marks {
             .store(written.wrapping_add(1), Ordering::Release);
     }
 
-    /// Returns the number of the oldest mark that cannot be overwritten at the moment, if `written` marks are
-    /// counted.
+    /// Returns the number of the oldest mark that is not being overwritten, if `written` marks are counted.
     fn oldest(written: u64) -> u64 {
         written.saturating_sub(KEPT as u64 - 1)
     }

@@ -27,8 +27,8 @@ use super::kvm_sample::KvmSample;
 use super::marks::Marks;
 use super::times::{Moment, Times, rdtsc};
 
-/// Number of a vCPU's offsets to keep in each level: in the first level the newest ones, in the next level every
-/// second of those before, then every fourth, and so on.
+/// Number of a vCPU's offsets to keep in each level. The first level has the newest ones, the second level every
+/// second of the older ones, the third level every fourth of those that are older still, and so on.
 const KEPT: usize = 256;
 /// Maximum number of levels.
 const LEVELS: usize = 24;
@@ -37,7 +37,7 @@ const LEVELS: usize = 24;
 const AHEAD: u64 = 200_000;
 /// Maximum difference, in ticks, of offsets that count as equal: tens of microseconds.
 const APART: u64 = 1 << 16;
-/// Minimum interval of readings of kvmclock and the host's counter, in ticks: tens of milliseconds.
+/// Minimum interval between readings of kvmclock and the host's counter, in ticks: tens of milliseconds.
 const RENEW: u64 = 1 << 27;
 
 /// Relation of the VM's kvmclock to the host's counter.
@@ -71,7 +71,7 @@ impl Kvmclock {
         }
     }
 
-    /// Reads kvmclock again if the last reading is older than [`RENEW`]. Takes an ioctl of the VM then.
+    /// Reads kvmclock again, which takes an ioctl of the VM, if the last reading is older than [`RENEW`].
     fn renew(&mut self) {
         if rdtsc().wrapping_sub(self.last.tsc) > RENEW
             && let Some(now) = Moment::of(&*self.read)
@@ -165,8 +165,8 @@ impl Offsets {
             (Some(only), None) | (None, Some(only)) => only.offset,
             (Some(before), Some(after)) => {
                 let next = before.version.map(|version| version.wrapping_add(2));
-                // If samples between the two were missed, the nearer one applies. A guest's counter may be ahead of
-                // KVM's estimate. It loses that lead before the vCPU rests, and has none after the rest.
+                // If samples between the two were missed, the nearer of the two applies. A guest's counter may be
+                // ahead of KVM's estimate. It loses that lead before the vCPU rests, and has none after the rest.
                 let missed = next.is_some() && after.version.is_some() && next != after.version;
                 if missed && after.from - tsc <= tsc - before.from {
                     after.offset
@@ -195,7 +195,7 @@ pub(crate) struct Relation {
     in_vain: AtomicU32,
     /// The newest offset.
     offset: AtomicU64,
-    /// All offsets that are kept. The collector locks them. At a hit, the vCPU only tries to.
+    /// All offsets that are kept. The collector waits for the lock; a vCPU at a hit only tries to take it.
     offsets: Mutex<Offsets>,
 }
 
@@ -211,7 +211,8 @@ impl fmt::Debug for Relation {
 }
 
 impl Relation {
-    /// Creates the relation. `head` is the address of the word with the head of the ring that detours record into.
+    /// Creates the relation. `head` is the address of the word with the head of the ring that detours record into;
+    /// `None` if there is no ring.
     pub(crate) fn new(ram: Arc<GuestRam>, head: Option<Gpa>) -> Self {
         Self {
             ram,
@@ -288,7 +289,7 @@ impl Relation {
         }
     }
 
-    /// Returns the offset that `sample` gives; `None` if it was noted before.
+    /// Returns the offset that `sample` gives; `None` if the sample was noted before.
     fn news(&self, sample: KvmSample, kvmclock: &mut Kvmclock) -> Option<u64> {
         if self.noted.load(Ordering::Relaxed) == sample.noted() {
             return None;
@@ -349,8 +350,8 @@ impl Relation {
         if let Some((sample, offset)) = news {
             self.note_sample(&mut offsets, sample, offset);
         }
-        // A counter that stalls may have got other offsets since the newest one that is known. Only KVM's samples
-        // show them.
+        // A counter that stalls may have had other offsets since the newest known one. Only KVM's samples show
+        // them.
         let is_past = |newest: &Since| tsc < newest.from;
         if sample.is_none()
             && self.stalls.load(Ordering::Relaxed)
@@ -362,7 +363,7 @@ impl Relation {
     }
 }
 
-/// Computes the times of records from the guest's counters in them. Used by one thread at a time.
+/// Computes the times of records from the guest's counters that they contain. Used by one thread at a time.
 #[derive(Debug)]
 pub(crate) struct Timeline {
     times: Arc<Times>,

@@ -1,14 +1,14 @@
 //! Host time, computed from the host's TSC by a linear function, the *line*.
 //!
-//! The line is adjusted to `CLOCK_MONOTONIC` from time to time. Only the adjustment reads that clock: where the
-//! kernel does not trust the TSC, reading it takes a system call and an access to a slow device. Invariants: an
-//! adjustment never sets back the time from its moment on. Readers of the line never wait.
+//! The line is adjusted to `CLOCK_MONOTONIC` from time to time. Only the adjustment reads that clock, because on
+//! hosts whose kernel does not trust the TSC, a reading takes a system call and an access to a slow device.
+//! Invariants: from the moment of an adjustment on, it never sets the time back. Readers of the line never wait.
 
 use std::arch::x86_64::_rdtsc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// Minimum time to compute a rate from, in nanoseconds.
+/// Minimum time between two moments from which a rate is computed, in nanoseconds.
 pub(crate) const SHORTEST: u64 = 1_000_000;
 /// Minimum time between adjustments of the line, in nanoseconds.
 const LEFT_ALONE: u64 = 50_000_000;
@@ -77,8 +77,8 @@ impl Line {
     }
 
     /// Returns the line to use from `now` on: it continues this line without a step back, and meets the right time
-    /// after [`HORIZON`]. `rate` is the rate of ticks that was measured until `now`. A line that is more than
-    /// [`LATE`] behind jumps to the right time at once.
+    /// after [`HORIZON`]. `rate` is the rate measured until `now`, in nanoseconds per tick times 2^32. A line that
+    /// is more than [`LATE`] behind jumps to the right time at once.
     fn bent(&self, now: Moment, rate: u64) -> Self {
         let said = self.at(now.tsc);
         if now.ns.saturating_sub(said) > LATE {

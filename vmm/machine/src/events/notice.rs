@@ -9,6 +9,6 @@ use hvprobe_engine::Throttled;
 pub struct ThrottleNotice {
     /// The probe, and the number of its throttled hits.
     pub throttled: Throttled,
-    /// Length of the time, up to the notice, in which the hits were throttled.
+    /// Length of the period in which the hits were throttled. The period ends with the notice.
     pub window: Duration,
 }

@@ -8,11 +8,11 @@
 //!                      └───────────────► ended ◄────────────┘
 //! ```
 //! A parked vCPU stays parked while something keeps it: a *transaction* (text is being changed), a *pause* of the
-//! machine, or a *hold* of this vCPU alone. The *end* makes a vCPU leave its loop, whatever else keeps it. These
-//! are independent of each other. An *NMI* keeps no vCPU. It only requests attention, and stays pending until the
-//! vCPU takes it. A vCPU takes it when it is asked, and when it continues.
+//! machine, or a *hold* of this vCPU alone. The *end* makes a vCPU leave its loop even if something keeps it. All
+//! of these are independent of each other. An *NMI* keeps no vCPU. It only requests attention, and stays pending
+//! until the vCPU takes it. A vCPU takes it when it is asked, and when it continues.
 //!
-//! Invariants, whatever the order of calls:
+//! Invariants, for any order of calls:
 //! - from the moment [`Barrier::stopped`] returned `Yes` until [`Barrier::finish`], no vCPU runs;
 //! - [`Barrier::asks`] has asked every running vCPU that must park or has an NMI pending, since the vCPU began to
 //!   run; a vCPU to which neither applies is not asked;

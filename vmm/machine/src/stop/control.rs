@@ -23,7 +23,7 @@ use super::barrier::{Barrier, Proceed, Stopped};
 const ACKNOWLEDGE: Duration = Duration::from_secs(10);
 
 /// Interval of further kicks to vCPUs that do not park. A vCPU does not park in the middle of a step. It can
-/// abandon a step, but only outside the guest, where a kick brings it.
+/// abandon a step, but only outside the guest, and a kick makes it leave the guest.
 const KICK_AGAIN: Duration = Duration::from_millis(50);
 
 /// State that a vCPU takes over when it continues.

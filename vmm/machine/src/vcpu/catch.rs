@@ -65,7 +65,7 @@ impl Catcher {
         }
     }
 
-    /// Takes over the table and the view that a parked vCPU has got.
+    /// Adopts the probe table and the kernel view that a parked vCPU has received.
     pub(crate) fn adopt(
         &mut self,
         cpu: &mut CpuFd,

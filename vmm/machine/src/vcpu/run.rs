@@ -100,7 +100,8 @@ pub(crate) struct Vcpu {
     pub(crate) catcher: Catcher,
     pub(crate) shared: Arc<Shared>,
     pub(crate) notices: Sender<Notice>,
-    /// Start of the wait for the end of a step or of a device access, if the vCPU must park and waits for that.
+    /// Start of the wait for the end of a step or of a device access; `None` unless the vCPU must park and waits
+    /// for that.
     pub(crate) waited_since: Option<Instant>,
 }
 
@@ -205,9 +206,9 @@ impl Vcpu {
         self.shared.metrics.set_ioctls(self.index, ioctls);
     }
 
-    /// Returns whether the vCPU may park. It may if it is in no step and no device access, or if it gives up what
-    /// it is in, because the machine ends or the guest does not finish. Otherwise, makes the next run complete the
-    /// device access without entering the guest. Called when the vCPU must park.
+    /// Returns whether the vCPU may park: it is in no step and no device access, or it abandons the one that it is
+    /// in, because the machine ends or the guest does not finish it. If the vCPU may not park, makes the next run
+    /// complete the device access without entering the guest. Called when the vCPU must park.
     fn may_stand(&mut self, control: &Control) -> bool {
         let is_stepping = self.catcher.handler.is_stepping();
         if !is_stepping && !self.cpu.owes_io() {

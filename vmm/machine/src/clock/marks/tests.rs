@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 
 proptest! {
-    /// Hits and records in a sequence, each later than the one before. Whatever time is guessed for a record,
+    /// Hits and records in a sequence, each later than the one before. For any time that is guessed for a record,
     /// the result lies between the hits around it.
     #[test]
     fn a_record_is_placed_between_the_hits_around_it(

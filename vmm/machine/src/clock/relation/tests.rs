@@ -214,7 +214,7 @@ fn a_counter_that_does_not_go_on_by_itself_is_seen_to_stall() {
     let mut clock = HostClock::new(times, Arc::clone(&relation), kvmclock());
     let mut tsc = 77_000;
     let mut read = || {
-        // The counter does not advance, however long each reading takes.
+        // The counter does not advance, even while a reading takes long.
         tsc -= 1;
         Some(Counters {
             tsc,
