@@ -4,11 +4,11 @@
 //! cargo run --release --package hvprobe-tests --example detour_ns
 //! ```
 //!
-//! Each row is the minimum of many batches; with *reader*, the median. Batches of all kinds take turns, so that
-//! other activity of the machine affects all kinds alike; those with *reader* follow. The function adds one and
-//! returns; the loop that calls it is generated as well, so the compilation of this program does not matter. The
-//! ring fits into the cache, and is emptied between batches; with *reader*, another thread empties it all the time,
-//! so each cell's cache line comes from that thread's processor.
+//! Each row shows the minimum of many batches; the row with a *reader* shows the median. Batches of all kinds
+//! alternate, so that other activity of the machine affects all kinds alike; those with a *reader* run afterwards.
+//! The function adds one and returns. The loop that calls it is generated as well, so the compilation of this
+//! program does not matter. The ring fits into the cache, and is emptied between batches. With a *reader*, another
+//! thread empties it all the time, so each cell's cache line comes from that thread's processor.
 
 use anyhow::{Context as _, ensure};
 use hvprobe_arch::Gva;
@@ -59,7 +59,7 @@ impl<'a> Kind<'a> {
         })
     }
 
-    /// Writes the function and, after it, the loop that calls it, and plants the probe.
+    /// Writes the function and the loop that calls it, and plants the probe.
     fn plant(&self) -> anyhow::Result<(Option<Planted<'_>>, Gva)> {
         let (arena, at) = (&self.arena, self.arena.function());
         let mut a = CodeAssembler::new(64)?;
@@ -146,7 +146,7 @@ impl<'a> Kind<'a> {
         self.arena.publish_tail(&self.ring, head);
     }
 
-    /// Returns the time of one batch.
+    /// Runs one batch. Returns the time that it took.
     fn time(&self, calls: Gva) -> Duration {
         // SAFETY: the code that `plant` wrote follows the C calling convention, with any detour.
         let calls: extern "C" fn() = unsafe { std::mem::transmute(self.arena.code(calls)) };

@@ -250,8 +250,7 @@ fn with_size(mut stream: Vec<u8>, kernel: &[u8]) -> Vec<u8> {
     stream
 }
 
-/// Returns the fewest symbols that make a kallsyms table. One of the names is so long that its length takes two
-/// bytes.
+/// Returns just enough symbols for a kallsyms table. One of the names is so long that its length takes two bytes.
 fn symbols(layout: Layout) -> Vec<kernel::Raw> {
     let mut symbols = Vec::new();
     if !matches!(layout, Layout::Offsets615 | Layout::Place70) {
@@ -321,8 +320,8 @@ fn lists() -> Vec<u8> {
     bytes
 }
 
-/// Returns unwind tables of three functions, and a stack with their frames: one with 24 bytes on its stack, an
-/// interrupted one, and the outermost one.
+/// Returns an input with the unwind tables of three functions, and a stack with their frames: one function has 24
+/// bytes on the stack, one was interrupted, and one is the outermost.
 fn stack(format: usize, words: [u16; 3]) -> Vec<u8> {
     /// Index of the stack's word at which the saved registers begin.
     const REGISTERS: usize = 5;

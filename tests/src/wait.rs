@@ -1,4 +1,4 @@
-//! Waiting in tests. Every wait has a limit, and a message with the last value seen when the limit is reached.
+//! Waits with a time limit for tests. The panic at the limit reports the last value seen.
 
 use std::fmt::Debug;
 use std::thread;

@@ -32,7 +32,7 @@ const EMULATED: Extent = Extent {
     more: 2000,
     states: 4,
 };
-/// Extent of a short run, for which a change waits.
+/// Extent of a short run (`cargo lab test --ci`).
 const SHORT: Extent = Extent {
     one_in: 4,
     more: 0,
@@ -199,7 +199,7 @@ fn neighbour(text: &Text, site: &Site) -> Option<Displaced> {
     None
 }
 
-/// Returns a sample of only the instruction at this address.
+/// Returns a sample of the single instruction at `at`, a hexadecimal address.
 fn one(text: &Text, at: &str) -> Sample {
     let at = Gva(u64::from_str_radix(at, 16).expect("an address is hexadecimal"));
     let mut sites = Vec::new();

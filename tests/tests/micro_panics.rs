@@ -1,5 +1,5 @@
-//! Tests that a panic in one of a machine's own threads ends the machine with this reason, and that no caller waits
-//! for ever.
+//! Tests that a panic in one of a machine's own threads ends the machine and is reported as the reason, and that no
+//! caller waits for ever.
 
 use std::pin::pin;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Tests that a guest that was stopped for long is notified of that by kvmclock. Uses a micro-kernel, on any KVM.
+//! Tests that kvmclock notifies a guest that it was stopped for long. Uses a micro-kernel, on any KVM.
 
 use std::time::Duration;
 

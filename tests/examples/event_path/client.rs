@@ -62,7 +62,8 @@ struct Counted {
 /// Runs `count` clients that read all events that pass `filter`, and prints their results.
 pub(crate) fn client(socket: &str, filter: &str, count: u64) -> Result<()> {
     end_with_parent()?;
-    // With one client, other threads read from its connection than the one that decodes its messages.
+    // A runtime with several threads: with only one client, one thread decodes its messages, and others read its
+    // connection.
     let runtime = tokio::runtime::Runtime::new()?;
     runtime.block_on(async {
         let mut streams = Vec::new();
@@ -114,7 +115,7 @@ async fn take(mut stream: Streaming<SubscribeResponse>) -> Result<Counted> {
         counted.dropped += message.dropped;
         counted.events += message.events.len() as u64;
         let now = now_ns()?;
-        // Events dropped for this client have positions, but do not arrive.
+        // The positions of the events have gaps where events were dropped for this client.
         for event in &message.events {
             ensure!(event.seq >= next, "events changed their order");
             next = event.seq + 1;

@@ -17,7 +17,7 @@ use super::meter::now_ns;
 const TICK: Duration = Duration::from_millis(1);
 /// Maximum interval between reads of records.
 const RECORDS_TICK: Duration = Duration::from_millis(5);
-/// One in this many events is of the thread that clients with a filter select.
+/// One event in this many is of the thread that filtered clients select.
 pub(crate) const THREADS: u64 = 10;
 
 /// Way in which events reach the collector.
@@ -31,8 +31,8 @@ pub(crate) enum Way {
     Records,
 }
 
-/// Makes a collector deliver `all` events to `sink`, at `rate` a second, and waits until all are delivered. Then
-/// drops the sink, which ends the streams.
+/// Makes a collector deliver `all` events to `sink`, at `rate` a second. Waits until all are delivered, and drops
+/// the sink, which ends the streams.
 pub(crate) fn make(
     way: Way,
     rate: u64,
@@ -104,7 +104,7 @@ impl Source for Synthetic {
             batch.push(event(self.made, ns));
             self.made += 1;
         }
-        // The collector has still to deliver these events. `make` waits for that by finishing the collector.
+        // The collector still has to deliver these events. `make` waits for that by finishing the collector.
         if self.made == self.all
             && let Some(done) = self.done.take()
         {
@@ -121,7 +121,7 @@ impl Source for Synthetic {
     }
 }
 
-/// Returns an event like a hit of `vfs_read`: with kernel addresses in most registers.
+/// Returns an event that looks like a hit of `vfs_read`: most registers hold kernel addresses.
 fn event(number: u64, host_ns: u64) -> Event {
     let address = 0xffff_8880_0312_3400 + number % 4096 * 64;
     let vcpu = u32::from(number % 2 == 1);

@@ -1,4 +1,4 @@
-//! Measures how many events a second get from a synthetic source to a gRPC client on this machine, and what they
+//! Measures how many events a second a gRPC client on this machine receives from a synthetic source, and what they
 //! cost.
 //!
 //! ```text
@@ -7,10 +7,9 @@
 //!
 //! The events go the same way as those of hits: through the collector, the server and a unix socket to clients in
 //! processes of their own, which decode every event. Only the part before the collector is synthetic: a source that
-//! has a number of events ready every millisecond, with all registers and a task, from two virtual CPUs. Needs no
-//! KVM.
+//! makes events of two virtual CPUs, with all registers and a task, available every millisecond. Needs no KVM.
 //!
-//! The first table has a row for each rate, and then rows with further clients:
+//! The first table has a row for each rate, and then rows with additional clients. Its columns:
 //! - `stuck` clients never read.
 //! - `filtered` clients want a tenth of the events.
 //! - `events/s` and `MB/s` are what each client without a filter received, from the first event to the last.
@@ -22,9 +21,9 @@
 //! The second table shows the time from a hit until a client has decoded its event: for hits that take an exit,
 //! which are queued one by one, and for records, which are read every 5 ms.
 //!
-//! Where there is a target, the last column shows whether it is met: 2.5 million events a second reach one
-//! client if more are made, and 10,000 a second reach each of 100 clients, without loss; in the second table,
-//! half of the events arrive within 5 ms and 99 of a hundred within 20 ms.
+//! The last column shows whether a target is met, if there is one. First table: one client receives 2.5 million
+//! events a second when more are made; each of 100 clients receives 10,000 a second without loss. Second table:
+//! half of the events arrive within 5 ms, and 99 of a hundred within 20 ms.
 //!
 //! `--smoke` runs everything briefly; its numbers mean nothing.
 
@@ -53,7 +52,7 @@ struct Row {
     clients: u64,
     stuck: u64,
     filtered: u64,
-    /// Target of events a second that reach each client; 0 for none.
+    /// Target: number of events a second that reach each client; 0 if there is none.
     meant: u64,
 }
 
@@ -110,12 +109,12 @@ const LATENCIES: [Row; 3] = [
     Row::late(Way::Records, 1),
     Row::late(Way::Exits, 100),
 ];
-/// Fraction of the target that must reach a client, because a measurement is cut off at its ends.
+/// Fraction of the target that is sufficient, because the beginning and the end of a measurement are cut off.
 const ALL: f64 = 0.99;
 /// Limits of the median and the 99th percentile of the time to a client, in microseconds.
 const P50: u64 = 5_000;
 const P99: u64 = 20_000;
-/// Additional time that a row may take beyond that of its events.
+/// Maximum time that a row may take beyond the time in which its events are made.
 const PATIENCE: Duration = Duration::from_secs(60);
 const USAGE: &str = "usage: event_path [SECONDS|--smoke]";
 /// Filter that selects one event in ten.
@@ -335,7 +334,7 @@ impl Drop for Peer {
     }
 }
 
-/// Converts a number. Above `u32::MAX`, leaves out its lowest 20 bits.
+/// Converts a number to floating point. Ignores the lowest 20 bits of a number above `u32::MAX`.
 fn float(number: u64) -> f64 {
     u32::try_from(number).map_or_else(
         |_| f64::from(u32::try_from(number >> 20).unwrap_or(u32::MAX)) * f64::from(1 << 20),

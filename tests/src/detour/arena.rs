@@ -345,7 +345,7 @@ impl Arena {
             .cast()
     }
 
-    /// Makes this arena's per-CPU data that of the calling thread, which has no other use for GS.
+    /// Points the GS base of the calling thread to this arena's per-CPU data. The thread must not use GS otherwise.
     pub fn enter(&self) {
         const ARCH_SET_GS: libc::c_int = 0x1001;
         // SAFETY: nothing in this process refers to memory through GS but generated code.

@@ -89,7 +89,8 @@ impl State {
 }
 
 impl<'a> Bench<'a> {
-    /// Writes the bench's code into `arena`, and makes that arena's per-CPU data that of the calling thread.
+    /// Writes the bench's code into `arena`, and points the GS base of the calling thread to that arena's per-CPU
+    /// data.
     ///
     /// # Errors
     /// When the bench's code cannot be assembled.
@@ -187,7 +188,7 @@ impl<'a> Bench<'a> {
         a.assemble(self.code(LEAVE).0)
     }
 
-    /// Runs the code at `target` from `state` on, until it leaves through an exit.
+    /// Runs the code at `target`, beginning with `state`, until it leaves through an exit.
     pub fn run(&self, target: Gva, state: &State) -> Left {
         let word = |at: u64| self.arena.word(Gva(at));
         for (register, offset) in Gpr::ALL.into_iter().zip((0..).step_by(8)) {

@@ -20,7 +20,7 @@ const SIZES: usize = 4;
 const HALVES: usize = 2;
 /// Distance between loads in bytes. The fixup code is after all loads.
 const APART: u64 = 64;
-/// Distance between the arguments at the first faults of two successive loads, see [`Loads::call_at_faults`].
+/// Distance between the first arguments of two successive loads, see [`Loads::call_at_faults`].
 const CALLS_APART: usize = 64;
 /// Index of the first counter of calls.
 const COUNTERS: u64 = 700;

@@ -1,8 +1,7 @@
-//! Runs detours natively, in this process: in memory below 2 GiB, where 32 bits suffice for an address as in a
-//! kernel, and with a GS base of their own.
+//! Runs detours natively, in this process. Their memory is below 2 GiB, so that 32 bits suffice for an address as
+//! in a kernel, and they have a GS base of their own.
 //!
-//! - [`arena`]: the memory, with a function to be probed, a ring, instances, per-CPU data and a
-//!   stack in it.
+//! - [`arena`]: the memory, with a function to be probed, a ring, instances, per-CPU data and a stack in it.
 //! - [`mod@bench`]: runs a function with the registers and flags that a test sets, and returns their values
 //!   afterwards.
 //! - [`loads`]: code that loads from memory as a kernel's does.

@@ -1,6 +1,6 @@
 //! Signal handlers that do what a host does for detours: continue elsewhere after a known int3, and count a
-//! doorbell's rings. They also do what a guest's kernel does for its own loads: continue elsewhere after a
-//! fault of a known load, after calling a function if the test asks for that.
+//! doorbell's rings. They also do what a guest's kernel does for its own loads: continue elsewhere after a fault of
+//! a known load. If the test asks for it, they call a function before they continue.
 //!
 //! Everything the handlers access is an atomic in a static table, so they may run at any time, and nested.
 

@@ -5,8 +5,8 @@
 //! an int3, in an exception, or when KVM cannot continue. There are no interrupt controllers: nothing
 //! interrupts a run.
 //!
-//! Every exception goes through the bench's IDT to `out VECTOR, al`, on a separate stack. So does an int3 on hosts
-//! whose KVM does not report it to the program. Either way the program sees the same end.
+//! Every exception goes through the bench's IDT to `out VECTOR, al`, on a separate stack. An int3 does so only on
+//! hosts whose KVM does not report it to the program; the program sees the same end in both cases.
 
 use std::fmt;
 use std::time::Duration;
@@ -25,7 +25,7 @@ use super::system::{STUB, has_error_code, set_pat, set_registers, write_pages};
 use super::text::Text;
 use super::watchdog::Watchdog;
 
-/// Port that stops write to. The kernel's text never writes to it with an immediate port number.
+/// Port to which the planted stops write. The kernel's text never writes to it with an immediate port number.
 const STOP_PORT: u8 = 0xb7;
 /// `KVM_INTERNAL_ERROR_EMULATION` (include/uapi/linux/kvm.h).
 const SUBERROR_EMULATION: u32 = 1;
@@ -77,9 +77,8 @@ fn kvm(what: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> BenchError {
     move |error| BenchError::Kvm(what, error)
 }
 
-/// Returns the state without `XSTATE_BV`, for comparisons. The processor may clear a component's bit there at
-/// any time when the component is in its initial state (SDM vol. 1, 13.6), and KVM returns the values in any
-/// case.
+/// Returns the state without `XSTATE_BV`, for comparisons. While a component is in its initial state, the processor
+/// may clear its bit there at any time (SDM vol. 1, 13.6); KVM returns the component's values in both cases.
 fn values(mut state: [u32; 1024]) -> [u32; 1024] {
     const XSTATE_BV: usize = 128;
     state[XSTATE_BV] = 0;
@@ -424,8 +423,8 @@ impl Bench {
         }
     }
 
-    /// Lets KVM complete a port access. Otherwise KVM would skip the instruction that made it if the next run
-    /// begins there (KVM API, 5, the note on `KVM_EXIT_IO`).
+    /// Lets KVM complete a port access. Otherwise, if the next run begins at the instruction that made the access,
+    /// KVM would skip that instruction (KVM API, 5, the note on `KVM_EXIT_IO`).
     fn complete(&mut self) {
         self.vcpu.set_kvm_immediate_exit(1);
         // Returns EINTR.

@@ -22,11 +22,11 @@ const KEPT: usize = 50;
 /// Extent of a campaign.
 #[derive(Clone, Copy, Debug)]
 pub struct Extent {
-    /// Instructions are taken from one in this many functions, which are chosen at random.
+    /// One function in this many is chosen, at random; only its instructions are tried.
     pub one_in: u64,
     /// Number of instructions of each form, if there are as many.
     pub per_form: usize,
-    /// Number of further instructions, of any form: common forms are tried more.
+    /// Number of further instructions, of any form. Because of them, common forms are tried more often.
     pub more: usize,
     /// Number of states for each instruction.
     pub states: u64,
@@ -90,8 +90,8 @@ impl Sample {
     }
 }
 
-/// Returns the index at which to keep the item number `seen`, or `None` to drop it. Of all items seen, `size` are
-/// kept, each with the same probability. `kept` is the number kept so far.
+/// Returns the index at which to keep item number `seen`, or `None` to drop it. `kept` is the number of items kept
+/// so far. At the end, `size` of all items are kept, each with the same probability.
 fn place(kept: usize, size: usize, seen: u64, random: &mut Random) -> Option<usize> {
     if kept < size {
         return Some(kept);
@@ -107,7 +107,7 @@ pub struct Tally {
     pub sites: u64,
     /// Number of states tried, including those that could not be run.
     pub trials: u64,
-    /// Numbers of runs that had the same effect as in place, by mechanism.
+    /// Numbers of runs that had the same effect as the instruction in place, by mechanism.
     pub same: BTreeMap<Mechanism, u64>,
     /// Numbers of runs in place, by their end.
     pub ends: BTreeMap<String, u64>,

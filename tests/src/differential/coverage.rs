@@ -19,11 +19,11 @@ pub struct Coverage {
     pub emulated: u64,
     /// Executed as a copy that jumps back.
     pub boosted: u64,
-    /// Would be boosted or emulated, but are in the exception table: executed as a copy that traps, so that a fault
+    /// In the exception table: executed as a copy that traps, instead of being boosted or emulated, so that a fault
     /// is delivered to the kernel as if it had been raised at the instruction's own address.
     pub stepped: u64,
-    /// Instructions of these three kinds whose copies work only in high slots, because they refer, relative to RIP,
-    /// to addresses just above zero.
+    /// Number of instructions of these three kinds whose copies work only in high slots, because their RIP-relative
+    /// operands are at addresses just above zero.
     pub high: u64,
     /// Instructions whose copy does not work even in the last slot, if the region of slots is at one end of its
     /// window.
@@ -119,7 +119,7 @@ enum Reach {
 }
 
 impl Reach {
-    /// Returns in which slots the copies of `displaced` work. Builds them in the outermost slots.
+    /// Returns in which slots the copies of `displaced` work. To find out, builds copies in the outermost slots.
     fn of(displaced: &Displaced) -> Self {
         let works = |slot| {
             let in_reach = |code| !matches!(code, Err(RelocateError::OutOfReach { .. }));

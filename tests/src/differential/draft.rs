@@ -1,5 +1,5 @@
-//! A start state under construction: registers, bases and memory. They change until the instruction at hand is
-//! executable, or faults in one of the ways of [`Aim`].
+//! A start state under construction: registers, bases and memory. They are changed until the instruction can be
+//! executed, or faults as its [`Aim`] says.
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::regs::{Gpr, Regs};
@@ -73,7 +73,7 @@ pub(super) const GPRS: [Gpr; 16] = [
     Gpr::R15,
 ];
 
-/// Returns the general register that `name` is, or is a part of.
+/// Returns the general register `name`, or the one that `name` is a part of; `None` if it is no general register.
 pub(super) fn gpr(name: Register) -> Option<Gpr> {
     name.is_gpr()
         .then(|| GPRS.get(name.full_register().number()).copied())
@@ -229,7 +229,7 @@ impl Draft<'_> {
         }
     }
 
-    /// Writes `bytes` to memory from `at` on, without those whose addresses do not map the arena.
+    /// Writes `bytes` to memory from `at` on. Skips the bytes at addresses where the arena is not mapped.
     pub(super) fn patch(&mut self, at: u64, bytes: &[u8]) {
         let text = self.host.text.0.0..self.host.text.1.0;
         for (at, byte) in (0..).map(|n| at.wrapping_add(n)).zip(bytes) {
@@ -257,8 +257,8 @@ impl Draft<'_> {
         }
     }
 
-    /// If the instruction is a branch, sets the target if it is indirect, and records where execution may continue.
-    /// Returns the reason if the bench cannot run the instruction.
+    /// Prepares a branch: sets the target of an indirect one, and records where execution may continue. Has no
+    /// effect on other instructions. Returns the reason if the bench cannot run the instruction.
     pub(super) fn branch(&mut self) -> Result<(), &'static str> {
         let instruction = self.instruction;
         let (start, end) = self.host.text;

@@ -10,9 +10,8 @@
 //!  0x0020000  page tables
 //!  0x1000000  kernel text   where it is linked
 //! ```
-//! So any RIP-relative or absolute operand lies in the arena, and no page table ever changes. With a second root,
-//! those operands fault: it is the same except for the upper 2 GiB, where only text, slots and landing page are
-//! mapped.
+//! So any RIP-relative or absolute operand lies in the arena, and no page table ever changes. A second root makes
+//! those operands fault: it maps only text, slots and landing page in the upper 2 GiB, and is otherwise the same.
 
 use hvprobe_arch::Gpa;
 use hvprobe_arch::Gva;
@@ -70,7 +69,7 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    /// Writes a table with these entries; all others are empty. Returns its address.
+    /// Writes a table with `entries`; all other entries are empty. Returns its physical address.
     fn table(&mut self, entries: impl IntoIterator<Item = (u64, u64)>) -> Result<u64, OutOfRange> {
         let table = self.next;
         self.next += PAGE;
@@ -82,8 +81,8 @@ impl Builder<'_> {
         Ok(table)
     }
 
-    /// Writes tables of levels 3 to 1 that map `leaves` from `at` on, all in one 2 MiB piece. Returns the address
-    /// of the level-3 table.
+    /// Writes tables of levels 3 to 1 that map `leaves` from `at` on, all in one 2 MiB piece. Returns the physical
+    /// address of the level-3 table.
     fn chain(&mut self, at: u64, leaves: impl Iterator<Item = u64>) -> Result<u64, OutOfRange> {
         let leaves: Vec<_> = (at >> 12..).zip(leaves).collect();
         let level1 = self.table(leaves)?;
@@ -91,8 +90,8 @@ impl Builder<'_> {
         self.table([(at >> 30, level2 | TABLE)])
     }
 
-    /// Writes the tables of levels 3 to 1 for the upper 2 GiB. Where there is no text, `data` returns the entry
-    /// number `n` of a level-1 table. Returns the address of the level-3 table.
+    /// Writes the tables of levels 3 to 1 for the upper 2 GiB. For pages without text, `data` gets an index in a
+    /// level-1 table and returns the entry. Returns the physical address of the level-3 table.
     fn upper(&mut self, text: (u64, u64), data: impl Fn(u64) -> u64) -> Result<u64, OutOfRange> {
         let data_only = self.table((0..512).map(|n| (n, data(n))))?;
         let mut halves = Vec::new();

@@ -1,5 +1,5 @@
-//! Differential test of the instruction policy: compares the effect that a kernel's instructions have in place with
-//! the effect that they have through every mechanism.
+//! Differential test of the instruction policy: compares the effect of a kernel's instructions in place with their
+//! effect through every mechanism.
 //!
 //! ```text
 //!  text ──▶ campaign ──▶ state ─────▶ trial ─────────────────────────▶ bench

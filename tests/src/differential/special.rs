@@ -1,4 +1,4 @@
-//! Operands that particular instructions need to have an effect, or to do no harm to the bench.
+//! Operands for instructions that would otherwise have no effect, or harm the bench.
 
 use hvprobe_arch::regs::rflags;
 use iced_x86::{Mnemonic as M, OpKind, Register};
@@ -21,7 +21,8 @@ const POPPED: u64 = rflags::ARITHMETIC
     | rflags::AC
     | rflags::ID;
 
-/// Gives `draft` the operands that its instruction needs. Returns the reason if there are none.
+/// Gives `draft` the operands that its instruction needs. Returns the reason if the bench cannot run the
+/// instruction.
 pub(super) fn prepare(draft: &mut Draft<'_>) -> Result<(), &'static str> {
     let instruction = draft.instruction;
     let register = |operand| {

@@ -15,7 +15,7 @@ pub struct Start {
     pub fs_base: u64,
     /// The base of GS.
     pub gs_base: u64,
-    /// Whether operands whose address depends on no register are mapped.
+    /// Whether operands at fixed addresses (RIP-relative or absolute) are mapped.
     pub is_full: bool,
 }
 

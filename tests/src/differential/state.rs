@@ -1,8 +1,8 @@
 //! Start states with which an instruction is executable: registers, memory, and allowed targets.
 //!
 //! Invariant: a state is determined by the seed, the instruction's address and the number of the run, so a
-//! difference is reproduced from these three. With most states the instruction does its work; with the others
-//! it faults in one of the ways of `Aim`.
+//! difference is reproduced from these three. In most states the instruction completes; in the others it faults as
+//! its `Aim` says.
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::regs::{Regs, rflags};

@@ -112,7 +112,7 @@ impl Text {
         self.image.bytes_at(at, len).unwrap_or_default()
     }
 
-    /// Passes every probeable instruction to `each`, in the order of addresses. Returns what it leaves out.
+    /// Passes every probeable instruction to `each`, in the order of addresses. Returns the text that is left out.
     pub fn for_each(&self, each: impl FnMut(&Site)) -> Apart {
         self.for_each_in(|_| true, each)
     }

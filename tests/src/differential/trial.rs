@@ -278,7 +278,7 @@ fn copied(
 }
 
 /// Translates the end of a run as the host does after an exit: replaces an address inside the slot by that of the
-/// original code. Returns a difference if the address stands for nothing, and otherwise an empty text.
+/// original code. Returns a line of text if there is no such address, and an empty text otherwise.
 fn put_in_place(displaced: &Displaced, code: &SlotCode, left: &mut Left) -> String {
     let is_inside = |at: Gva| {
         at.offset_from(code.at())
@@ -372,7 +372,7 @@ fn first_difference<T: PartialEq>(a: &[T], b: &[T]) -> Option<usize> {
     a.iter().zip(b).position(|(a, b)| a != b)
 }
 
-/// Returns the registers with those parts cleared that are not determined.
+/// Returns the registers with all undetermined parts cleared.
 fn determined(mut regs: Regs, exactness: Exactness) -> Regs {
     match exactness {
         Exactness::Exact => {}

@@ -14,7 +14,7 @@ use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 /// just before `KVM_RUN` has no effect.
 const PERIOD: Duration = Duration::from_millis(250);
 
-/// Thread to interrupt and the deadline, and whether the deadline has passed.
+/// The thread to interrupt, its deadline, and whether the deadline has passed.
 #[derive(Debug, Default)]
 struct Watched {
     runner: Option<(libc::pthread_t, Instant)>,
@@ -59,7 +59,7 @@ impl Watchdog {
         }
     }
 
-    /// Runs `guest` on this thread and interrupts it after `limit`. Returns the result, and whether it was
+    /// Runs `guest` on this thread and interrupts it after `limit`. Returns its result, and whether it was
     /// interrupted.
     pub(super) fn watch<T>(&self, limit: Duration, guest: impl FnOnce() -> T) -> (T, bool) {
         // SAFETY: has no preconditions.

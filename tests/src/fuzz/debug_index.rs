@@ -17,7 +17,7 @@ const POINTS: [&str; 5] = [
     "other.c:3",
 ];
 
-/// Parses any bytes as an index, and looks points up in it if it belongs to the file of [`dwarf`].
+/// Parses any bytes as an index. If the index belongs to the file of [`dwarf`], looks up points in it.
 pub fn debug_index(data: &[u8]) -> bool {
     static BYTES: LazyLock<Vec<u8>> = LazyLock::new(dwarf::file);
     let file = DebugFile::parse(&BYTES).expect("a sound file");

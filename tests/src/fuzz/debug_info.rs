@@ -15,7 +15,7 @@ const POINTS: [&str; 8] = [
     "fs/test.c:14",
     "other.c:3",
 ];
-/// Maximum number of places of a point whose variables are looked up.
+/// Maximum number of places, for each point, whose variables are looked up.
 const PLACES: usize = 8;
 
 /// Returns the paths that are selected from each variable.
@@ -30,7 +30,7 @@ fn paths() -> [Vec<Step>; 4] {
     ]
 }
 
-/// Parses any bytes as a file with debug information, whatever kernel it claims to be of.
+/// Parses any bytes as a file with debug information. Takes the build id from the file itself.
 pub fn debug_info(data: &[u8]) -> bool {
     let Ok(file) = DebugFile::parse(data) else {
         return false;

@@ -5,9 +5,10 @@ use hvprobe_spec::definition::{parse, parse_file};
 use hvprobe_spec::fetch::read_filter;
 use hvprobe_spec::histogram::read_histogram;
 
-/// Checks that a definition that parses prints as one that parses to the same, and that an error has a position in
-/// the text and can be shown on a terminal. The same must hold for filters, for histograms, and for the histograms
-/// and errors of a file of definitions.
+/// Checks that a definition does not change when it is printed and parsed again. If it cannot be parsed, checks
+/// that the error has a position in the text and can be shown on a terminal. Checks the same for filters and
+/// histograms. If the text is a file of definitions, checks its histograms. Returns whether the text is a
+/// definition.
 pub fn definition(data: &[u8]) -> bool {
     let text = String::from_utf8_lossy(data);
     match read_filter(&text) {

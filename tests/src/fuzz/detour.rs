@@ -20,8 +20,9 @@ const DETOURS: u64 = 0xffff_ffff_8040_0000;
 /// Address of the kernel's loads.
 const LOADS: u64 = TEXT + 0x10_0000;
 
-/// Builds a detour for a probepoint in any bytes as a function. The first byte is the offset of the probepoint, the
-/// next two the wanted offset of the detour in its region. Then follow the code, and which memory the detour reads.
+/// Builds a detour for a probepoint in a function of arbitrary bytes. The first byte is the offset of the
+/// probepoint; the next two are the wanted offset of the detour in its region. Then follow the code, and the memory
+/// that the detour reads.
 pub fn detour(data: &[u8]) -> bool {
     let mut input = Input::new(data);
     let offset = u64::from(input.u8());
@@ -328,7 +329,7 @@ pub fn record(data: &[u8]) -> bool {
         let is_whole = rest.len() >= usize::from(header.cells) * CELL;
         assert_eq!(copy.is_ok(), is_whole || capture.stack_copy.is_none());
         if let Ok(Some(copy)) = copy {
-            // Words are aligned, so the copy has at most one of two that overlap.
+            // Words are aligned, so of two words that overlap, the copy has at most one.
             for at in [record.tsc, record.regs.rsp, record.regs.rdi, 0, u64::MAX].map(Gva) {
                 let next = copy.word(at.wrapping_add(4));
                 assert!(copy.word(at).is_none() || next.is_none(), "{at}");

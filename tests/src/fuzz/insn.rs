@@ -174,8 +174,9 @@ pub fn gate(data: &[u8]) -> bool {
     true
 }
 
-/// Checks that the boundaries found in any bytes are where one instruction ends and the next begins. Code is
-/// known not to return only if it decodes to the last byte. The first eight bytes are the address of the code.
+/// Checks that the boundaries found in any bytes are where one instruction ends and the next begins. Checks that
+/// [`insn::may_return`] returns `false` only for code that decodes to the last byte. The first eight bytes are the
+/// address of the code.
 pub fn boundary(data: &[u8]) -> bool {
     let mut input = Input::new(data);
     let start = Gva(input.u64());

@@ -7,8 +7,8 @@ use hvprobe_spec::language::{
 };
 use hvprobe_spec::{Hold, ParseError};
 
-/// Checks that an option that parses prints as text that parses to the same, and that an error points into the
-/// text. Returns whether the text parses as any option.
+/// Checks that an option does not change when it is printed and parsed again, and that an error has a position in
+/// the text. Returns whether the text parses as an option of any kind.
 pub fn language(data: &[u8]) -> bool {
     let typed = String::from_utf8_lossy(data);
     let captured = holds(&typed, capture, |what| match what {

@@ -92,9 +92,9 @@ fn unwind_rules() -> [(u64, [u8; 6]); 6] {
     })
 }
 
-/// Reads the modules of a guest with any changes of its memory, and walks a stack through them. One byte selects
-/// the age of the guest's kernel. Then follow the changes, each with two bytes of place, one of kind and eight of
-/// content, up to the place 0xffff; then the start of the walk, and the stack.
+/// Reads the modules of a guest after changes of its memory, and walks a stack through the modules. The first byte
+/// selects the age of the guest's kernel. Then follow the changes, each with two bytes of place, one of kind and
+/// eight of content; the place 0xffff ends them. Then follow the start of the walk, and the stack.
 pub fn modules(data: &[u8]) -> bool {
     let mut input = Input::new(data);
     let kernel = Kernel::of(AGES[usize::from(input.u8() & 1)]);

@@ -119,8 +119,8 @@ fn plain_walk(tables: &PageTables, mem: &Flat, at: Gva) -> Option<Gpa> {
     None
 }
 
-/// Maps the hidden region in any tables: this changes one entry that was empty, and nothing else outside the
-/// region. Unmapping restores that entry.
+/// Maps the hidden region in any tables. Checks that at most one entry outside the region changes, that this entry
+/// was empty before, and that unmapping restores it.
 pub fn hidden(data: &[u8]) -> bool {
     const PAGES: u64 = 3;
     const SPAN: u64 = 2 << 20;

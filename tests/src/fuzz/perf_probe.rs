@@ -7,8 +7,9 @@ use hvprobe_spec::point::Point;
 
 use super::definition::assert_shown;
 
-/// Checks that the parts of a probe that parses are in the text at the reported columns, that an error points into
-/// the text, and that no line of kprobe_events is taken for such a probe.
+/// Checks that the parts of a probe are in the text at the reported columns, that an error has a position in the
+/// text, and that no valid line of kprobe_events is taken for such a probe. Returns whether the text is a probe at
+/// a source point.
 pub fn perf_probe(data: &[u8]) -> bool {
     let text = String::from_utf8_lossy(data);
     match LineRange::parse(&text) {

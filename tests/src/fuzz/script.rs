@@ -6,8 +6,9 @@ use hvprobe_spec::script::{compile, read_script};
 
 use super::definition::assert_shown;
 
-/// Checks that a script that parses prints as one that parses to the same, and that it compiles to valid
-/// definitions and histograms or is refused with an error in its text. Returns whether it compiles.
+/// Checks that a script does not change when it is printed and parsed again, and that it compiles to valid
+/// definitions and histograms. If it cannot be parsed or compiled, checks that the error has a message and a
+/// position in the text. Returns whether it compiles.
 pub fn script(data: &[u8]) -> bool {
     let text = String::from_utf8_lossy(data);
     let script = match read_script(&text) {

@@ -1,4 +1,4 @@
-//! Patterns that a client searches the symbols for.
+//! Patterns with which a client searches the symbols.
 
 use hvprobe_arch::Gva;
 use hvprobe_linux::symbols::{RawSymbol, SymbolKind, Symbols};

@@ -9,8 +9,8 @@ use hvprobe_spec::shape::{Shape, ShapeKind};
 /// Maximum number of types that are queried, to limit the time.
 const MOST: usize = 64;
 
-/// Checks what must hold for types in `table`, at most [`MOST`] of them: as the types of the kernel `image`, and as
-/// types of a module that are added to those.
+/// Checks at most [`MOST`] types of `table`, first as types of the kernel `image`, which contains the table, and
+/// then as types of a module, which are added to the kernel's types.
 pub(super) fn check(image: &KernelImage, table: &[u8]) {
     let Ok(types) = image.types() else {
         return;
@@ -26,9 +26,10 @@ pub(super) fn check(image: &KernelImage, table: &[u8]) {
 }
 
 fn check_type(types: &Types, id: TypeId) {
-    /// Bound of a name. A name is cut at about one kilobyte, but parts of it that were begun are completed.
+    /// Maximum length of a name. A name is cut at about one kilobyte, but the parts that have been begun are
+    /// completed.
     const LONGEST_NAME: usize = 1 << 14;
-    /// Bound of a declaration, for the same reason.
+    /// Maximum length of a declaration. It exceeds the length at which a declaration is cut for the same reason.
     const LONGEST: usize = 1 << 20;
 
     assert!(types.name(id).len() <= LONGEST_NAME, "names are bounded");

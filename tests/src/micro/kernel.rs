@@ -1,8 +1,8 @@
 //! The micro-kernel: its layout, its code, and the file that boots it.
 //!
-//! It is booted and laid out like Linux: linked 16 MiB above `__START_KERNEL_map`, with page tables, an IDT whose
-//! #BP entry begins as `asm_exc_int3` does, the function at whose end the kernel's text is final
-//! (`rcu_end_inkernel_boot`), and ELF symbols. A test adds functions of its own, assembled with iced.
+//! It is booted and laid out like Linux: it is linked 16 MiB above `__START_KERNEL_map`, and has page tables, an
+//! IDT, and ELF symbols. The #BP entry of the IDT begins as `asm_exc_int3` does. At the end of the function
+//! `rcu_end_inkernel_boot`, the kernel's text is final. A test adds functions of its own, assembled with iced.
 //!
 //! ```text
 //!   0xffffffff81000000  page tables: PML4, PUD and PMD of the kernel, PUD and PMD of the identity map
@@ -34,7 +34,7 @@ const TEXT: u64 = 0x8000;
 /// Address of 4 KiB of zeroed memory in which the test's code leaves its results.
 pub const RESULTS: u64 = VIRT + DATA;
 /// Address of the level-2 page table whose entries map 2 MiB each from [`WINDOW`] on. The entries below the
-/// micro-kernel are empty, and so are those from number 17 on, counted from 0.
+/// micro-kernel are empty, as are entry 17 and all after it, counted from 0.
 pub const PMD: u64 = VIRT + 0x2000;
 /// First address mapped by [`PMD`].
 pub const WINDOW: u64 = 0xffff_ffff_8000_0000;
@@ -308,8 +308,8 @@ fn page_tables() -> Vec<u8> {
         .collect()
 }
 
-/// Returns interrupt gates (SDM vol. 3, 6.14.1) to these handlers on these stacks, with selector 0x10 of the
-/// loader's GDT.
+/// Returns interrupt gates (SDM vol. 3, 6.14.1) with selector 0x10 of the loader's GDT. Each of `gates` is the
+/// address of a handler and its entry of the interrupt stack table, or 0.
 fn idt(gates: &[(u64, u8)]) -> Vec<u8> {
     let mut table = vec![0; gates.len() * 16];
     for ((handler, stack), gate) in gates.iter().zip(table.chunks_exact_mut(16)) {

@@ -175,9 +175,9 @@ impl MicroKernel {
         a.hlt()
     }
 
-    /// Adds code that prepares for the handlers: it loads a GDT with a task state segment, whose first interrupt
-    /// stack the handlers may use, enables the local APIC, and masks the legacy interrupt controllers. Changes RAX
-    /// and RBX.
+    /// Adds code that prepares for the handlers: it loads a GDT with a task state segment, enables the local APIC,
+    /// and masks the legacy interrupt controllers. Handlers may use the segment's first interrupt stack. Changes
+    /// RAX and RBX.
     ///
     /// # Errors
     /// When the code cannot be assembled.

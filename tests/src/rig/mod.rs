@@ -40,10 +40,10 @@ fn guest_file(name: &str) -> PathBuf {
     cache.join("guest").join(name)
 }
 
-/// Returns a kernel command line that shortens the boot in an emulated machine by leaving out what no test is
-/// about. The kernel does not test its ciphers, and has no IPv6, no encrypted keys, no IMA and no netfilter hooks
-/// of AppArmor. It requests no module for TCP and registers no functions for BPF. On a machine with one CPU, it
-/// does not patch the lock prefixes in its text one by one. The mitigations of processor faults stay at their
+/// Returns a kernel command line that shortens the boot in an emulated machine by leaving out features that no test
+/// is about. The kernel does not test its ciphers, and has no IPv6, no encrypted keys, no IMA and no netfilter
+/// hooks of AppArmor. It requests no module for TCP and registers no functions for BPF. On a machine with one CPU,
+/// it does not patch the lock prefixes in its text one by one. The mitigations of processor faults stay at their
 /// defaults.
 #[must_use]
 pub fn mitigated() -> String {

@@ -31,7 +31,7 @@ pub struct Running {
     events: Option<Subscription>,
     seen: Vec<Event>,
     console: Terminal,
-    /// Lease of a guest that other tests use, too; `None` if the guest is this test's own.
+    /// Lease of a guest that other tests also use; `None` if the guest is this test's own.
     lease: Option<Lease>,
 }
 
@@ -75,9 +75,9 @@ impl Running {
         }
     }
 
-    /// Runs the command of `config`, in a guest that matches `config` and that the tests of this program share. The
-    /// probes of `config` are planted before the command starts. When the returned value is dropped, the guest must
-    /// be in the state in which it was taken, apart from probes that are still registered.
+    /// Runs the command of `config` in a shared guest that matches `config`. The probes of `config` are planted
+    /// before the command starts. When the returned value is dropped, the guest must be in the state in which it
+    /// was taken, apart from probes that are still registered.
     ///
     /// # Panics
     /// When no such guest is free and none can be booted, a probe is refused, or the command is too long for a
@@ -113,8 +113,8 @@ impl Running {
         );
     }
 
-    /// Ends the subscription to events. For a test that causes many events but waits for none, delivering them
-    /// would take most of the time.
+    /// Ends the subscription to events. Meant for tests that cause many events but wait for none: delivering the
+    /// events would take most of their time.
     pub fn hear_no_more(&mut self) {
         self.events = None;
     }
@@ -263,8 +263,8 @@ impl Running {
         offsets
     }
 
-    /// Waits until the command has ended, and also the guest unless it is shared. Ignores lost events. Returns how
-    /// the command ended, and the guest's output.
+    /// Waits until the command has ended and, if the guest is not shared, until the guest has ended. Ignores lost
+    /// events. Returns how the command ended, and the guest's output.
     ///
     /// # Panics
     /// When a shared guest ends.

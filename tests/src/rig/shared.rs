@@ -26,7 +26,7 @@ use crate::wait;
 const COMMANDS: &str = "commands";
 /// Line that [`COMMANDS`] prints when it is ready for the first command.
 const READY: &str = "hvprobe-guest: takes commands";
-/// Limit of the length of a typed line in bytes, a little less than what a terminal takes as one line
+/// Maximum length of a typed line in bytes. It is a little less than the longest line that a terminal takes
 /// (`N_TTY_BUF_SIZE`).
 const LONGEST: usize = 4000;
 
@@ -249,7 +249,7 @@ impl Guest {
     }
 }
 
-/// Quotes `command` for a shell, in one line whatever its words contain.
+/// Quotes `command` for a shell. The result is a single line, even if words contain newlines.
 fn quoted(command: &[String]) -> String {
     let mut line = String::new();
     for word in command {

@@ -1,4 +1,4 @@
-//! A guest's console as text, and waiting for what the guest prints there, with a deadline.
+//! A guest's console as text. A wait for text that the guest prints has a deadline.
 
 use std::mem;
 use std::path::{Path, PathBuf};

@@ -166,9 +166,9 @@ impl Before {
 }
 
 impl After {
-    /// Returns whether `other` left the same stack as this run: at and above `top`, the stack pointer before the
-    /// run, and in the words below it that this run pushed. `before` is the content of the stack before the run,
-    /// and `start` its address.
+    /// Returns whether `other` left the same stack as this run. Compares the words at and above `top`, the stack
+    /// pointer before the run, and the words below `top` that this run pushed. `before` is the content of the stack
+    /// before the run, and `start` its address.
     fn has_stack_of(&self, other: &Self, before: &[u8], start: Gva, top: u64) -> bool {
         (start.0..)
             .zip(self.stack.iter().zip(&other.stack).zip(before))

@@ -1,5 +1,5 @@
-//! Tests nested reads of memory: a fault during a read whose handler hits the probe itself, an interruption of a
-//! read that does the same, and the depth at which hits escape.
+//! Tests nested reads of memory: while a detour reads memory, the handler of a fault or of an interruption hits the
+//! probe itself. At a certain depth, hits escape.
 
 use super::edges::at_rdi;
 use super::interrupts::{Counts, Interrupts};
@@ -134,8 +134,8 @@ fn the_escape_is_taken_before_anything_is_done() {
 #[test]
 fn a_fault_whose_handler_runs_into_the_detour_ends_at_the_escape() {
     const CALLS: u64 = 20;
-    /// Records of each call: one of the call itself, and one of the hit at each of its two faults. The hits at the
-    /// faults of these nested hits escape.
+    /// Number of records of each call: one for the call itself, and one for the hit at each of its two faults. The
+    /// hits at the faults of these nested hits escape.
     const RECORDS: u64 = 1 + 2;
     const ESCAPES: u64 = 4;
     /// First argument of the calls that the fault handler makes. All arguments are addresses at which no memory is
@@ -269,7 +269,7 @@ fn a_fixup_that_is_probed_itself_ends_at_the_escape() {
 #[test]
 fn reads_nest_wherever_they_are_interrupted() {
     const WANTED: u64 = 500;
-    /// Size of the range of the arguments of calls outside the handler.
+    /// Length of the address range from which calls outside the handler take their arguments.
     const SOME: u64 = 4 * (ROW + 1) * PAGE;
     let arena = Arena::new().unwrap();
     let (kernel_half, process_end) = REAL_HALVES;
@@ -280,8 +280,8 @@ fn reads_nest_wherever_they_are_interrupted() {
     for _ in 0..2000 {
         world.put(first + random.below(SOME * 4), &[0]);
     }
-    // The handler's arguments begin before an absent page. They can go on after the last page, where all memory is
-    // zero.
+    // The handler's arguments begin before an absent page. They may continue after the last page, where all memory
+    // is zero.
     let others = world.page(5 * (ROW + 1) + ROW) - 0x400;
     assert!(others > first + SOME + 64);
     let behind = arena.pages().end;

@@ -56,8 +56,8 @@ pub(crate) struct Interrupts {
 }
 
 impl Interrupts {
-    /// Makes the current thread call `function` at each interruption, with `first` and then the numbers that
-    /// follow. [`Interrupts::inside`] counts the interruptions inside `code`.
+    /// Makes the current thread call `function` at each interruption. The argument is `first` in the first call,
+    /// and grows by one from call to call. [`Interrupts::inside`] counts the interruptions inside `code`.
     pub(crate) fn start(function: Function, first: u64, code: Range<u64>) -> io::Result<Self> {
         CALL.set(Some((function, first)));
         CODE.set((code.start, code.end));

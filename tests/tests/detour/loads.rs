@@ -1,5 +1,5 @@
-//! Tests detours that read memory. For any address they must find what a model finds, and all their other effects
-//! must be those of the displaced instructions in place.
+//! Tests detours that read memory. For any address they must read the same as a model, and have the same other
+//! effects as the displaced instructions in place.
 
 use super::compare::{After, Before, capture, condition, tsc};
 use super::world::{
@@ -211,8 +211,8 @@ impl Seen {
     }
 }
 
-/// Compares a detour that reads memory with the instructions that it displaces, and what it read with what the
-/// model finds.
+/// Compares a detour that reads memory with the instructions that it displaces, and its results with those of the
+/// model.
 fn compare(
     bench: &Bench<'_>,
     span: &Span,
@@ -348,7 +348,7 @@ fn compare(
         for (item, found) in items.iter().zip(&found) {
             seen.note(item, found);
         }
-        // Only the record's words may have changed, and of the marks only that of its first cell.
+        // Only the record's words and the mark of its first cell may have changed.
         for (cell, (before, after)) in (0..).zip(
             cells_before[at..at + layout.size()]
                 .chunks_mut(CELL)

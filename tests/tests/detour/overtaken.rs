@@ -194,7 +194,7 @@ fn overtake_everywhere(tagged: bool) {
 
     let tail = detour.tail();
     let entering = instructions(&arena, detour.at(), |it| it.ip() < tail.0);
-    // After the stubs comes the code that they share. What comes after the return in it is for a full ring.
+    // After the stubs comes the code that they share. Its part after the return instruction is for a full ring.
     let common = returns.stubs.wrapping_add(COUNT * u64::from(STUB));
     let leaving = instructions(&arena, common, |it| it.mnemonic() != Mnemonic::Ret);
     if !tagged {
@@ -245,6 +245,7 @@ fn overtake_everywhere(tagged: bool) {
         }
         assert!(stood > 20, "{stood} of {}", instructions.len());
     }
-    // A leaving call has two exchanges, because the reservation of a record is one, too. An entering call has one.
+    // A leaving call has two exchanges: one frees the instance, and one reserves the record. An entering call has
+    // one.
     assert_eq!(exchanges, [2, 1]);
 }

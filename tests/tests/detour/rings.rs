@@ -1,5 +1,5 @@
-//! Tests the ring under pressure: full, above its watermark, with several writers, and with a writer that another
-//! one interrupts on the same thread, as an NMI does.
+//! Tests the ring under pressure: full, above its watermark, with several writers, and with a writer that is
+//! interrupted by another one on the same thread, as by an NMI.
 
 use super::interrupts::{Counts, Function, Interrupts};
 use super::{argument, assemble, give_way, next, quiet};

@@ -1,5 +1,5 @@
-//! Stops a run at any instruction of generated code: an int3 there makes the run leave the bench, with the
-//! registers with which it can continue.
+//! Stops a run at any instruction of generated code: an int3 there makes the run leave the bench. The run can be
+//! continued with the registers that it had at the int3.
 
 use hvprobe_arch::Gva;
 use hvprobe_arch::trap::INT3;

@@ -1,5 +1,5 @@
-//! Tests that the reader finds the records after one whose writer has stopped at any instruction of the detour,
-//! whatever the values of registers and stack words are.
+//! Tests that the reader finds the records after an unfinished one. The writer of the unfinished record has stopped
+//! at any instruction of the detour. Registers and stack words look like marks of records.
 
 use super::{assemble, quiet};
 use hvprobe_arch::Gva;

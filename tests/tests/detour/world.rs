@@ -20,7 +20,7 @@ pub(crate) const ROW: u64 = 3;
 pub(crate) const REAL_HALVES: (Gva, Gva) = (Gva(0xffff_8000_0000_0000), Gva(0x7fff_ffff_f000));
 /// Nothing is mapped below this address (`mmap_min_addr`).
 const LOWEST: u64 = 0x1000;
-/// The vsyscall page, which is in the kernel's half, but which a process may have.
+/// The vsyscall page. It is in the kernel's half, but a process may have it mapped.
 const VSYSCALL: Range<u64> = 0xffff_ffff_ff60_0000..0xffff_ffff_ff60_1000;
 /// Last address of the kernel's half that may be read.
 const LAST: u64 = 0x2000_u64.wrapping_neg();
@@ -254,8 +254,8 @@ impl<'a> World<'a> {
     }
 }
 
-/// Returns pairs of a start of the kernel's half and an end of the processes' addresses. With them, the boundary is
-/// between the pages, before them, or after them.
+/// Returns pairs of a start of the kernel's half and an end of the processes' addresses. The boundary between the
+/// two is in the middle of the pages, before them, or after them.
 pub(crate) fn halves(arena: &Arena) -> [(Gva, Gva); 3] {
     let page = |number| arena.pages().start.wrapping_add(PAGE * number);
     [

@@ -16,8 +16,7 @@ const EDGES: [u64; 10] = [
 /// Maximum length of a mutation.
 const LONGEST: usize = 1 << 16;
 
-/// Random numbers: SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number
-/// generators").
+/// Random numbers: SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators").
 pub(crate) struct Random(u64);
 
 impl Random {
@@ -88,7 +87,7 @@ fn change(random: &mut Random, data: &mut Vec<u8>, inputs: &[Vec<u8>]) {
         6 => {
             data.drain(range);
         }
-        // Copies a piece of an input into `data`, where it is inserted or replaces as many bytes.
+        // Copies a piece of an input into `data`: inserts it, or replaces the same number of bytes.
         _ => {
             let other = &inputs[random.below(inputs.len())];
             let from = random.below(other.len().max(1));

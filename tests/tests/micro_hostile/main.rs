@@ -1,6 +1,6 @@
-//! Tests guests that attack the probes in them. Whatever such a guest does to our patches, to our hidden memory, or
-//! to its own tables and stacks, the host continues, the probes can be unregistered, and the machine can be
-//! stopped. Runs on any KVM.
+//! Tests guests that attack the probes in them: they change our patches, our hidden memory, and their own tables
+//! and stacks. The host must continue, and must be able to unregister the probes and to stop the machine. Runs on
+//! any KVM.
 
 mod region;
 mod tables;
@@ -339,7 +339,7 @@ fn probes_come_and_go_while_the_guest_rewrites_the_text_around_them() {
             a.mov(byte_ptr(rcx + 9), 0x90)?;
             a.test(r12d, 0x1f)?;
             a.jnz(not_now)?;
-            // Writes back the probepoint's first byte, whatever it is.
+            // Writes back the first byte that it reads at the probepoint.
             a.mov(al, byte_ptr(rcx + 5))?;
             a.mov(byte_ptr(rcx + 5), al)?;
             a.set_label(&mut not_now)?;

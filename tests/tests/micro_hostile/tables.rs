@@ -122,8 +122,8 @@ fn stacks_that_are_not_there_are_the_guests_own_trouble() {
 }
 
 /// Assembles code that copies the page tables that map the kernel, and loads the copy. The copy is in RAM, 8 MiB
-/// after the start of the kernel. Before it is loaded, code that `change` assembles may modify its last table, the
-/// one of 2 MiB pages, whose address is in RDI. Changes all registers except R12 to R15.
+/// after the start of the kernel. Before it is loaded, the code that `change` assembles may modify the copied table
+/// of 2 MiB pages, whose address is in RDI. Changes all registers except R12 to R15.
 fn other_tables(
     a: &mut CodeAssembler,
     change: impl FnOnce(&mut CodeAssembler) -> Asm<()>,

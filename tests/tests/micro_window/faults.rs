@@ -1,5 +1,5 @@
-//! Compares the state that a fault shows at an instruction in place with the state that it shows at the displaced
-//! one.
+//! Compares the state that a guest sees at a fault of an instruction in place with the state at the same fault of
+//! the displaced instruction.
 
 use hvprobe_hit::event::EventKind;
 use hvprobe_machine::{Event, Mechanism};

@@ -1,4 +1,4 @@
-//! Tests that a fault or an interrupt at a displaced instruction shows the guest the same as one at the instruction
+//! Tests that a guest sees a fault or an interrupt at a displaced instruction as it would see it at the instruction
 //! in place. Runs on any KVM.
 
 mod faults;

@@ -361,7 +361,7 @@ fn refuses_debug_information_of_other_kernels(at: &[&str], folder: &Path) {
             dwarf::BUILD_ID.to_vec(),
             format!("that of web's kernel {own}"),
         ),
-        // The file passes for that of the guest's kernel, which has no such function.
+        // This file has the build id of the guest's kernel, which has no such function.
         (bytes.unwrap(), "unknown symbol `vfs_test`".to_owned()),
     ] {
         fs::write(&file, dwarf::file_of(&build_id)).unwrap();
@@ -466,8 +466,8 @@ fn what_a_trace_plants_goes_with_it_when_it_ends_dies_or_does_not_run_for_long()
     traced.end();
 }
 
-/// Sets the host name of an emulated machine, and returns it. On another machine returns `None`, because that has a
-/// name of its own, which may be part of any word.
+/// Sets the host name of an emulated machine, and returns it. Returns `None` on a real machine, whose own name may
+/// be a part of any word.
 fn host_name() -> Option<String> {
     const NAME: &str = "tower-of-tests";
     let emulated = env::var("HVPROBE_RIG").is_ok_and(|rig| rig != "direct");

@@ -1,5 +1,5 @@
-//! Tests the accuracy of times in a stock guest. The durations of calls whose length the guest knows must be right
-//! with every mechanism at entry and return, and all events must be in one order.
+//! Tests the accuracy of times in a stock guest. With every mechanism at entry and return, the durations of calls
+//! must be those that the guest knows, and all events must be in one order.
 
 use std::arch::x86_64::_rdtsc;
 use std::collections::BTreeMap;
@@ -25,7 +25,7 @@ struct Ways {
     name: &'static str,
     /// Mechanism of the entry, and of the kprobe there; `None` for optimized.
     entry: Option<Mechanism>,
-    /// Whether the return takes an exit, too.
+    /// Whether the return takes an exit.
     trampoline: bool,
 }
 
@@ -53,8 +53,8 @@ const WAYS: [Ways; 4] = [
 ];
 
 impl Ways {
-    /// Returns a kprobe on [`CALLER`], and a kprobe and a return probe on [`FUNCTION`]. If those two take an exit
-    /// at the entry, the first takes none, and the other way round.
+    /// Returns a kprobe on [`CALLER`], and a kprobe and a return probe on [`FUNCTION`]. If the two on [`FUNCTION`]
+    /// take an exit at the entry, the one on [`CALLER`] takes none; otherwise it takes an exit.
     fn specs(&self) -> Vec<ProbeSpec> {
         let mut returns = ProbeSpec {
             mechanism: self.entry,
@@ -115,9 +115,9 @@ impl Counter {
     }
 }
 
-/// Duration of a call by each of the guest's clocks, and by the probes of the guest's own kernel (`slept`). Those
-/// measure from just before the function to the end of the sleep in it. Except for a few instructions that is the
-/// duration of the function, and it includes the time taken by a probe at the function's entry.
+/// Duration of a call as measured by each of the guest's clocks, and by the probes of the guest's own kernel
+/// (`slept`). These probes measure from just before the function to the end of the sleep in it. Except for a few
+/// instructions, that is the duration of the function, including the time taken by a probe at its entry.
 #[derive(Clone, Copy, Debug)]
 struct GuestTimes {
     clock: Duration,
@@ -190,7 +190,7 @@ fn check(
                 close += usize::from(off <= times.slept.mul_f64(0.05) + OFF);
             }
             // Skips calls during which the guest's clock was wrong, and those next to them. Their records may have
-            // no time, or be ordered among the records of the neighbouring call if another virtual CPU made those.
+            // no time, or may be ordered among the records of a neighbouring call on another virtual CPU.
             let around = &agreed[n.saturating_sub(1)..agreed.len().min(n + 2)];
             let (Some(longest), true) = (agreed[n], around.iter().all(Option::is_some)) else {
                 continue;

@@ -180,9 +180,9 @@ fn a_jump_and_the_guests_own_kprobe_never_meet() {
            done; \
          done"
     );
-    // Where an int3 cannot guard an instruction under a jump, a scan looks for tasks there. It would take stale
-    // words, in freed memory and on the stacks of ended tasks, for such tasks. So the guest clears freed memory
-    // and, until it reads a line, starts tasks that overwrite these stacks.
+    // Where an int3 cannot guard an instruction under a jump, a scan looks for tasks at that instruction. It would
+    // mistake stale words in freed memory and on the stacks of ended tasks for such tasks. So the guest clears
+    // freed memory and, until it reads a line, starts tasks that overwrite these stacks.
     let mut config = optimizing_guest(2, &["sh", "-c", &script]);
     config.cmdline += " init_on_free=1";
     let mut running = Running::boot(config);
@@ -193,9 +193,9 @@ fn a_jump_and_the_guests_own_kprobe_never_meet() {
     let spec = probe(&format!("p {SPANNED}+{offset}"));
     let count = |printed: &str, key| values(printed, key).len();
 
-    // Our probe is first. When the guest checks the text, our jump has become an int3, so the guest refuses its own
-    // kprobe. It would take a jump for an ordinary instruction. Shortly afterwards the jump is back, because the
-    // guest has registered nothing.
+    // Our probe is first. When the guest checks the text, our jump has become an int3, so that the guest refuses
+    // its own kprobe; it would take a jump for an ordinary instruction. Shortly afterwards the jump is back,
+    // because the guest has registered nothing.
     let id = running.register(spec.clone());
     assert_eq!(info(&machine, id).mechanism, Some(Mechanism::Optimized));
     machine.console_input(format!("{offset}\n").as_bytes());

@@ -1,6 +1,6 @@
 //! Compares how hvprobe and the guest's own kernel judge definitions, filters and histograms that others wrote.
-//! hvprobe must take what the kernel takes and refuse what it refuses, at the same column if the kernel points at
-//! one.
+//! hvprobe must accept what the kernel accepts, and refuse what it refuses. If the kernel reports a column, hvprobe
+//! must report the same one.
 //!
 //! `HVPROBE_CONFORMANCE` names a file of lines from the kernel's own tests and documentation, which
 //! `cargo lab conformance` makes. Without it, a few lines of our own are judged in the same way. Intended
@@ -26,7 +26,7 @@ use crate::verdicts::{self, Case, Exception, Kernel, Tally};
 /// Our own lines, each of the form `FILE TEXT`.
 const SAMPLE: &str = include_str!("conformance/sample.txt");
 
-/// Kind of a line, which follows from the tracefs file that the line is for.
+/// Kind of a line, determined by the tracefs file that the line is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Definition,

@@ -1,5 +1,5 @@
-//! Compares how hvprobe and the guest's own kernel judge definitions with fetch arguments. hvprobe must take what
-//! the kernel's `kprobe_events` takes, and refuse each syntax error with the kernel's words, at the kernel's
+//! Compares how hvprobe and the guest's own kernel judge definitions with fetch arguments. hvprobe must accept what
+//! the kernel's `kprobe_events` accepts, and refuse each syntax error with the kernel's words, at the kernel's
 //! column.
 //!
 //! Intended differences are listed in `exceptions`, with their reasons.

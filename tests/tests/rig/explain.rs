@@ -1,4 +1,4 @@
-//! Compares what `hvprobe explain` says of definitions with the probes in a guest with the same kernel.
+//! Compares the output of `hvprobe explain` for definitions with the probes in a guest that has the same kernel.
 
 use std::process::{Command, Stdio};
 

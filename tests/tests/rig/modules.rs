@@ -42,8 +42,8 @@ fn text_at(running: &Running, at: Gva) -> [u8; 32] {
     text
 }
 
-/// Returns the number of hits of probe `id` by the program that reads the statistics. The network stack reads them,
-/// too.
+/// Returns the number of hits of probe `id` by the program that reads the statistics. Leaves out hits by the
+/// network stack, which also reads them.
 fn by_cat(events: &[Event], id: ProbeId) -> usize {
     let by_cat = |event: &&Event| event.task.is_some_and(|task| task.comm() == "cat");
     let hits = events.iter().filter(|event| event.probe == id);

@@ -1,5 +1,5 @@
-//! Tests the oops messages of a stock guest for a fault at a probepoint, with each mechanism that runs a copy: they
-//! name the probed function, as if there were no probe.
+//! Tests that the oops messages of a stock guest for a fault at a probepoint name the probed function, as if there
+//! were no probe. Tries each mechanism that runs a copy.
 
 use hvprobe_arch::regs::Gpr;
 use hvprobe_machine::{EndReason, Mechanism, ProbeSpec};

@@ -143,7 +143,7 @@ fn follow_calls(forced: Option<Mechanism>, expected: usize) {
         "{untimed} of {}",
         events.len()
     );
-    // Both return probes report the same caller, whichever of them runs first.
+    // Both return probes report the same caller.
     callers.sort_unstable();
     callers.dedup();
     assert_eq!(callers.len(), 1, "{callers:x?}");
@@ -221,7 +221,7 @@ fn exits(machine: &Machine) -> u64 {
     runs
 }
 
-/// Returns every event that `stream` has received by now, and the number of lost ones.
+/// Returns every event that `stream` has received by now, and the number of lost events.
 fn take(machine: &Machine, stream: &mut Subscription) -> (Vec<Event>, u64) {
     assert!(machine.flush_events(), "events are not handed on");
     let (mut events, mut dropped) = (Vec::new(), 0);

@@ -1,4 +1,4 @@
-//! Tests that a guest that was paused reports no lockup and no stall afterwards.
+//! Tests that a guest reports no lockup and no stall after a pause.
 //!
 //! `HVPROBE_PAUSE_SECONDS` adds a pause of this length, of a guest with 4 GiB and 4 CPUs.
 

@@ -471,8 +471,8 @@ fn unregister_in_flight(optimize: bool) {
     running.wait_events(|events| of(events, entry).len() == BLOCKED);
     machine.unregister(&ids).expect("registered");
     assert_eq!(running.text("do_task_dead"), task_dead);
-    // Another return probe. Calls of its function that are in flight have frames of the removed probes, later ones
-    // have none.
+    // Registers another return probe. Calls of its function that are in flight have frames of the removed probes;
+    // later calls have none.
     let later = running.register(pipe_read("r"));
     machine.console_input(b"\n");
     running.wait_events(|events| of(events, entry).len() == BLOCKED + 3);

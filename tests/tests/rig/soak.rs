@@ -1,5 +1,4 @@
-//! Tests in a long run that the resources of probes are available again after the probes were unregistered, however
-//! many there were.
+//! Tests in a long run that unregistered probes release all their resources.
 //!
 //! `HVPROBE_SOAK_MINUTES` sets the duration; the guest has 8 GiB then (`cargo lab soak` gives the machine
 //! enough for that). `HVPROBE_SOAK_SEED` repeats a run.
@@ -92,8 +91,8 @@ impl Held {
             let number = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
             number.unwrap_or_else(|| panic!("no {name}"))
         };
-        // Measures private data by `VmData`. The resident anonymous memory would include the guest's memory, which
-        // is anonymous, too, and whose pages stay resident once the guest has touched them.
+        // Measures private data by `VmData`. The resident anonymous memory would include every page of the guest's
+        // memory that the guest has ever touched.
         Self {
             usage: machine.usage(),
             private: field("VmData:"),

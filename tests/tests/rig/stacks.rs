@@ -48,8 +48,8 @@ const COMPARED: [Compared; 4] = [
 
 /// Entry code of the timer interrupt. The frames after it in a stack belong to the interrupted code.
 const INTERRUPT: &str = "asm_sysvec_apic_timer_interrupt";
-/// Calls and page faults of `dd`, and a second for kernel threads. Runs once before the comparison, so that
-/// files are in the page cache.
+/// Calls and page faults of `dd`, and one second for kernel threads. Runs once before the comparison, so that files
+/// are in the page cache.
 const WORKLOAD: &str = "work() { for n in 1 2 3; do dd if=/dev/zero of=/dev/null bs=1 count=3 \
      2>/dev/null; done; sleep 1; }; work; ";
 

@@ -51,9 +51,9 @@ const BUSY: [&str; 13] = [
     "wake_up_new_task",
 ];
 
-/// Functions that every CPU enters most of the time, whatever it does: those that read the time, schedule tasks,
-/// handle interrupts and allocate memory. Probed only with jumps, because with exits at all their calls little else
-/// would run.
+/// Functions that every CPU enters very often under any load: they read the time, schedule tasks, handle interrupts
+/// and allocate memory. Probed only with jumps, because with exits at all their calls hardly anything else would
+/// run.
 const HOT: [&str; 17] = [
     "ktime_get",
     "update_process_times",
@@ -209,7 +209,7 @@ fn calls(printed: &str) -> HashMap<&'static str, i64> {
 }
 
 /// Makes random changes to the probes of a guest with `cpus` CPUs, and checks the counts after each stretch.
-/// Continues for `stretches` stretches, or for as long as `HVPROBE_STRESS_SECONDS` asks for if that is longer.
+/// Continues for `stretches` stretches, or for `HVPROBE_STRESS_SECONDS` seconds if that is longer.
 fn every_call_is_accounted_for(cpus: u32, stretches: u32, optimize: bool) {
     let seed = setting("HVPROBE_STRESS_SEED").unwrap_or(1);
     let least = Duration::from_secs(setting("HVPROBE_STRESS_SECONDS").unwrap_or(0));

@@ -97,8 +97,8 @@ fn jump_labels_are_rewritten_among_jumps() {
     }
 }
 
-/// Functions that copy to user memory, of which the kernel chooses one by the processor's features, and
-/// functions that store a word there.
+/// Functions that copy to user memory, and functions that store a word there. The kernel chooses one of the former
+/// by the processor's features.
 const TO_USER: [&str; 6] = [
     "copy_user_enhanced_fast_string",
     "copy_user_generic_string",

@@ -68,7 +68,8 @@ pub(crate) enum Verdict {
 }
 
 impl Case<'_> {
-    /// Returns our error's column, and the part of its words that is the kernel's.
+    /// Returns the column of our error, and the part of its message before the first `; `, which has the kernel's
+    /// words.
     pub(crate) fn our_error(&self) -> Option<(usize, &str)> {
         let error = self.ours.as_ref().err()?;
         let words = error.message.split("; ").next()?;
@@ -147,7 +148,7 @@ pub(crate) struct Verdicts {
     pub(crate) answers: Vec<Kernel>,
 }
 
-/// Boots a guest and asks its kernel about `lines`, each `FILE TEXT`.
+/// Boots a guest and asks its kernel about `lines`, each of the form `FILE TEXT`.
 pub(crate) fn ask(lines: &[String]) -> Verdicts {
     let script = format!(
         "cat > /tmp/lines <<'END'\n{}\nEND\n\

@@ -33,8 +33,8 @@ const NOWHERE: [u64; 12] = [
     0xffff_ffff_ffff_fffe,
 ];
 
-/// A cheap system call that no other program in the test guest makes on its own, or something to compare it
-/// with.
+/// A cheap system call that no other program in the test guest makes on its own, or something to compare such a
+/// call with.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Call {
     /// Not a system call: a byte written to [`IDLE_PORT`], which takes an exit and does nothing else.
@@ -44,17 +44,17 @@ pub(crate) enum Call {
     SchedGetPriorityMax,
     /// `getpgid` with the address of [`TEXT`] as its argument, which is not a valid id.
     Text,
-    /// `getpgid` of one address of [`NOWHERE`] after the other; errors are ignored.
+    /// `getpgid` of each address of [`NOWHERE`] in turn; errors are ignored.
     Nowhere,
-    /// Two calls, as by a program that does little else: reads a byte from `/dev/zero` and writes it to
-    /// `/dev/null`. One `vfs_read` and one `vfs_write`.
+    /// Reads a byte from `/dev/zero` and writes it to `/dev/null`: one `vfs_read` and one `vfs_write`. Stands for a
+    /// program that does little but system calls.
     Copy(Devices),
-    /// `epoll_wait` on an instance that watches another, and so on; the last one watches something that is
-    /// ready. The call goes deep, and takes the same path each time.
+    /// `epoll_wait` on the first instance of a chain in which each instance watches the next one. The last instance
+    /// watches a socket that is ready. The call goes deep, and takes the same path each time.
     EpollWait(&'static OwnedFd),
 }
 
-/// Open device files, for as long as the program runs.
+/// Device files that stay open as long as the program runs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Devices {
     zero: &'static File,
@@ -78,7 +78,7 @@ impl Devices {
     }
 }
 
-/// One more than the number of instances that may watch one another (`EP_MAX_NESTS` in fs/eventpoll.c).
+/// Number of instances in the longest chain that the kernel allows: one more than `EP_MAX_NESTS` in fs/eventpoll.c.
 const CHAIN: usize = 5;
 
 /// Creates a chain of epoll instances and returns the first one. The last one watches a socket that can always

@@ -1,6 +1,6 @@
 //! Child processes that run a function of this program.
 //!
-//! Children are started and waited for by calls that are not counted (`clone`, `wait4`).
+//! The calls that start children and wait for them (`clone`, `wait4`) are not counted.
 
 use std::io;
 
@@ -8,7 +8,7 @@ use libc::c_int;
 
 use crate::sys::{self, checked};
 
-/// A child that was not waited for yet. Dropping it kills it.
+/// A child that has not been waited for. Dropping it kills it.
 #[derive(Debug)]
 pub(crate) struct Child(c_int);
 

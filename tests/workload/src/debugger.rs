@@ -93,7 +93,7 @@ impl Debugger<'_> {
 
     fn read(&self, at: c_long) -> io::Result<c_long> {
         let mut word: c_long = 0;
-        // The system call itself, unlike the C library's function, stores what it read.
+        // Unlike the C library's function, the system call stores the word that it read.
         request(
             libc::PTRACE_PEEKTEXT,
             self.0.pid(),

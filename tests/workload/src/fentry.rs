@@ -15,9 +15,9 @@ use crate::calls::{self, Call};
 use crate::files;
 use crate::sys::checked;
 
-/// Makes `count` calls of getpgid three times: before a program is at the entry of `function`, while it is there,
-/// and after it is gone. Before the second time, prints `attached` and waits for a line on stdin. After it, prints
-/// `runs: N`, the number of runs of the program.
+/// Makes `count` calls of getpgid three times: before a program is attached to the entry of `function`, while it is
+/// attached, and after it is detached. Before the second time, prints `attached` and waits for a line on stdin.
+/// After the second time, prints `runs: N`, the number of runs of the program.
 pub(crate) fn run(function: &str, count: u64) -> Result<(), Box<dyn Error>> {
     files::write("/proc/sys/kernel/bpf_stats_enabled", "1")?;
     let types = fs::read("/sys/kernel/btf/vmlinux")?;
@@ -155,8 +155,8 @@ fn bpf<T>(command: c_int, attributes: &T) -> io::Result<OwnedFd> {
 mod tests {
     use super::*;
 
-    /// Builds BTF. Each type has a word for its name, a word for its kind and number of parts, and a number of
-    /// further bytes.
+    /// Builds BTF. Each type is given by the word for its name, the word for its kind and number of parts, and the
+    /// number of bytes after its three words.
     fn btf(types: &[(u32, u32, usize)], strings: &[u8]) -> Vec<u8> {
         let mut body = Vec::new();
         for (name, info, more) in types {

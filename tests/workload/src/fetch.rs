@@ -16,8 +16,8 @@ const TEXT: &[u8] = b"what the file says\0 and what is behind it in the file\n";
 
 /// Adds the definitions in `file` as kprobe events of the guest's kernel, `group` lines at a time, and makes the
 /// calls. Prints the kernel's trace lines (`K LINE`) and, for each definition that the kernel refuses, its line
-/// number (`R LINE`). Then makes the same calls again, once for each group in each of `rounds` rounds. Before each
-/// time it waits for a line on stdin, so that probes from outside can be planted.
+/// number (`R LINE`). Then makes the same calls once for each group in each of `rounds` rounds. Each time, first
+/// waits for a line on stdin, so that probes from outside can be planted.
 pub(crate) fn run(file: &str, group: usize, rounds: usize) -> Result<(), Box<dyn Error>> {
     let definitions = files::read(file)?;
     let definitions: Vec<&str> = definitions.lines().collect();

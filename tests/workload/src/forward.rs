@@ -23,8 +23,8 @@ fn connect(client: &TcpStream, to: &str) -> io::Result<()> {
     thread::scope(|scope| {
         let back = scope.spawn(|| pass(&server, client));
         pass(client, &server);
-        // Waits until the other direction has passed on all bytes, and their end. The result would only report a
-        // panic.
+        // Waits until all bytes of the other direction, and their end, have been passed on. The result could only
+        // report a panic.
         let _done = back.join();
     });
     Ok(())
@@ -32,7 +32,7 @@ fn connect(client: &TcpStream, to: &str) -> io::Result<()> {
 
 /// Copies bytes until there are no more, and then shuts down the write side of `to`.
 fn pass(mut from: &TcpStream, mut to: &TcpStream) {
-    // An error ends the copy, too.
+    // An error also ends the copy.
     let _ended = io::copy(&mut from, &mut to);
     let _ended = to.shutdown(Shutdown::Write);
 }

@@ -1,7 +1,7 @@
 //! Many threads that call `getpgid` at once, each pinned to a CPU.
 //!
-//! Every thread counts its own calls, and the total is computed after all have ended. So the printed number is
-//! exact, whenever the threads were stopped.
+//! Every thread counts its own calls, and the total is computed after all threads have ended. So the printed number
+//! is exact.
 
 use std::error::Error;
 use std::io;

@@ -1,10 +1,10 @@
 //! Keeps KVM's static keys unchanged while other machines come and go.
 //!
-//! KVM patches its own text when the first of certain things comes, and when the last of them goes: virtual
-//! machines, virtual CPUs without a local APIC, and virtual CPUs whose APIC is disabled. QEMU's TCG with several
-//! host threads sometimes continues to execute the int3 of such a patch after it is gone (seen with 7.2), and the
-//! emulated machine hangs. Two machines that stay until the end, one with and one without an interrupt controller
-//! of KVM's, keep all those counts above zero.
+//! KVM patches its own text when the first virtual machine is created and when the last one is destroyed. It does
+//! the same for virtual CPUs without a local APIC, and for virtual CPUs whose APIC is disabled. QEMU's TCG with
+//! several host threads sometimes continues to execute the int3 of such a patch after it is gone (seen with 7.2),
+//! and the emulated machine hangs. Two machines that stay until the end, one with and one without an interrupt
+//! controller of KVM's, keep the numbers of all three above zero.
 
 use std::error::Error;
 use std::ffi::{CStr, c_int, c_ulong};

@@ -1,8 +1,9 @@
 //! Kprobes and kretprobes of the guest itself, set through tracefs: int3s in guest text that are not hvprobe's.
 //!
-//! Jump optimization is switched off first unless it is asked for, because an optimized kprobe replaces its int3 by
-//! a jump. Even then, the kernel uses ftrace for a probe on a function's first instruction: give an offset inside
-//! the function to get an int3. A kretprobe has an int3 at the entry only if ftrace is not used there.
+//! Jump optimization is switched off first, except for [`Trigger::Optimized`], because an optimized kprobe replaces
+//! its int3 by a jump. Even then, the kernel uses ftrace for a probe on a function's first instruction: give an
+//! offset inside the function to get an int3. A kretprobe has an int3 at the entry only if ftrace is not used
+//! there.
 
 use std::error::Error;
 use std::fs::OpenOptions;
@@ -26,15 +27,15 @@ const GROUP: &str = "workload";
 pub(crate) enum Trigger {
     /// Reaching the instruction, by an int3.
     Entry,
-    /// Reaching the instruction, by a jump of the kernel instead of its int3.
+    /// Reaching the instruction, by the jump that replaces the kernel's int3.
     Optimized,
     /// The function's return.
     Return,
 }
 
 impl Trigger {
-    /// Returns the start of the event's definition. It sets `maxactive` for kretprobes: by default a kernel
-    /// that is not preemptible sees at most one call per CPU return.
+    /// Returns the start of the event's definition. It sets `maxactive` for kretprobes: by default, a kernel that
+    /// is not preemptible follows at most as many calls at a time as it has CPUs.
     fn kind(self) -> &'static str {
         match self {
             Self::Entry | Self::Optimized => "p",
@@ -99,8 +100,9 @@ impl OwnEvent {
         files::write(&path, if on { "1" } else { "0" })
     }
 
-    /// Waits until the kernel has optimized the enabled event, if it is to be optimized. The kernel does so some
-    /// time after the event was enabled, and reports it only in its list of kprobes.
+    /// Waits until the kernel has optimized the event, which must be enabled. Does nothing unless the trigger is
+    /// [`Trigger::Optimized`]. The kernel optimizes an event some time after it was enabled, and reports that only
+    /// in its list of kprobes.
     pub(crate) fn settle(&self) -> io::Result<()> {
         if self.trigger != Trigger::Optimized {
             return Ok(());

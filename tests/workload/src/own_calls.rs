@@ -40,9 +40,9 @@ impl OwnCalls {
     }
 }
 
-/// Computes durations from a trace. Lines are `COMM-TID [CPU] FLAGS SECONDS.MICROSECONDS: EVENT: (…)`, ordered
-/// by time. If the clocks of two processors differ, that may not be the order of events. So the first return of
-/// a thread is matched with its first entry, and so on.
+/// Computes durations from a trace. Lines are `COMM-TID [CPU] FLAGS SECONDS.MICROSECONDS: EVENT: (…)`, ordered by
+/// time. If the clocks of two processors differ, the events may have happened in another order. So the first return
+/// of a thread is matched with its first entry, and so on.
 fn durations(trace: &str) -> BTreeMap<i32, VecDeque<Duration>> {
     let times = |trigger: Trigger| {
         let mut times: BTreeMap<i32, Vec<Duration>> = BTreeMap::new();

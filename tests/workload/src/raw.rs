@@ -9,7 +9,7 @@ use libc::c_long;
 const BUFFER: usize = 1 << 16;
 
 /// Makes the call with this number. An argument is a number, or `buffer`, which stands for the address of zeroed
-/// memory that was not touched yet. Prints the result, or for an error its negated number.
+/// memory that was not touched yet. Prints the result; for an error, the negated error number.
 pub(crate) fn call(number: &str, arguments: &[&str]) -> Result<(), Box<dyn Error>> {
     let number: c_long = number.parse()?;
     let mut words = [0; 6];

@@ -1,9 +1,9 @@
 //! System calls without additions of the C library: each function here enters the kernel once, through the call
 //! it names.
 //!
-//! So the workload's counts are exact. They are also exact because the Rust runtime and busybox do not use the
-//! calls that are counted: they use `clock_nanosleep` for `nanosleep`, `clone` for `fork`, `newfstatat` or `statx`
-//! for `stat`, and `wait4` for `waitid`.
+//! So the workload's counts are exact. The Rust runtime and busybox do not add to them, because they do not use the
+//! calls that are counted: they use `clock_nanosleep` instead of `nanosleep`, `clone` instead of `fork`,
+//! `newfstatat` or `statx` instead of `stat`, and `wait4` instead of `waitid`.
 
 use std::arch::asm;
 use std::ffi::CStr;
@@ -281,7 +281,7 @@ pub(crate) fn write_port_string(port: u16, bytes: &[u8]) {
     }
 }
 
-/// Waits until everything written to `terminal` has left it.
+/// Waits until all bytes that were written to `terminal` have left it.
 pub(crate) fn drain(terminal: &impl AsFd) -> io::Result<()> {
     // SAFETY: takes a descriptor, which is open as long as it is borrowed.
     checked(unsafe { libc::tcdrain(terminal.as_fd().as_raw_fd()) }).map(drop)

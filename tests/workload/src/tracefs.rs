@@ -1,7 +1,8 @@
 //! Writes lines to files of the guest's tracefs (definitions of events, filters and triggers), and prints the
 //! kernel's answers.
 //!
-//! Each line is judged as if it were alone: the effect of a line that the kernel took is undone before the next.
+//! Each line is judged as if it were alone: the effect of a line that the kernel accepted is undone before the next
+//! line.
 
 use std::error::Error;
 use std::fmt::Write as _;
@@ -38,7 +39,7 @@ pub(crate) fn run(file: &str) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Writes `text` to the file `name`, undoes it if the kernel took it, and returns the kernel's answer.
+/// Writes `text` to the file `name`, and undoes it if the kernel accepted it. Returns the kernel's answer.
 fn answer(name: &str, text: &str) -> Result<String, Box<dyn Error>> {
     let path = format!("{TRACEFS}/{name}");
     if !Path::new(&path).exists() {
@@ -62,7 +63,7 @@ fn answer(name: &str, text: &str) -> Result<String, Box<dyn Error>> {
     })
 }
 
-/// Undoes a line that the kernel took, because it would affect the lines after it.
+/// Undoes the effect of a line that the kernel accepted, because it would affect the lines after it.
 fn take_back(path: &str) -> io::Result<()> {
     if path.ends_with("/filter") {
         return files::write(path, "0");

@@ -36,9 +36,9 @@ pub(crate) fn run(call: Call, count: u64) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Does the same as [`run`], with the guest's own probes at `place`: a symbol and fetch arguments, which
-/// `if FILTER` may follow. `probes` is `p`, `r`, or `pr` for both. `o` is a `p` whose int3 the kernel has replaced
-/// by a jump, and `s` a `p` that also records the stack.
+/// Does the same as [`run`], with the guest's own probes at `place`: a symbol and fetch arguments, optionally
+/// followed by `if FILTER`. `probes` has a letter for each probe: `p` for a kprobe, `r` for a kretprobe, `o` for a
+/// kprobe whose int3 the kernel has replaced by a jump, and `s` for a kprobe that also records the stack.
 pub(crate) fn run_probed(
     probes: &str,
     place: &str,

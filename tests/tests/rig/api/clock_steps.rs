@@ -1,4 +1,5 @@
-//! Tests a server whose wall clock is set while it runs: only the meaning of times changes.
+//! Tests a server whose wall clock is set while it runs. The only effect must be on the conversion of times to
+//! wall-clock times.
 
 use std::time::{Duration, Instant};
 
@@ -101,8 +102,7 @@ impl Reader {
         while begun.elapsed() < AFTER || !seen {
             assert!(begun.elapsed() < LONG, "no events are from after the step");
             let message = self.next().await;
-            // The last anchor counts. The server also sends another one after a reading of the clocks that took
-            // long.
+            // The last anchor counts: the server sends another one after a reading of the clocks that took long.
             anchor = message.anchor.or(anchor);
             events += message.events.len();
             // The first message made after the step carries the anchor that applies after it.

@@ -42,7 +42,7 @@ const CLIENTS: u64 = 16;
 const AT_A_TIME: usize = 8;
 /// Number of clients of a round.
 const ROUND: u64 = 16;
-/// Number of clients that run first, before the reference of used resources is taken.
+/// Number of clients that run before the used resources are measured for reference.
 const FIRST: u64 = 8;
 /// Time for which a session outlives its client.
 const TTL: Duration = Duration::from_secs(1);

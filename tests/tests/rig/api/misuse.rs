@@ -41,7 +41,7 @@ const LEFT_OUT: [&str; 6] = [
 ];
 /// Number of boots that are abandoned.
 const BOOTS: u64 = 10;
-/// Number of boots before the reference of used resources is taken.
+/// Number of boots before the used resources are measured for reference.
 const FIRST: u64 = 2;
 /// Maximum time in milliseconds until a boot is abandoned.
 const BOOT_LEFT_AFTER: u64 = 2000;
@@ -171,8 +171,8 @@ async fn nonsense_about_a_machine_leaves_its_guest_as_it_was() {
     server.stop().await;
 }
 
-/// Boots a machine called `name`, unless the abandoned boot has taken the name. Waits until the machine of that
-/// name, whichever it is, is listed.
+/// Boots a machine called `name`, unless the abandoned boot has taken the name. Waits until a machine of that name
+/// is listed.
 async fn listed(client: &mut Client, name: &str) {
     let mut again = request(OBEDIENT, &[]);
     again.name = name.to_owned();

@@ -1,4 +1,4 @@
-//! Tests sessions of clients: what belongs to a session, and what happens to that when the session ends.
+//! Tests sessions of clients: ownership of probes and pauses, and the end of sessions.
 
 use std::time::Duration;
 
@@ -279,7 +279,7 @@ async fn pauses_end_with_the_last_who_wanted_them_and_things_can_be_taken_over()
     };
     client.machines.resume(request).await.unwrap();
 
-    // The probes of a session that is kept stay for a session that takes them over.
+    // If a session is to be kept, its probes remain after its end for a session that takes them over.
     let keep = OpenSession {
         keep: true,
         ..named("keeps")
@@ -335,7 +335,7 @@ async fn a_decider_that_is_frozen_costs_the_guest_few_deadlines() {
             .expect("an end")
         {
             Ok(Some(message)) => {
-                // The first message carries the anchor, whatever else it carries.
+                // The first message has the anchor in addition to its other content.
                 anchor = message.anchor.or(anchor);
                 if let Some(decide_response::What::Question(question)) = message.what {
                     put += 1;

@@ -28,8 +28,8 @@ impl Used {
         }
     }
 
-    /// Waits until the use is at most the permitted growth above `self`. It falls by itself, because idle threads
-    /// end after a while.
+    /// Waits until the use exceeds `self` by at most the permitted growth. The use falls by itself, because idle
+    /// threads end after a while.
     pub(crate) async fn come_back(self) {
         let since = Instant::now();
         let mut now = Self::now();
@@ -42,7 +42,7 @@ impl Used {
     }
 }
 
-/// Returns the bytes in use of the heap, of all threads together.
+/// Returns the number of bytes in use on the heap, for all threads together.
 fn heap() -> usize {
     // SAFETY: it only reads the allocator's own counters, and takes its locks for that.
     let info = unsafe { libc::mallinfo2() };

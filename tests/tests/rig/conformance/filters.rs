@@ -19,8 +19,8 @@ fn same_words(case: &Case<'_>, wanted: impl Fn(usize) -> usize) -> bool {
     }
 }
 
-/// Returns whether both errors have the same words, and differ in what they point at: the kernel's at the opening
-/// sign, one of `signs`, and ours at the place where the closing sign is missing.
+/// Returns whether both errors have the same words but point at different places: the kernel's at the opening sign,
+/// one of `signs`, and ours at the place where the closing sign is missing.
 fn opened_at(case: &Case<'_>, signs: &[char]) -> bool {
     let Some((text, column, said)) = case.pointed_at() else {
         return false;

@@ -7,8 +7,8 @@ const NAMES: (u32, u32) = (6, 6);
 /// First version with casts, `$current`, per-CPU variables and long expressions.
 const CASTS: (u32, u32) = (7, 3);
 
-/// Returns whether the kernel is older than `since`, and reports `words` at a text that begins with one of
-/// `beginnings`, where we have no error yet.
+/// Returns whether the kernel is older than `since` and reports `words` at a text that begins with one of
+/// `beginnings`. We must have no error before that text.
 fn is_newer(case: &Case<'_>, since: (u32, u32), words: &str, beginnings: &[&str]) -> bool {
     case.pointed_at().is_some_and(|(text, column, said)| {
         case.version < since
@@ -31,7 +31,7 @@ fn taken(case: &Case<'_>, wanted: &str) -> bool {
     case.kernel == Kernel::Accepts && case.our_error().is_some_and(|(_, words)| words == wanted)
 }
 
-/// Returns the part before `column` of the argument at `column`.
+/// Returns the part of the argument at `column` that is before `column`.
 fn argument_before(text: &str, column: usize) -> &str {
     let before = &text[..column];
     &before[before.rfind(' ').map_or(0, |at| at + 1)..]

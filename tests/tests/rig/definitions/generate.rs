@@ -122,7 +122,7 @@ fn argument(random: &mut Random, returns: bool) -> String {
     expression + &ty
 }
 
-/// Texts that a change inserts.
+/// Texts that [`changed`] inserts into an argument, or puts in place of a character.
 const PIECES: [&str; 38] = [
     "%",
     "$",

@@ -1,6 +1,6 @@
 //! Compares the values of fetch arguments with those that the guest's own kernel fetches for the same definition.
-//! The guest makes the same call for the kernel and for hvprobe. Our values are read in detours, where possible,
-//! and by the host.
+//! The guest makes the same call for the kernel and for hvprobe. hvprobe reads each value twice: in a detour, where
+//! possible, and in the host.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -178,7 +178,7 @@ fn unquoted(printed: &str, quote: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Returns what the kernel printed after `NAME: (PLACE)` for each definition, by the definition's number.
+/// Returns the text that the kernel printed after `NAME: (PLACE)` for each definition, by the definition's number.
 fn traced(printed: &str) -> BTreeMap<usize, String> {
     let mut found = BTreeMap::new();
     for line in printed.lines().filter_map(|line| line.strip_prefix("K ")) {
@@ -287,8 +287,8 @@ fn is_behind(text: &str, stack: u64) -> bool {
     stack_words(text).any(|word| (stack + 8 * word) / STACK != stack / STACK)
 }
 
-/// Returns whether the values of a definition are compared with the kernel's. They are not if an argument stands
-/// for all arguments of the function, or is an array of texts, which we refuse.
+/// Returns whether the values of a definition are compared with the kernel's. They are not compared if an argument
+/// stands for all arguments of the function, or is an array of texts, which we refuse.
 fn is_comparable(definition: &Definition) -> bool {
     definition.arguments.iter().all(|it| {
         let text_array = it.ty.as_ref().is_some_and(|ty| {

@@ -16,8 +16,8 @@ use crate::sys;
 
 const STATUS: c_int = 3;
 
-/// Plays `rounds` rounds of a process with `threads` threads besides its first one. Prints the number of tasks
-/// that died in `get_signal`, of those that called `exit_group`, and of reads begun on pipes.
+/// Runs `rounds` rounds of a process with `threads` threads besides its first one. Prints the number of tasks that
+/// died in `get_signal`, of tasks that called `exit_group`, and of reads that were begun on pipes.
 pub(crate) fn run(rounds: u64, threads: usize) -> Result<(), Box<dyn Error>> {
     if threads == 0 {
         return Err("a process to die needs a thread beside its first".into());
@@ -100,7 +100,7 @@ fn wait_asleep(child: &Child, tasks: usize) -> io::Result<()> {
     }
 }
 
-/// Returns the state in a line of `/proc/PID/stat`. The name before it may contain anything.
+/// Returns the state in a line of `/proc/PID/stat`. The name before the state may contain any characters.
 fn state(stat: &str) -> Option<char> {
     stat.rsplit_once(") ")?.1.chars().next()
 }

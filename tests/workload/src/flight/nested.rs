@@ -1,15 +1,15 @@
 //! A kernel function that calls itself: `ep_loop_check_proc`.
 //!
 //! When an epoll instance is to watch another one, the kernel follows the chain of instances that the other one
-//! watches already, one recursion for each (`fs/eventpoll.c`, `ep_loop_check`). It allows chains of five in
-//! all.
+//! already watches, one recursion for each (`fs/eventpoll.c`, `ep_loop_check`). It allows at most five instances in
+//! a chain.
 
 use std::error::Error;
 use std::os::fd::{AsFd, OwnedFd};
 
 use crate::sys;
 
-/// Length of the longest chain in front of which another instance may be put.
+/// Number of instances in the longest chain in front of which another instance may be put.
 const LONGEST: usize = 4;
 
 /// Builds a chain of `depth` instances, and puts another instance in front of it `count` times. Prints how often

@@ -1,4 +1,4 @@
-//! Threads that sleep in `nanosleep` while another moves them from CPU to CPU.
+//! Threads that sleep in `nanosleep` while another thread moves them from CPU to CPU.
 //!
 //! `__x64_sys_nanosleep` and `hrtimer_nanosleep` are entered once per sleep, and most of these
 //! sleeps end on another CPU than they began on.
@@ -34,12 +34,12 @@ pub(crate) fn run(threads: usize, count: u64) -> Result<(), Box<dyn Error>> {
 /// the order of its thread's naps, prints `nap: THREAD NS PIT SLEPT NS PIT SLEPT`.
 ///
 /// `NS` is a duration by the kernel's monotonic clock, and `PIT` one by the interval timer. `PIT` is no less than
-/// the time that the kernel's function took, because it includes the ways into and out of that function. `SLEPT` is
-/// what the kernel's own probes measured, from just before that function to the end of the sleep in it.
+/// the time that the kernel's function took, because it includes the time before and after that function. `SLEPT`
+/// is the time that the kernel's own probes measured, from just before that function to the end of the sleep in it.
 ///
-/// The threads have a real-time priority, so no other thread takes the processor from one that woke. Otherwise
+/// The threads have a real-time priority, so no other thread takes the processor from a thread that woke. Otherwise
 /// these durations could not be compared: kernels that can be preempted anywhere (7.0 and later, by default) would
-/// let another thread run on the way out.
+/// let another thread run on the way out of the function.
 ///
 /// The clock alone cannot be trusted. Where the host's counter is unstable, KVM stops the guest's counter while a
 /// virtual CPU waits for a processor. The clock, which is derived from the guest's counter, stops too, and stands
@@ -102,8 +102,8 @@ fn timed_naps(
     Ok(naps.into_iter().flatten().collect())
 }
 
-/// Runs `work` in `threads` threads, each with its number, while they are moved from CPU to CPU. Returns the
-/// results, and the number of moves.
+/// Runs `work` in `threads` threads, with the number of each as its argument, while they are moved from CPU to CPU.
+/// Returns the results, and the number of moves.
 fn moved<T: Send>(
     threads: usize,
     work: impl Fn(u64) -> io::Result<T> + Sync,

@@ -3,9 +3,9 @@
 //! ```text
 //!   parked ──start──► running ──settle──► parked ──end──► gone
 //! ```
-//! A start begins a new round. Every worker runs each round once and then adds one to `parked`, however late it
-//! notices the round: no round begins before all workers are parked. Nothing spins: all wait on a futex in
-//! memory that processes share.
+//! A start begins a new round. Every worker runs each round once and then adds one to `parked`. No worker misses a
+//! round, because a round begins only when all workers are parked. Nothing spins: all wait on a futex in memory
+//! that processes share.
 
 use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -31,8 +31,8 @@ pub(crate) struct Gate {
 unsafe impl Shareable for Gate {}
 
 impl Gate {
-    /// Runs a worker: calls `step` as often as each round asks for, until the end. A failing step ends the
-    /// worker.
+    /// Runs a worker: in each round until the end, calls `step` as often as the round asks for. A failing step ends
+    /// the worker.
     pub(crate) fn work(&self, mut step: impl FnMut() -> io::Result<()>) -> io::Result<()> {
         let mut last = 0;
         loop {

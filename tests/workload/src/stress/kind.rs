@@ -72,8 +72,8 @@ pub(crate) enum Habit {
     Moves,
 }
 
-/// A worker, with everything that its calls need. All that is created once, so that a step makes calls of these
-/// kinds only.
+/// A worker, with the resources that its calls need. These are created once, so that a step makes only calls of the
+/// kinds in [`Kind`].
 #[derive(Debug)]
 pub(crate) struct Worker<'a> {
     counts: &'a Counts,
@@ -177,7 +177,7 @@ impl<'a> Worker<'a> {
     }
 }
 
-/// Creates a file reached through several symbolic links, so that its look-up takes many steps.
+/// Creates a file reached through several symbolic links, so that its look-up takes many steps. Returns its path.
 pub(crate) fn winding_path(folder: &Path) -> io::Result<CString> {
     std::fs::create_dir_all(folder.join("deep/er"))?;
     std::fs::write(folder.join("deep/er/file"), "")?;
@@ -198,7 +198,7 @@ pub(crate) fn winding_path(folder: &Path) -> io::Result<CString> {
 
 const PAGE: usize = 4096;
 
-/// Private memory of one page, which grows to up to eight at times.
+/// Private memory of one page, which sometimes grows to at most eight pages.
 #[derive(Debug)]
 struct Region {
     start: *mut libc::c_void,

@@ -1,8 +1,8 @@
 //! Threads and processes on all CPUs that make a random mix of calls, counted by kind.
 //!
 //! While the workers are parked, the counters are exact and complete: every call that began has ended and is
-//! counted. Half of the workers are threads of one process, half are processes; every second one of each moves
-//! between the CPUs.
+//! counted. Half of the workers are threads of one process, half are processes; in each half, every second worker
+//! moves between the CPUs.
 
 mod gate;
 mod kind;
