@@ -1,7 +1,6 @@
 //! `hvprobe doctor`: reports the abilities of a host, on the terminal or, for a bug report, in a file.
 
 mod init;
-mod kernels;
 mod private;
 mod report;
 mod smoke;
@@ -15,6 +14,7 @@ use anyhow::Context as _;
 use hvprobe_proto::v1::{CatchMode, Machine, ReportRequest, ReportResponse, Verdict};
 
 use crate::client::{Client, InProcess};
+use crate::definitions::kernels;
 use crate::failure::{DONE, FAILED, Refused, answered};
 use crate::options::command_line::Doctor;
 use crate::options::server::{ServerAt, SocketAt};
@@ -59,12 +59,12 @@ async fn write_report(
     File::create(file).with_context(describe)?;
     let host = ask(client).await?;
     let chosen = match kernel {
-        Some(kernel) => Ok(std::path::absolute(kernel)?),
-        None => kernels::newest(Path::new(kernels::BOOT)),
+        Some(kernel) => Ok(std::path::absolute(kernels::named(kernel)?)?),
+        None => kernels::newest(),
     };
     let smoke = match chosen {
         _ if !host.guests_can_run => Smoke::NotTried("guests cannot run here".to_owned()),
-        Err(why) => Smoke::NotTried(why),
+        Err(why) => Smoke::NotTried(format!("{why:#}")),
         Ok(kernel) => {
             let what = format!("trying {}", kernel.display());
             let _progress = Progress::begin(what, false);

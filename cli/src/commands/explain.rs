@@ -14,7 +14,7 @@ use crate::options::explain::Explain;
 use crate::output::{self, explained, json};
 
 pub(crate) fn run(args: Explain) -> anyhow::Result<ExitCode> {
-    let path = cache::kernel(args.kernel)?;
+    let path = cache::kernel(args.kernel.as_deref())?;
     let (definitions, _) =
         perf_probe::of_kernel(&args.debug, args.definitions, || Ok(path.clone()))?;
     let (probes, histograms) =

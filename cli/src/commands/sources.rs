@@ -37,7 +37,7 @@ async fn asked(files: Files, on: &OnMachine) -> anyhow::Result<Asked> {
     }
     let file = match files.debug_info {
         Some(file) if !on.is_said() => {
-            let kernel = open_kernel(&cache::kernel(files.kernel)?)?;
+            let kernel = open_kernel(&cache::kernel(files.kernel.as_deref())?)?;
             return Ok(Asked::File(Box::new(debug_info::open(&kernel, &file)?)));
         }
         file => file,

@@ -5,11 +5,16 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 
-/// Returns the kernel that was `given`, or the one of the guest that `cargo lab setup` fetched.
-pub(crate) fn kernel(given: Option<PathBuf>) -> anyhow::Result<PathBuf> {
-    given.or_else(|| cached("kernel")).context(
-        "there is no guest kernel yet: run `cargo lab setup` to fetch one, or give --kernel",
-    )
+use super::kernels;
+
+/// Returns the kernel whose name was `given`, or the one of the guest that `cargo lab setup` fetched.
+pub(crate) fn kernel(given: Option<&Path>) -> anyhow::Result<PathBuf> {
+    match given {
+        Some(name) => kernels::named(name),
+        None => cached("kernel").context(
+            "there is no guest kernel yet: run `cargo lab setup` to fetch one, or give --kernel",
+        ),
+    }
 }
 
 /// Returns the file `name` of the guest that `cargo lab setup` fetched, if it exists.

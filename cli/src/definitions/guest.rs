@@ -33,11 +33,10 @@ pub(crate) fn request(
     guest: Guest,
     hold: &HoldArgs,
 ) -> anyhow::Result<Requested> {
-    let given = guest.kernel.clone();
-    let (definitions, lines) =
-        perf_probe::of_kernel(&guest.debug, guest.probes, || kernel(given.clone()))?;
+    let kernel = || kernel(guest.kernel.as_deref());
+    let (definitions, lines) = perf_probe::of_kernel(&guest.debug, guest.probes, kernel)?;
     let (probes, histograms) = probes::specs(&definitions, &guest.events, false, &guest.hit, hold)?;
-    let kernel = kernel(guest.kernel)?;
+    let kernel = kernel()?;
     let initrd = guest.initrd.or_else(|| cached("initrd.cpio"));
     let request = BootRequest {
         name: name.unwrap_or_default(),

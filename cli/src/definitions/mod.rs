@@ -5,5 +5,6 @@ pub(crate) mod cache;
 pub(crate) mod debug_info;
 pub(crate) mod events_file;
 pub(crate) mod guest;
+pub(crate) mod kernels;
 pub(crate) mod perf_probe;
 pub(crate) mod probes;

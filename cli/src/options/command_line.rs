@@ -133,7 +133,7 @@ Example:
 /// What to unpack.
 #[derive(Debug, Args)]
 pub(crate) struct Unpack {
-    /// bzImage packed with gzip, lz4, xz or zstd
+    /// bzImage packed with gzip, lz4, xz or zstd, or a name of a kernel as for `hvprobe run --kernel`
     pub(crate) kernel: PathBuf,
     /// File to write
     pub(crate) vmlinux: PathBuf,
@@ -458,8 +458,8 @@ pub(crate) struct Doctor {
           conflicts_with_all = ["socket", "connect", "json"])]
     pub(crate) report: Option<PathBuf>,
 
-    /// Kernel for the report's guest [default: the newest readable one in /boot]
-    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "report")]
+    /// Kernel for the report's guest, as for `hvprobe run --kernel` [default: latest]
+    #[arg(short, long, value_name = "KERNEL", value_hint = ValueHint::AnyPath, requires = "report")]
     pub(crate) kernel: Option<PathBuf>,
 }
 

@@ -18,8 +18,9 @@ Examples:
   hvprobe explain 'p vfs_read' 'r do_sys_openat2 name=+0(filename):ustring'
   hvprobe explain --kernel vmlinuz --post 'p vfs_read+0x1b'")]
 pub(crate) struct Explain {
-    /// Kernel image, bzImage or ELF vmlinux [default: the one `cargo lab setup` fetched]
-    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    /// Kernel: `latest` or a VERSION of those installed here, `host` for the running one, a kernel's build tree, or
+    /// an image, bzImage or ELF vmlinux [default: the one `cargo lab setup` fetched]
+    #[arg(short, long, value_name = "KERNEL", value_hint = ValueHint::AnyPath)]
     pub(crate) kernel: Option<PathBuf>,
 
     /// Definitions, as for `hvprobe run -p`

@@ -12,8 +12,9 @@ use super::size::Size;
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Guest")]
 pub(crate) struct Guest {
-    /// Kernel image, bzImage or ELF vmlinux [default: the one `cargo lab setup` fetched]
-    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    /// Kernel: `latest` or a VERSION of those installed here, `host` for the running one, a kernel's build tree, or
+    /// an image, bzImage or ELF vmlinux [default: the one `cargo lab setup` fetched]
+    #[arg(short, long, value_name = "KERNEL", value_hint = ValueHint::AnyPath)]
     pub(crate) kernel: Option<PathBuf>,
 
     /// Initial ramdisk [default: the one `cargo lab setup` built, if there is one]

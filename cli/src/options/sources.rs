@@ -9,8 +9,9 @@ use super::server::OnMachine;
 /// The files to look into, instead of asking a server.
 #[derive(Debug, Args)]
 pub(crate) struct Files {
-    /// Kernel image, bzImage or ELF vmlinux [default: the one `cargo lab setup` fetched]
-    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "debug_info",
+    /// Kernel: `latest` or a VERSION of those installed here, `host` for the running one, a kernel's build tree, or
+    /// an image, bzImage or ELF vmlinux [default: the one `cargo lab setup` fetched]
+    #[arg(short, long, value_name = "KERNEL", value_hint = ValueHint::AnyPath, requires = "debug_info",
           conflicts_with_all = ["vm", "socket", "connect"])]
     pub(crate) kernel: Option<PathBuf>,
 

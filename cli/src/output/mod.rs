@@ -17,5 +17,5 @@ pub(crate) mod values;
 pub(crate) mod waiting;
 pub(crate) mod words;
 
-pub(crate) use printable::{escaped, harmless};
+pub(crate) use printable::harmless;
 pub(crate) use streams::{eprint, error, message_line, notice, print, speak_json};

@@ -66,8 +66,7 @@ fn kernels_that_are_none_are_refused() {
     place.check(
         &["run", "-k", folder.to_str().unwrap()],
         expect![[r#"
-        hvprobe: booting folder (1 CPU, 256 MiB)
-        hvprobe: cannot read the kernel image $PLACE/folder: Is a directory (os error 21)
+        hvprobe: $PLACE/folder has no kernel, neither arch/x86/boot/bzImage nor vmlinux nor vmlinuz: build it with `make bzImage`, or give a file
         status 1
     "#]],
     );
