@@ -170,7 +170,8 @@ fn keyboard(leave: Arc<Notify>) -> mpsc::Receiver<Vec<u8>> {
     receiver
 }
 
-/// Splits typed bytes into input for the guest, and whether the user asks to leave after it. Only a terminal can ask.
+/// Returns the part of the typed bytes that is input for the guest, and whether the user asks to leave after that
+/// input. Only a user at a terminal can ask.
 fn split(typed: &[u8], is_terminal: bool) -> (&[u8], bool) {
     match typed.iter().position(|&byte| is_terminal && byte == ESCAPE) {
         Some(end) => (typed.get(..end).unwrap_or_default(), true),

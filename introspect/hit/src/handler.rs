@@ -118,12 +118,11 @@ impl HitHandler {
             .map(|fixtures| fixtures.idt())
     }
 
-    /// Gives up a stepped instruction that does not end, because the guest has changed the code that was to run, or
-    /// because its NMI handler does not return. If RIP is in the copy, moves it to where it would be without the
-    /// copy: to the probepoint, or to the next instruction if the copy is complete. If the instruction was put off
-    /// for an NMI, makes the guest come back to the probepoint with interrupts as they were there; that is then a
-    /// hit like any other. Closes the exception window, see [`HitHandler::window`]. Changes nothing else of the
-    /// guest.
+    /// Abandons a step that does not end, because the guest has changed the code that was to run, or because its
+    /// NMI handler does not return. If RIP is in the copy, moves it to where it would be without the copy: to the
+    /// probepoint, or to the next instruction if the copy is complete. If the step was interrupted by an NMI,
+    /// restores the guest's IF flag for its return to the probepoint; that return is then a hit like any other.
+    /// Closes the exception window, see [`HitHandler::window`]. Changes nothing else of the guest.
     pub fn abandon<M: PhysMemory + ?Sized, C: Clock>(
         &mut self,
         regs: &mut Regs,

@@ -313,9 +313,9 @@ impl HitState {
     }
 }
 
-/// Gives up an instruction that was put off for an NMI: makes the guest come back to it with interrupts as they
-/// were. Linux returns by a copy of the frame that the processor pushed (`asm_exc_nmi` in
-/// arch/x86/entry/entry_64.S), so all frames that refer to the instruction are changed.
+/// Abandons a step that was interrupted by an NMI, and restores the guest's IF flag for its return to the
+/// instruction. Linux returns from an NMI through a copy of the frame that the processor pushed (`asm_exc_nmi` in
+/// arch/x86/entry/entry_64.S), so the flag is restored in every frame on the stack that returns to the instruction.
 pub(super) fn come_back<M: PhysMemory + ?Sized, C: Clock>(
     scene: &Scene<'_, M, C>,
     flight: &InFlight,

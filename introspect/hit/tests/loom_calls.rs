@@ -112,7 +112,7 @@ impl Machine {
         to.is_some()
     }
 
-    /// Checks that everything is free, and that `free` calls can be made again.
+    /// Checks that no call is left and the pool is unused, and that there is room for exactly `free` new calls.
     fn end(&self, free: u64) {
         self.calls.live(|call| panic!("left over: {call:?}"));
         assert_eq!(self.pool.active(), 0);

@@ -67,8 +67,8 @@ pub struct Enumerator {
     pub name: String,
     /// The value. If the enumeration is unsigned, this field has the bits of the value.
     pub value: i64,
-    /// Bits of the number that are compared with `value`; all if absent. Present in a number that consists of
-    /// flags.
+    /// Mask of the bits that are compared with `value`; if `None`, all bits are compared. `Some` if the enumerators
+    /// are flags.
     pub mask: Option<u64>,
 }
 

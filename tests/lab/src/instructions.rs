@@ -27,9 +27,9 @@ const KINDS: [&str; 9] = [
 /// Number of hits that are counted together.
 const HITS: u64 = 1000;
 
-/// Counts the instructions of each kind of hit, with the example among `built`. Returns a `KIND=NUMBER` for each,
-/// as `hits-bench --instructions` takes it. If there is no valgrind and it cannot be installed, prints a note and
-/// counts nothing.
+/// Counts the instructions of a hit, for each kind of hit, by running the example `hit_cost`, which must be in
+/// `built`. Returns one `KIND=NUMBER` for each kind, as `hits-bench --instructions` takes it. If there is no
+/// valgrind and it cannot be installed, prints a note and counts nothing.
 pub(crate) fn count(built: &[Executable]) -> Result<Vec<String>> {
     if let Err(error) = packages::ensure(&["valgrind"]) {
         progress::note(&format!("instructions are not counted: {error:#}"));

@@ -1,5 +1,5 @@
-//! Compares the state that a guest sees at a fault of an instruction in place with the state at the same fault of
-//! the displaced instruction.
+//! Compares the state that a guest sees when an instruction faults at its own address with the state that it sees
+//! when the instruction is displaced by a probe and faults in the same way.
 
 use hvprobe_hit::event::EventKind;
 use hvprobe_machine::{Event, Mechanism};

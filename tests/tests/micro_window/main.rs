@@ -1,5 +1,5 @@
-//! Tests that a guest sees a fault or an interrupt at a displaced instruction as it would see it at the instruction
-//! in place. Runs on any KVM.
+//! Tests that a guest sees a fault or an interrupt at an instruction that is displaced by a probe as it sees it
+//! when the instruction runs at its own address. Runs on any KVM.
 
 mod faults;
 mod interrupts;

@@ -153,9 +153,9 @@ impl Counted {
         awaited.retain(|_, (index, probe)| !learn(table, *index, probe, refused));
     }
 
-    /// Counts `events`, before which `dropped` events were lost. Of the awaited probes, resolves only those of
-    /// `events`: a probe's module is loaded before the probe's first event, and the collector, which serves all
-    /// listeners, has no time to check the others.
+    /// Counts `events`. `dropped` events were lost before them. First resolves the awaited probes that have events
+    /// among `events`. This is enough, because a probe's module is loaded before the probe's first event. The other
+    /// awaited probes are not checked, to save time of the collector's thread, which serves all listeners.
     fn hear(&mut self, events: &[Event], dropped: u64) {
         let Self {
             table,

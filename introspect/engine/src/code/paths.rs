@@ -18,7 +18,7 @@ use hvprobe_arch::Gva;
 /// A step from a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lead {
-    /// To the piece with this number.
+    /// To the piece with this index.
     Piece(usize),
     /// To an address, in a piece or elsewhere.
     Address(Gva),
@@ -27,13 +27,13 @@ pub(crate) enum Lead {
 /// The pieces, and the steps between them.
 #[derive(Debug, Default)]
 pub(crate) struct Paths {
-    /// Length of a piece's code and number of the piece, by the start of the code.
+    /// Length of a piece's code and index of the piece, by the start of the code.
     code: BTreeMap<Gva, (u64, usize)>,
     leads: Vec<Vec<Lead>>,
 }
 
 impl Paths {
-    /// Adds a piece and returns its number. The code of pieces must not overlap. A piece without code is
+    /// Adds a piece and returns its index. The code of pieces must not overlap. A piece without code is
     /// reached only from other pieces.
     pub(crate) fn piece(&mut self, code: Option<(Gva, u64)>, leads: Vec<Lead>) -> usize {
         let number = self.leads.len();
@@ -51,7 +51,7 @@ impl Paths {
         (offset < *len).then_some(*number)
     }
 
-    /// Returns for each piece, by its number, whether it can be reached: from one of `roots`, or because `seen`
+    /// Returns for each piece, by its index, whether it can be reached: from one of `roots`, or because `seen`
     /// returns true for its code, given as start and length.
     pub(crate) fn reached(
         &self,

@@ -177,7 +177,8 @@ pub(crate) fn watched() -> impl Iterator<Item = &'static str> {
 }
 
 impl Registry {
-    /// Creates the sites of the hooks that are needed; the next change removes the others.
+    /// Creates sites for the hooks that are needed, and detaches all other hooks from their sites. A site that is
+    /// then unused is removed; if it is still armed, it is removed by the next [`Self::change`].
     pub(crate) fn provide_hooks(&mut self, mem: &dyn PhysMemory) {
         if self.live.is_none() {
             return;

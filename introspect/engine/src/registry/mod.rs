@@ -13,12 +13,12 @@
 //!
 //! [`Registry`] is a set of values: probes, sites, code of ours in the guest, facts about the guest. Most
 //! operations that need only some of these values are functions over them, so that their signatures say what they
-//! can change: [`live_plan`] and [`place`] find probepoints and enter probes; [`optimize`] decides and changes
-//! nothing; [`prepare`], [`recorders`] and [`slots`] make code; [`quiescence`], [`guest_kprobes`],
-//! [`kprobe_registration`] and [`ftrace`] keep jumps and int3s away from where they must not be; [`looks`] says
-//! when the next look is due, and [`release`] releases the ghosts that no task can reach; [`table`] builds the
-//! table. The registry's own methods are the requests of clients and of the guest, its [`hooks`], and the change in
-//! [`commit`], which calls all these functions.
+//! can change: [`live_plan`] finds probepoints; [`place`] creates probes and assigns them to sites; [`optimize`]
+//! decides and changes nothing; [`prepare`], [`recorders`] and [`slots`] make code; [`quiescence`],
+//! [`guest_kprobes`], [`kprobe_registration`] and [`ftrace`] keep jumps and int3s away from where they must not be;
+//! [`looks`] says when the next look is due, and [`release`] releases the ghosts that no task can reach; [`table`]
+//! builds the table. The registry's own methods are the requests of clients and of the guest, its [`hooks`], and
+//! the change in [`commit`], which calls all these functions.
 
 pub(crate) mod change;
 pub(crate) mod commit;

@@ -1,4 +1,4 @@
-//! Enters probes and their sites before they are planted, and takes them out again if they are not.
+//! Creates probes and assigns them to sites before planting, and undoes the assignment if planting fails.
 //!
 //! Invariant: a site's members are the probes whose placement names the site. The only exceptions are leaving
 //! probes, which a change detaches from the site before they are removed.

@@ -130,12 +130,12 @@ pub(crate) fn release_unreached(
     info!(stay, released, "memory of former probes");
 }
 
-/// The pieces of former probes, and the number of each piece.
+/// The code and data of former probes as pieces in `paths`, with the index of each piece.
 struct Pieces {
     paths: Paths,
-    /// Numbers of stubs, by their probes.
+    /// Indexes of the probes' stubs and data, by the probes.
     sources: BTreeMap<ProbeId, usize>,
-    /// Numbers of detours, by their starts.
+    /// Indexes of the detours, by their starts.
     jumps: BTreeMap<Gva, usize>,
 }
 

@@ -348,8 +348,7 @@ pub(crate) fn in_order(events: &mut [Event]) {
 }
 
 /// Returns a function that returns the time of an event. It must be called for one event after the other: an event
-/// whose time is not known gets the time that it is known to follow, or the time of the event before it if that is
-/// later.
+/// whose time is not known gets the lower bound for its time, or the time of the event before it if that is later.
 fn times() -> impl FnMut(&Event) -> u64 {
     let mut last = 0;
     move |event| {
@@ -361,8 +360,8 @@ fn times() -> impl FnMut(&Event) -> u64 {
     }
 }
 
-/// Returns the time of an event that has no number yet. If the time is not known, returns the time that the event
-/// is known to follow; 0 if that is not known either.
+/// Returns the time of an event that has no number yet. If the time is not known, returns the lower bound for it; 0
+/// if that is not known either.
 fn place(event: &Event) -> u64 {
     match event.host_ns {
         0 => event.seq,

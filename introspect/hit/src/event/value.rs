@@ -149,8 +149,8 @@ pub struct Event {
     /// What happened.
     pub kind: EventKind,
     /// Position in the machine's stream of events, from 0. There are no gaps: dropped events are counted separately
-    /// and get no position. Before the position is assigned, this is the time that the event is known to follow, in
-    /// the unit of [`Event::host_ns`]; it is used if the event's own time is not known.
+    /// and get no position. Until the position is assigned, this field holds a lower bound for the event's time,
+    /// in the unit of [`Event::host_ns`]; the bound orders the event if its own time is not known.
     pub seq: u64,
     /// The probe that was hit.
     pub probe: ProbeId,

@@ -369,7 +369,7 @@ fn a_record_whose_time_is_unknown_keeps_its_place() {
         .iter()
         .map(|event| (event.host_ns, event.seq))
         .collect();
-    // The time of the record before it, or a later time that it is known to follow.
+    // The time of the record before it, or the lower bound for its own time if that is later.
     let [_, (0, 100), (0, 120), _] = places[..] else {
         panic!("{places:?}");
     };

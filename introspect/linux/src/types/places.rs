@@ -50,7 +50,7 @@ enum Class {
     Integer(usize),
     /// On the stack.
     Memory,
-    /// In another way, or the value has no bytes. pahole describes some unions with
+    /// Neither of these, or unknown. It is unknown if the type has no bytes: pahole describes some unions with
     /// `__attribute__((transparent_union))` as types without bytes, although a parameter of such a type is passed.
     Other,
 }

@@ -112,8 +112,8 @@ struct Reading {
     events: Events,
     /// Events for which a line has written a filter.
     filtered: Vec<String>,
-    /// Line numbers of the definitions. In each key, the name is the path of the event, so that equal probes of an
-    /// event have equal keys.
+    /// Line numbers of the definitions. In each key, the name is replaced by the event's full path, so that
+    /// definitions that differ only in how they spell that path are equal.
     defined: HashMap<Definition, usize>,
     /// Index of the first definition of each event.
     first: HashMap<String, usize>,

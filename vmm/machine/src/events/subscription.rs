@@ -28,7 +28,7 @@ pub struct Delivery {
 
 /// Listener to the collector's events. It is dropped when the machine has ended.
 pub trait Listen: Debug + Send {
-    /// Handles a batch, before which `dropped` events were lost. Returns whether the listener wants more. Must not
+    /// Handles a batch. `dropped` events were lost before it. Returns whether the listener wants more. Must not
     /// block: it runs on the collector's thread, which empties no ring meanwhile.
     fn hear(&mut self, events: &[Event], dropped: u64) -> bool;
 

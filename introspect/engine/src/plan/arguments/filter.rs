@@ -384,7 +384,8 @@ pub(super) fn of_argument(argument: &Argument) -> Option<Field> {
 }
 
 /// Returns the condition on a register that is equivalent to `predicate`, if there is one. A condition compares all
-/// 64 bits; only a test for any bit can be limited to the lowest bits.
+/// 64 bits of the register, so for a narrower field only `AnyBit` has an equivalent: its mask leaves out the upper
+/// bits.
 fn condition(predicate: &Predicate) -> Option<Condition> {
     let Predicate::Check(Check {
         field:

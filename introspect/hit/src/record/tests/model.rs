@@ -66,7 +66,7 @@ enum Action {
     Begin { writer: usize, source: usize },
     /// A writer continues.
     Go { writer: usize, accesses: u32 },
-    /// The reader makes a pass; a writer continues after each access of the reader.
+    /// The reader makes a pass. After each of its accesses, one of the writers begins or continues; see [`Shared`].
     Pass {
         after_ms: u64,
         most: usize,
@@ -217,8 +217,8 @@ impl Guest {
 struct Shared<'a> {
     guest: &'a RefCell<Guest>,
     mem: Memory,
-    /// The writer that begins or continues after each access of the reader, and the number of accesses that it
-    /// makes. The list is repeated.
+    /// What the guest does after each access by the reader: the index of a writer, and the number of accesses that
+    /// the writer makes. If the writer has no record in progress, it begins one. The list is used cyclically.
     meanwhile: &'a [(usize, u32)],
     accesses: Cell<usize>,
 }

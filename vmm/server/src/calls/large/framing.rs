@@ -42,7 +42,7 @@ impl Framing {
         }
     }
 
-    /// Whether a message has begun and is incomplete.
+    /// Whether the start of a message has been scanned, but not yet its end.
     pub(super) fn is_within(&self) -> bool {
         !self.header.is_empty()
     }

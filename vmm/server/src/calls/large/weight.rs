@@ -35,7 +35,7 @@ pub(super) struct Scanner {
     state: State,
 }
 
-/// A message that has begun.
+/// A message whose start has been scanned, but not yet its end.
 #[derive(Clone, Copy, Debug)]
 struct Open {
     ty: MessageType,
