@@ -1,46 +1,65 @@
 //! A guest's serial console on this terminal.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::io::{self, IsTerminal as _, Read as _, Write as _};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use hvprobe_proto::v1::{ConsoleOutput, ConsoleWriteRequest};
+use hvprobe_proto::v1::{ConsoleOutput, ConsoleWriteRequest, ConsoleWriteResponse};
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{self, error::TrySendError};
+use tokio::time::{Instant, sleep_until, timeout};
+use tonic::{Code, Response, Status, Streaming};
 
+use super::optional_future::or_never;
 use crate::client::Client;
-use crate::failure::{Refused, answered};
+use crate::failure::Refused;
 use crate::output::harmless;
 use crate::terminal::raw::Raw;
 
 /// Ctrl-], which leaves a console, as in telnet and virsh.
 const ESCAPE: u8 = 0x1d;
+/// Maximum number of reads of standard input that wait for the guest. Keys typed on a terminal after that are
+/// dropped, with a beep, so that the request to leave is still read. A pipe is not read any further.
+const READS: usize = 1024;
 /// Interval after which a full serial port is tried again. The guest empties the port without any notification.
 const FULL_PORT: Duration = Duration::from_millis(5);
-/// Maximum number of bytes, about, that are still passed on when the user leaves.
-const LAST: usize = 4096;
+/// Maximum time for passing on what was typed before the request to leave.
+const LAST_INPUT: Duration = Duration::from_millis(200);
 /// Number of bytes that are kept from the end of the console output.
 const TAIL: usize = 64 << 10;
 
-/// Maximum number of reads of standard input that wait for the guest. What is typed on a terminal after that is
-/// dropped, so that the request to leave is always heard; a pipe waits.
-const READS: usize = 1024;
+/// Number of bytes that the guest's serial port has taken.
+type Taken = Result<Response<ConsoleWriteResponse>, Status>;
 
 /// The console of one machine, connected to standard input and output.
-#[derive(Debug)]
 pub(crate) struct Console {
     client: Client,
     machine: String,
-    output: tonic::Streaming<ConsoleOutput>,
+    output: Streaming<ConsoleOutput>,
     typed: mpsc::Receiver<Vec<u8>>,
     leave: Arc<Notify>,
     is_leaving: bool,
     /// Typed bytes that the guest's serial port has had no room for yet.
     pending: Vec<u8>,
+    /// Call that writes `pending`. It is kept here, and not awaited in a step, because a step may be dropped.
+    write: Option<Pin<Box<dyn Future<Output = Taken> + Send>>>,
+    /// Time at which `pending` is written, if no call is under way.
+    next: Instant,
     _raw: Option<Raw>,
+}
+
+impl fmt::Debug for Console {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Console")
+            .field("machine", &self.machine)
+            .field("pending", &self.pending.len())
+            .finish_non_exhaustive()
+    }
 }
 
 /// State of a console after a step.
@@ -71,16 +90,19 @@ impl Console {
             leave,
             is_leaving: false,
             pending: Vec::new(),
+            write: None,
+            next: Instant::now(),
             _raw: raw,
         })
     }
 
     /// Waits for output of the guest or input of the user, and passes it on. Cancel-safe: a dropped call loses
-    /// nothing.
+    /// nothing, and writes nothing twice.
     pub(crate) async fn step(&mut self) -> anyhow::Result<Step> {
         if self.is_leaving {
-            return self.take_leave().await;
+            return Ok(self.take_leave().await);
         }
+        let is_idle = self.pending.is_empty() && self.write.is_none();
         tokio::select! {
             piece = self.output.message() => match piece.map_err(Refused::from)? {
                 Some(piece) => {
@@ -99,39 +121,80 @@ impl Console {
             },
             () = self.leave.notified() => {
                 self.is_leaving = true;
-                self.take_leave().await
+                Ok(self.take_leave().await)
             }
-            Some(data) = self.typed.recv(), if self.pending.is_empty() => {
+            Some(data) = self.typed.recv(), if is_idle => {
                 self.pending = data;
-                self.write().await
+                self.begin_write();
+                Ok(Step::More)
             }
-            () = tokio::time::sleep(FULL_PORT), if !self.pending.is_empty() => self.write().await,
+            taken = or_never(self.write.as_mut()), if self.write.is_some() => {
+                self.write = None;
+                self.written(taken)?;
+                Ok(Step::More)
+            }
+            () = sleep_until(self.next), if !is_idle && self.write.is_none() => {
+                self.begin_write();
+                Ok(Step::More)
+            }
         }
     }
 
-    /// Writes what was typed before the request to leave, as far as the port has room for it.
-    async fn take_leave(&mut self) -> anyhow::Result<Step> {
-        while self.pending.len() < LAST
-            && let Ok(data) = self.typed.try_recv()
-        {
-            self.pending.extend(data);
-        }
-        if !self.pending.is_empty() {
-            self.write().await?;
-        }
-        Ok(Step::Leave)
+    /// Passes on what was typed before the request to leave, if the guest's port takes it soon.
+    async fn take_leave(&mut self) -> Step {
+        let last = async {
+            loop {
+                if let Some(write) = &mut self.write {
+                    let taken = write.await;
+                    self.write = None;
+                    if self.written(taken).is_err() {
+                        return;
+                    }
+                }
+                if self.pending.is_empty() {
+                    let Ok(data) = self.typed.try_recv() else {
+                        return;
+                    };
+                    self.pending = data;
+                } else {
+                    sleep_until(self.next).await;
+                }
+                self.begin_write();
+            }
+        };
+        // What the guest does not take is of no use to a user who has left.
+        let _in_time = timeout(LAST_INPUT, last).await;
+        Step::Leave
     }
 
-    /// Writes as many of the pending bytes as the port has room for.
-    async fn write(&mut self) -> anyhow::Result<Step> {
+    /// Begins to write as many of the pending bytes as the port has room for.
+    fn begin_write(&mut self) {
         let request = ConsoleWriteRequest {
             machine: self.machine.clone(),
             data: self.pending.clone(),
         };
-        let accepted = answered(self.client.machines.console_write(request).await)?.accepted;
-        let accepted = usize::try_from(accepted).unwrap_or(usize::MAX);
-        self.pending.drain(..accepted.min(self.pending.len()));
-        Ok(Step::More)
+        let mut machines = self.client.machines.clone();
+        let call = async move { machines.console_write(request).await };
+        self.write = Some(Box::pin(call));
+    }
+
+    /// Removes the bytes that were written from those that are pending.
+    fn written(&mut self, taken: Taken) -> Result<(), Refused> {
+        match taken {
+            Ok(answer) => {
+                let accepted = answer.into_inner().accepted;
+                let accepted = usize::try_from(accepted).unwrap_or(usize::MAX);
+                self.pending.drain(..accepted.min(self.pending.len()));
+                self.next = Instant::now() + FULL_PORT;
+                Ok(())
+            }
+            // The machine has ended. Its last output is still to come.
+            Err(status) if status.code() == Code::FailedPrecondition => {
+                self.pending.clear();
+                Ok(())
+            }
+            Err(status) => Err(status.into()),
+        }
     }
 }
 
@@ -153,10 +216,16 @@ fn keyboard(leave: Arc<Notify>) -> mpsc::Receiver<Vec<u8>> {
             let (bytes, is_leaving) = split(typed, is_terminal);
             let is_open = match is_terminal {
                 _ if bytes.is_empty() => true,
-                true => !matches!(
-                    sender.try_send(bytes.to_vec()),
-                    Err(TrySendError::Closed(_))
-                ),
+                true => match sender.try_send(bytes.to_vec()) {
+                    Err(TrySendError::Full(_)) => {
+                        // A terminal beeps when it drops keys. If it is gone, nobody hears it.
+                        let _gone = io::stdout()
+                            .write_all(b"\x07")
+                            .and_then(|()| io::stdout().flush());
+                        true
+                    }
+                    sent => sent.is_ok(),
+                },
                 false => sender.blocking_send(bytes.to_vec()).is_ok(),
             };
             if is_leaving {

@@ -41,11 +41,12 @@ impl Drop for Raw {
     }
 }
 
-/// Restores the settings of the terminal if it is raw.
+/// Restores the settings of the terminal if it is raw. Discards input that was not read: it was meant for the guest,
+/// and would otherwise be read by the user's shell.
 pub(crate) fn restore() {
     if let Some(before) = saved().take() {
         // A terminal that is gone cannot be restored.
-        let _gone = tcsetattr(io::stdin(), OptionalActions::Now, &before);
+        let _gone = tcsetattr(io::stdin(), OptionalActions::Flush, &before);
     }
 }
 
