@@ -168,6 +168,7 @@ impl Parser {
             .strip_prefix("test ")
             .and_then(|rest| rest.split_once(" ... "))
         {
+            let test = name(test);
             let over = ["ok", "FAILED", "ignored"].contains(&result);
             if over {
                 self.ended.push((test.to_owned(), Instant::now()));
