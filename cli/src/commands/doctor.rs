@@ -54,14 +54,14 @@ async fn write_report(
     file: &Path,
     kernel: Option<&Path>,
 ) -> anyhow::Result<ExitCode> {
-    let describe = || format!("cannot write {}", file.display());
-    // A file that cannot be written is reported before any work is done.
-    File::create(file).with_context(describe)?;
-    let host = ask(client).await?;
     let chosen = match kernel {
         Some(kernel) => Ok(std::path::absolute(kernels::named(kernel)?)?),
         None => kernels::newest(),
     };
+    let describe = || format!("cannot write {}", file.display());
+    // A file that cannot be written is reported before any work is done.
+    File::create(file).with_context(describe)?;
+    let host = ask(client).await?;
     let smoke = match chosen {
         _ if !host.guests_can_run => Smoke::NotTried("guests cannot run here".to_owned()),
         Err(why) => Smoke::NotTried(format!("{why:#}")),

@@ -22,7 +22,7 @@ use super::{doctor, trace};
 use crate::client::clock::now;
 use crate::client::{Client, InProcess};
 use crate::definitions::events_file::FileHistogram;
-use crate::definitions::guest;
+use crate::definitions::{guest, kernels};
 use crate::failure::{DONE, FAILED, INTERRUPTED, Origins, Refused, answered, as_sent};
 use crate::follow::console::{Console, Step, Tail};
 use crate::follow::histograms::{self, Histograms};
@@ -410,10 +410,9 @@ impl Session {
 }
 
 fn what_boots(request: &BootRequest) -> String {
-    let kernel = Path::new(&request.kernel).file_name().unwrap_or_default();
     format!(
         "booting {} ({} {}, {})",
-        kernel.display(),
+        kernels::shown(Path::new(&request.kernel)),
         request.cpus,
         if request.cpus == 1 { "CPU" } else { "CPUs" },
         size::text(request.memory),

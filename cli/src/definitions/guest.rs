@@ -1,6 +1,7 @@
 //! Conversion of the options that describe a guest into the request that boots it.
 
-use std::path::{self, Path};
+use std::cell::OnceCell;
+use std::path::{self, Path, PathBuf};
 
 use anyhow::Context as _;
 use hvprobe_proto::v1::BootRequest;
@@ -33,7 +34,15 @@ pub(crate) fn request(
     guest: Guest,
     hold: &HoldArgs,
 ) -> anyhow::Result<Requested> {
-    let kernel = || kernel(guest.kernel.as_deref());
+    // Found only once: another kernel may be installed meanwhile.
+    let found = OnceCell::new();
+    let kernel = || -> anyhow::Result<PathBuf> {
+        if let Some(found) = found.get() {
+            return Ok(PathBuf::clone(found));
+        }
+        let kernel = kernel(guest.kernel.as_deref())?;
+        Ok(found.get_or_init(|| kernel).clone())
+    };
     let (definitions, lines) = perf_probe::of_kernel(&guest.debug, guest.probes, kernel)?;
     let (probes, histograms) = probes::specs(&definitions, &guest.events, false, &guest.hit, hold)?;
     let kernel = kernel()?;

@@ -1,11 +1,14 @@
 //! Kernels by name: those that are installed on this machine, that of a build tree, or a file.
 //!
-//! Invariant: a name that is a file or a folder stands for that, except for the words `latest` and `host`. A file of
-//! such a name is given with a slash, as in `./latest`.
+//! Invariants: the words `latest` and `host` come before files, which are given with a slash if they are called so
+//! (`./latest`). Files and folders come before versions. A version that is the whole name of an installed kernel
+//! stands for that kernel, whichever others begin with it.
 
 mod version;
 
+use std::borrow::Cow;
 use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
@@ -17,6 +20,10 @@ const LISTED: usize = 5;
 /// Files of a folder that may be its kernel: what the kernel's build leaves in its tree, and what distributions put
 /// beside a kernel's modules.
 const IN_FOLDER: [&str; 3] = ["arch/x86/boot/bzImage", "vmlinux", "vmlinuz"];
+
+/// Words in the names of files that are no kernels of their own: rescue copies, and what package managers and
+/// `make install` leave of former ones.
+const LEFTOVERS: [&str; 5] = ["rescue", ".old", ".bak", ".dpkg-", ".rpm"];
 
 /// Returns the kernel that `name` stands for.
 ///
@@ -34,41 +41,51 @@ pub(crate) fn newest() -> anyhow::Result<PathBuf> {
     Installed::of_this_machine().newest()
 }
 
+/// Returns the name of the kernel at `path` for messages: the name of the file, with that of its folder if the file
+/// is called as all others are.
+pub(crate) fn shown(path: &Path) -> Cow<'_, str> {
+    let file = path.file_name().unwrap_or(path.as_os_str());
+    let folder = path.parent().and_then(Path::file_name);
+    match folder.filter(|_| file == "vmlinuz") {
+        Some(folder) => format!("{}/{}", folder.display(), file.display()).into(),
+        None => file.to_string_lossy(),
+    }
+}
+
 fn resolve(name: &Path, installed: &Installed) -> anyhow::Result<PathBuf> {
     match name.to_str() {
-        Some("latest") => return installed.newest(),
-        Some("host") => return installed.running(),
-        _ => {}
-    }
-    if name.is_dir() {
-        return of_folder(name);
-    }
-    let is_version = |text: &&str| text.starts_with(|first: char| first.is_ascii_digit());
-    match name.to_str().filter(is_version) {
-        Some(version) if !name.exists() => installed.of_version(version),
-        // That a file does not exist is said where it is opened.
+        Some("latest") => installed.newest(),
+        Some("host") => installed.running(),
+        _ if name.is_dir() => of_folder(name),
+        Some(text) if !text.contains('/') && !name.exists() => installed.of_version(text),
+        // That a file does not exist is reported when it is opened.
         _ => Ok(name.to_owned()),
     }
 }
 
-fn of_folder(folder: &Path) -> anyhow::Result<PathBuf> {
+/// Returns the kernel that was built or installed in `folder`.
+pub(crate) fn of_folder(folder: &Path) -> anyhow::Result<PathBuf> {
     let files = IN_FOLDER.map(|file| folder.join(file));
     let found = files.into_iter().find(|file| file.is_file());
     found.with_context(|| {
         let [image, vmlinux, installed] = IN_FOLDER;
         format!(
-            "{} has no kernel, neither {image} nor {vmlinux} nor {installed}: build it with `make bzImage`, or give a file",
+            "the folder {} has no kernel, neither {image} nor {vmlinux} nor {installed}: give a kernel's file, or \
+             the folder in which it was built (`make bzImage`)",
             folder.display()
         )
     })
 }
 
-/// The installed kernels, the newest first, each with its version.
+/// The installed kernels, the newest first.
 #[derive(Debug)]
 struct Installed {
+    /// Versions and files.
     kernels: Vec<(String, PathBuf)>,
     /// Version of the running kernel.
     running: String,
+    /// Folders that exist but cannot be read.
+    unread: Vec<String>,
 }
 
 impl Installed {
@@ -79,88 +96,112 @@ impl Installed {
 
     /// Finds the kernels in `boot`, and beside their modules, which are in folders of `modules`.
     fn within(boot: &Path, modules: &Path, running: String) -> Self {
-        let in_boot = names(boot).filter_map(|name| {
+        let mut unread = Vec::new();
+        let in_boot = names(boot, &mut unread).into_iter().filter_map(|name| {
             let version = name.strip_prefix("vmlinuz-")?;
-            // Fedora's rescue kernel is a copy of another kernel.
-            let is_rescue = version.contains("rescue");
-            (!is_rescue).then(|| (version.to_owned(), boot.join(&name)))
+            Some((version.to_owned(), boot.join(&name)))
         });
-        let beside_modules = names(modules).map(|version| {
+        let beside_modules = names(modules, &mut unread).into_iter().map(|version| {
             let path = modules.join(&version).join("vmlinuz");
             (version, path)
         });
+        let is_leftover = |version: &str| LEFTOVERS.iter().any(|word| version.contains(word));
         let mut kernels: Vec<_> = in_boot
             .chain(beside_modules)
-            .filter(|(_, path)| path.is_file())
+            .filter(|(version, path)| !is_leftover(version) && path.is_file())
             .collect();
-        // Of one version, that of /boot stays first.
+        // Of one version, the kernel in `boot` stays first.
         kernels.sort_by(|(one, _), (other, _)| version::compare(other, one));
-        Self { kernels, running }
+        Self {
+            kernels,
+            running,
+            unread,
+        }
     }
 
     fn newest(&self) -> anyhow::Result<PathBuf> {
-        let readable = self
-            .kernels
-            .iter()
-            .find(|(_, path)| File::open(path).is_ok());
-        match readable {
-            Some((_, path)) => Ok(path.clone()),
-            None if self.kernels.is_empty() => {
-                bail!("no kernel is installed in /boot or /usr/lib/modules; give one with --kernel")
-            }
-            None => bail!(
-                "none of the installed kernels can be read; try as root, or give one with --kernel"
-            ),
+        match self.first(|_| true) {
+            Some(kernel) => kernel,
+            None => bail!("{}", self.listed()),
         }
     }
 
     fn running(&self) -> anyhow::Result<PathBuf> {
-        let running = self
-            .kernels
-            .iter()
-            .find(|(version, _)| *version == self.running);
-        let Some((_, path)) = running else {
-            bail!(
+        match self.first(|version| version == self.running) {
+            Some(kernel) => kernel,
+            None => bail!(
                 "the running kernel, {}, is not installed as a file: {}",
                 self.running,
                 self.listed()
-            );
-        };
-        Ok(path.clone())
+            ),
+        }
     }
 
     fn of_version(&self, wanted: &str) -> anyhow::Result<PathBuf> {
-        let mut kernels = self.kernels.iter();
-        let found = kernels.find(|(version, _)| version::is_of(wanted, version));
-        found.map(|(_, path)| path.clone()).with_context(|| {
-            format!(
+        let exact = self.first(|version| version == wanted);
+        let is_number = wanted.starts_with(|first: char| first.is_ascii_digit());
+        let newest = || self.first(|version| is_number && version::is_of(wanted, version));
+        match exact.or_else(newest) {
+            Some(kernel) => kernel,
+            None => bail!(
                 "{wanted} is neither a file nor the version of an installed kernel: {}",
                 self.listed()
-            )
+            ),
+        }
+    }
+
+    /// Returns the newest kernel whose version `is_wanted`, and that can be read; `None` if no version is wanted.
+    ///
+    /// # Errors
+    /// When none of those can be read.
+    fn first(&self, is_wanted: impl Fn(&str) -> bool) -> Option<anyhow::Result<PathBuf>> {
+        let wanted = || {
+            self.kernels
+                .iter()
+                .filter(|(version, _)| is_wanted(version))
+        };
+        let (_, first) = wanted().next()?;
+        let readable = wanted().find(|(_, path)| File::open(path).is_ok());
+        Some(match readable {
+            Some((_, path)) => Ok(path.clone()),
+            None => Err(anyhow::anyhow!(
+                "{} cannot be read: try as root, or give the file of another kernel",
+                first.display()
+            )),
         })
     }
 
     /// Returns which versions there are, for errors.
     fn listed(&self) -> String {
-        if self.kernels.is_empty() {
-            return "there is none in /boot or /usr/lib/modules".to_owned();
+        let mut versions: Vec<&str> = self.kernels.iter().map(|(it, _)| it.as_str()).collect();
+        versions.dedup();
+        let more = if versions.len() > LISTED { ", …" } else { "" };
+        versions.truncate(LISTED);
+        match &versions[..] {
+            [] if !self.unread.is_empty() => self.unread.join("; "),
+            [] => "no kernel is installed in /boot or /usr/lib/modules; give the file of one"
+                .to_owned(),
+            [one] => format!("there is only {one}"),
+            some => format!("there are {}{more}", some.join(", ")),
         }
-        let versions = self.kernels.iter().take(LISTED);
-        let mut listed: Vec<&str> = versions.map(|(version, _)| version.as_str()).collect();
-        listed.dedup();
-        let more = if self.kernels.len() > LISTED {
-            ", …"
-        } else {
-            ""
-        };
-        format!("there are {}{more}", listed.join(", "))
     }
 }
 
-/// Returns the names in `folder`; none if it cannot be read.
-fn names(folder: &Path) -> impl Iterator<Item = String> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().into_string().ok())
+/// Returns the names in `folder`. Adds the reason to `unread` if there is a folder that cannot be read.
+fn names(folder: &Path, unread: &mut Vec<String>) -> Vec<String> {
+    match fs::read_dir(folder) {
+        Ok(entries) => {
+            let names = entries
+                .flatten()
+                .map(|entry| entry.file_name().into_string());
+            names.filter_map(Result::ok).collect()
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+        Err(error) => {
+            unread.push(format!("cannot look into {}: {error}", folder.display()));
+            Vec::new()
+        }
+    }
 }
 
 #[cfg(test)]
@@ -180,14 +221,21 @@ mod tests {
         (folder, installed)
     }
 
-    const FILES: [&str; 7] = [
+    const FILES: [&str; 14] = [
         "boot/vmlinuz-6.1.0-9-amd64",
         "boot/vmlinuz-6.12.1",
-        "boot/vmlinuz-0-rescue-99ffff",
+        "boot/vmlinuz-6.12.1.old",
+        "boot/vmlinuz-6.12.1-debug",
+        "boot/vmlinuz-6.12.1.dpkg-new",
+        "boot/vmlinuz-8.0-rescue-99ffff",
+        "boot/vmlinuz-linux",
+        "boot/vmlinuz-9.9/file",
         "boot/vmlinuz",
         "boot/initrd.img-7.0",
         "modules/7.2.13+deb14-amd64/vmlinuz",
+        "modules/7.2.13~rc1+deb14-amd64/vmlinuz",
         "modules/6.1.0-9-amd64/vmlinuz",
+        "modules/9.9/modules.dep",
     ];
 
     fn check(name: &str, expected: Result<&str, &str>) {
@@ -206,7 +254,9 @@ mod tests {
         check("latest", Ok("modules/7.2.13+deb14-amd64/vmlinuz"));
         check("host", Ok("boot/vmlinuz-6.1.0-9-amd64"));
         check("6.1", Ok("boot/vmlinuz-6.1.0-9-amd64"));
-        check("6", Ok("boot/vmlinuz-6.12.1"));
+        check("6", Ok("boot/vmlinuz-6.12.1-debug"));
+        check("6.12.1", Ok("boot/vmlinuz-6.12.1"));
+        check("linux", Ok("boot/vmlinuz-linux"));
         check(
             "7.2.13+deb14-amd64",
             Ok("modules/7.2.13+deb14-amd64/vmlinuz"),
@@ -214,12 +264,16 @@ mod tests {
         check(
             "6.2",
             Err(
-                "6.2 is neither a file nor the version of an installed kernel: there are 7.2.13+deb14-amd64, 6.12.1, \
-                 6.1.0-9-amd64",
+                "6.2 is neither a file nor the version of an installed kernel: there are 7.2.13+deb14-amd64, \
+                 7.2.13~rc1+deb14-amd64, 6.12.1-debug, 6.12.1, 6.1.0-9-amd64, …",
             ),
         );
+        let lates = "lates is neither a file nor the version of an installed kernel: there are ";
+        let installed = installed(&FILES).1;
+        let error = resolve(Path::new("lates"), &installed).unwrap_err();
+        assert!(error.to_string().starts_with(lates), "{error}");
         // Files, whether they exist or not.
-        for file in ["./latest", "vmlinuz", "/nowhere/6.1", "/proc/version"] {
+        for file in ["./latest", "./vmlinuz", "/nowhere/6.1", "/proc/version"] {
             check(file, Ok(file));
         }
     }
@@ -249,11 +303,8 @@ mod tests {
     fn machines_without_kernels_say_so() {
         let (_folder, none) = installed(&["boot/initrd.img-7.0"]);
         let error = |name: &str| resolve(Path::new(name), &none).unwrap_err().to_string();
-        let nowhere = "there is none in /boot or /usr/lib/modules";
-        assert_eq!(
-            error("latest"),
-            "no kernel is installed in /boot or /usr/lib/modules; give one with --kernel"
-        );
+        let nowhere = "no kernel is installed in /boot or /usr/lib/modules; give the file of one";
+        assert_eq!(error("latest"), nowhere);
         assert_eq!(
             error("host"),
             format!("the running kernel, 6.1.0-9-amd64, is not installed as a file: {nowhere}")
@@ -262,5 +313,27 @@ mod tests {
             error("6.1"),
             format!("6.1 is neither a file nor the version of an installed kernel: {nowhere}")
         );
+        // A file in the place of a folder cannot be read as one, whoever reads it.
+        let (folder, _) = installed(&["boot"]);
+        let boot = folder.path().join("boot");
+        let unread = Installed::within(&boot, &folder.path().join("modules"), String::new());
+        let error = resolve(Path::new("latest"), &unread)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.starts_with(&format!("cannot look into {}", boot.display())),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn kernels_beside_their_modules_are_shown_with_their_version() {
+        for (path, name) in [
+            ("/usr/lib/modules/6.1/vmlinuz", "6.1/vmlinuz"),
+            ("/boot/vmlinuz-6.1", "vmlinuz-6.1"),
+            ("/src/linux/arch/x86/boot/bzImage", "bzImage"),
+        ] {
+            assert_eq!(shown(Path::new(path)), name);
+        }
     }
 }

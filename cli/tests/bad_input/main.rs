@@ -66,7 +66,7 @@ fn kernels_that_are_none_are_refused() {
     place.check(
         &["run", "-k", folder.to_str().unwrap()],
         expect![[r#"
-        hvprobe: $PLACE/folder has no kernel, neither arch/x86/boot/bzImage nor vmlinux nor vmlinuz: build it with `make bzImage`, or give a file
+        hvprobe: the folder $PLACE/folder has no kernel, neither arch/x86/boot/bzImage nor vmlinux nor vmlinuz: give a kernel's file, or the folder in which it was built (`make bzImage`)
         status 1
     "#]],
     );

@@ -223,10 +223,10 @@ mod tests {
 
     #[test]
     fn report_says_why_there_was_no_smoke_run() {
-        let smoke = Smoke::NotTried("there is no kernel in /boot".to_owned());
+        let smoke = Smoke::NotTried("no kernel is installed".to_owned());
         let text = text(&host(), &smoke, &Names::default());
         assert!(
-            text.ends_with("Not tried: there is no kernel in /boot.\n"),
+            text.ends_with("Not tried: no kernel is installed.\n"),
             "{text}"
         );
     }

@@ -15,6 +15,7 @@ use tokio::time::timeout;
 
 use super::init::{self, CALLS};
 use crate::client::Client;
+use crate::definitions::kernels;
 use crate::failure::{Refused, answered};
 use crate::output::words::Word as _;
 use crate::output::{harmless, table};
@@ -90,9 +91,8 @@ pub(super) async fn run(client: &mut Client, kernel: &Path) -> Smoke {
     };
     let mut printed = Vec::new();
     let outcome = tried.go(client.clone(), kernel, &mut printed).await;
-    let name = kernel.file_name().unwrap_or(kernel.as_os_str());
     Smoke::Tried {
-        kernel: name.display().to_string(),
+        kernel: kernels::shown(kernel).into_owned(),
         up: tried.up,
         call_ns: tried.call_ns,
         rows: tried.rows,

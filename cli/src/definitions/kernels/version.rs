@@ -6,32 +6,42 @@ use std::cmp::Ordering;
 const SEPARATORS: [char; 5] = ['.', '-', '+', '_', '~'];
 
 /// Compares versions by their numbers and words from left to right, so that 6.12 is greater than 6.1. A version
-/// is greater than its own prefixes.
+/// is greater than its own prefixes, but a release candidate is less than its release.
 pub(super) fn compare(one: &str, other: &str) -> Ordering {
     parts(one).cmp(&parts(other))
 }
 
-/// Part of a version. Words sort before numbers: `6.1-rc` before `6.1.1`.
+/// Part of a version, in the order in which parts sort.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Part<'a> {
+    /// What follows precedes the release: `rc` or `~`.
+    Before,
+    End,
     Word(&'a str),
     Number(u64),
 }
 
 fn parts(version: &str) -> Vec<Part<'_>> {
     let mut parts = Vec::new();
-    for piece in version.split(SEPARATORS) {
-        let mut rest = piece;
+    for piece in version.split_inclusive(SEPARATORS) {
+        let mut rest = piece.trim_end_matches(SEPARATORS);
         while let Some(first) = rest.chars().next() {
             let digits = first.is_ascii_digit();
             let end = rest
                 .find(|c: char| c.is_ascii_digit() != digits)
                 .unwrap_or(rest.len());
             let (part, after) = rest.split_at(end);
-            parts.push(part.parse().map_or(Part::Word(part), Part::Number));
+            parts.push(match part {
+                "rc" => Part::Before,
+                part => part.parse().map_or(Part::Word(part), Part::Number),
+            });
             rest = after;
         }
+        if piece.ends_with('~') {
+            parts.push(Part::Before);
+        }
     }
+    parts.push(Part::End);
     parts
 }
 
@@ -60,7 +70,17 @@ mod tests {
         ];
         assert!(in_order.is_sorted_by(|one, other| compare(one, other) == Ordering::Less));
         assert_eq!(compare("6.1.0", "6.1.0"), Ordering::Equal);
-        assert_eq!(compare("6.1-rc7", "6.1.1"), Ordering::Less);
+        for (one, other) in [
+            ("6.1-rc7", "6.1.1"),
+            ("6.12.0-rc7", "6.12.0"),
+            ("6.12.0-rc1", "6.12.0-rc7"),
+            ("6.12.0-rc1-amd64", "6.12.0-amd64"),
+            ("6.12~rc6-amd64", "6.12-amd64"),
+            ("6.12.0", "6.12.0-1-amd64"),
+        ] {
+            assert_eq!(compare(one, other), Ordering::Less, "{one} {other}");
+            assert_eq!(compare(other, one), Ordering::Greater, "{one} {other}");
+        }
     }
 
     #[test]
