@@ -230,7 +230,7 @@ fn probes_as_perf_has_them_are_read_where_definitions_are() {
     "#]],
     );
     let output = Command::new(env!("CARGO_BIN_EXE_hvprobe"))
-        .args(["explain", "vfs_test:5", "--kernel", "none"])
+        .args(["explain", "vfs_test:5", "--kernel", "./none"])
         .stdin(Stdio::null())
         .output()
         .unwrap();
