@@ -4,7 +4,7 @@
 use hvprobe_arch::Gva;
 use hvprobe_linux::symbols::SymbolKind;
 use hvprobe_machine::{Mechanism, ProbeInfo, ProbeState};
-use hvprobe_tests::rig::{Running, assert_clean, guest, probe, rig, rounds};
+use hvprobe_tests::rig::{Running, assert_clean, guest, probe, progress, rig, rounds};
 use hvprobe_tests::{names, wait};
 
 /// Functions that every workload and every timer interrupt enters.
@@ -268,7 +268,11 @@ fn hundreds_of_probes_all_over_the_kernel_leave_the_guest_sound() {
         .collect();
     let (mut entries, mut inside) = (0, 0);
     let everywhere = names.iter().step_by(names.len() / FUNCTIONS);
-    for name in everywhere.map(String::as_str).chain(HOT.map(names::own)) {
+    let chosen = everywhere.map(String::as_str).chain(HOT.map(names::own));
+    for (number, name) in chosen.enumerate() {
+        if number.is_multiple_of(50) {
+            progress(&format!("{number} functions"));
+        }
         let register = |offset: u64| machine.register(&[probe(&format!("p {name}+{offset}"))]);
         entries += usize::from(register(0).is_ok());
         // The first instruction that can be probed after the entry nop, 6 to 29 bytes into the function.
@@ -279,6 +283,7 @@ fn hundreds_of_probes_all_over_the_kernel_leave_the_guest_sound() {
         "{entries} {inside}"
     );
     machine.console_input(b"\n");
+    progress("all are probed");
     running.wait_for("work done");
     let probes = machine.probes();
     let hit = probes.iter().filter(|probe| probe.counts.hits > 0).count();
