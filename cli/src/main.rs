@@ -32,7 +32,9 @@ use clap::CommandFactory as _;
 
 #[cfg(feature = "vmm")]
 use commands::serve;
-use commands::{decide, doctor, explain, probe, run, sources, syms, trace, types, unpack, vm};
+use commands::{
+    decide, doctor, explain, image, probe, run, sources, syms, trace, types, unpack, vm,
+};
 use options::command_line::{self, Cli, Command};
 use terminal::log::Log;
 
@@ -74,6 +76,7 @@ async fn dispatch(command: Command, started: Instant) -> anyhow::Result<ExitCode
         Command::Vars(args) => sources::vars(args).await,
         Command::Doctor(args) => doctor::doctor(args).await,
         Command::Unpack(args) => unpack::unpack(&args),
+        Command::Image(command) => image::image(&command),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "hvprobe", &mut script);

@@ -9,6 +9,7 @@ use std::path::Path;
 
 use hvprobe_tests::fuzz::bzimage_around;
 
+use hvprobe_fixtures::disk;
 use hvprobe_fixtures::kernel::{self, Layout, TEXT};
 use hvprobe_fixtures::{MODULE_VIRT, btf};
 use hvprobe_linux::debug_info::DebugFile;
@@ -206,7 +207,59 @@ fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
         add("walk", name, walk(five));
         add("hidden", name, hidden(five));
     }
+    for (target, name, bytes) in storage() {
+        add(target, name, bytes);
+    }
     seeds
+}
+
+/// Returns the inputs of the targets about disk images. That of `disk` with ext4 was made by `mke2fs`, and the zeros
+/// at its end were cut off.
+fn storage() -> Vec<(&'static str, &'static str, Vec<u8>)> {
+    let image = disk::uki(&[
+        (".osrel", b"PRETTY_NAME=\"A 1\""),
+        (".cmdline", b"quiet"),
+        (".linux", b"kernel"),
+        (".initrd", b"initrd"),
+    ]);
+    let entry =
+        b"# a\ntitle A\nversion 6.1\nsort-key a\nlinux /linux\ninitrd /initrd\noptions a $b ${c}\n";
+    let volume = disk::fat(&[
+        ("/loader/loader.conf", b"default a*\n"),
+        ("/loader/entries/a.conf", entry),
+        ("/EFI/Linux/b.efi", &image),
+        ("/linux", b"kernel"),
+        ("/initrd", b"initrd"),
+    ]);
+    let script = b"if [ -s $prefix/grubenv ]; then load_env; fi
+if [ \"${next_entry}\" ] ; then set default=\"${next_entry}\"; else set default=0; fi
+menuentry_id_option=\"--id\"; export menuentry_id_option
+function video { insmod all_video; }
+menuentry 'A' --class a $menuentry_id_option 'a' {
+  video
+  if [ x$grub_platform = xxen ]; then insmod xzio; else search --file --set=root /vmlinuz; fi
+  linux /vmlinuz root=UUID=1 \"a b\"
+  initrd /initrd.img
+}
+submenu B { menuentry C { linux ($root)/vmlinuz } }
+if [ \"$grub_platform\" = efi ]; then menuentry D { fwsetup }; fi
+";
+    let entries = disk::gpt(&[
+        (disk::ESP, "EFI", &[0; 512]),
+        (disk::LINUX, "root", &[0; 512]),
+    ]);
+    vec![
+        ("boot_entry", "every", entry.to_vec()),
+        ("disk", "fat", volume.clone()),
+        (
+            "disk",
+            "mbr",
+            disk::mbr(&[(0x83, &[0; 512]), (0x0c, &volume)]),
+        ),
+        ("gpt", "two", entries[1024..1024 + 256].to_vec()),
+        ("grub", "every", script.to_vec()),
+        ("uki", "every", image),
+    ]
 }
 
 /// Returns the items that a detour reads, in the format of the targets `detour` and `fetched`.

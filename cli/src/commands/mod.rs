@@ -4,6 +4,7 @@
 pub(crate) mod decide;
 pub(crate) mod doctor;
 pub(crate) mod explain;
+pub(crate) mod image;
 pub(crate) mod probe;
 pub(crate) mod run;
 #[cfg(feature = "vmm")]

@@ -11,6 +11,7 @@ use super::events::{OutputArgs, WantedArgs};
 use super::explain::Explain;
 use super::guest::Guest;
 use super::histograms::HistogramArgs;
+use super::image::Image;
 use super::log::LogArgs;
 use super::probes::debug_info::DebugArgs;
 use super::probes::hits::{HitArgs, HoldArgs};
@@ -120,6 +121,9 @@ Example:
   hvprobe unpack /boot/vmlinuz-6.1.0-56-cloud-amd64 vmlinux
   hvprobe run --kernel vmlinux -p 'p vfs_read'")]
     Unpack(Unpack),
+    /// Look into a disk image, without mounting it
+    #[command(subcommand)]
+    Image(Image),
     /// Print a completion script for a shell
     #[command(after_help = "\
 Example:

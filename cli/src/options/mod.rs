@@ -6,6 +6,7 @@ pub(crate) mod events;
 pub(crate) mod explain;
 pub(crate) mod guest;
 pub(crate) mod histograms;
+pub(crate) mod image;
 pub(crate) mod label;
 pub(crate) mod log;
 mod one_of;

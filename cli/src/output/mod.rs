@@ -5,6 +5,7 @@ pub(crate) mod events;
 pub(crate) mod explained;
 pub(crate) mod file;
 pub(crate) mod histograms;
+pub(crate) mod image;
 pub(crate) mod json;
 mod printable;
 pub(crate) mod remedy;

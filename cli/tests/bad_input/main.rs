@@ -109,6 +109,41 @@ fn kernels_that_are_none_are_refused() {
 }
 
 #[test]
+fn disk_images_that_are_none_are_refused() {
+    let place = Place::new();
+    let missing = place.path("missing");
+    place.check(
+        &["image", "inspect", missing.to_str().unwrap()],
+        expect![[r#"
+        hvprobe: cannot open the disk image $PLACE/missing: No such file or directory (os error 2)
+        status 1
+    "#]],
+    );
+    place.check(
+        &["image", "inspect", "/dev/zero"],
+        expect![[r#"
+        hvprobe: cannot open the disk image /dev/zero: it is not a regular file
+        status 1
+    "#]],
+    );
+    let zeros = place.file("zeros", &[0; 4096]);
+    place.check(
+        &["image", "inspect", "--format", "qcow2", &zeros],
+        expect![[r#"
+        hvprobe: cannot open the disk image $PLACE/zeros: Not a qcow2 file
+        status 1
+    "#]],
+    );
+    place.check(
+        &["image", "inspect", &zeros],
+        expect![[r#"
+        hvprobe: found nothing to boot in the disk image: there is no boot entry and no kernel in /boot; give --kernel and --initrd
+        status 1
+    "#]],
+    );
+}
+
+#[test]
 fn impossible_sizes_are_refused() {
     let place = Place::new();
     let kernel = place.file("kernel", b"no matter");

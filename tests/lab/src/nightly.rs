@@ -65,7 +65,7 @@ const PAUSE: &str = "60";
 const MEMORY: &str = "6G";
 
 /// Packages whose properties are tested with many cases if `--long` is given, which takes hours.
-const LONG: [&str; 14] = [
+const LONG: [&str; 15] = [
     "hvprobe-arch",
     "hvprobe-cli",
     "hvprobe-devices",
@@ -77,6 +77,7 @@ const LONG: [&str; 14] = [
     "hvprobe-proto",
     "hvprobe-server",
     "hvprobe-spec",
+    "hvprobe-storage",
     "hvprobe-tests",
     "hvprobe-vm",
     "hvprobe-vmlinux",

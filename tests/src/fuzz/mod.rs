@@ -19,6 +19,7 @@ mod modules;
 mod paging;
 mod perf_probe;
 mod script;
+mod storage;
 mod symbols;
 mod types;
 mod unwind;
@@ -35,6 +36,7 @@ pub use modules::modules;
 pub use paging::{hidden, walk};
 pub use perf_probe::perf_probe;
 pub use script::script;
+pub use storage::{boot_entry, disk, gpt, grub, uki};
 pub use symbols::pattern;
 pub use unwind::unwind;
 
@@ -48,7 +50,8 @@ pub struct Target {
 }
 
 /// All targets, sorted by name.
-pub const TARGETS: [Target; 23] = [
+pub const TARGETS: [Target; 28] = [
+    target("boot_entry", boot_entry),
     target("boundary", boundary),
     target("btf", btf),
     target("bzimage", bzimage),
@@ -56,8 +59,11 @@ pub const TARGETS: [Target; 23] = [
     target("debug_info", debug_info),
     target("definition", definition),
     target("detour", detour),
+    target("disk", disk),
     target("fetched", fetched),
     target("gate", gate),
+    target("gpt", gpt),
+    target("grub", grub),
     target("hidden", hidden),
     target("image", image),
     target("insn", insn),
@@ -70,6 +76,7 @@ pub const TARGETS: [Target; 23] = [
     target("record", record),
     target("script", script),
     target("tables", tables),
+    target("uki", uki),
     target("unwind", unwind),
     target("walk", walk),
 ];

@@ -132,7 +132,10 @@ fn interrupts_of_a_timer_never_show_a_stepped_copy() {
     let (machine, events) = finished(config);
     let records = records(&machine);
     let fired = records.len();
-    assert!(fired >= ENOUGH.into(), "the timer fired {fired} times");
+    assert!(
+        fired >= usize::from(ENOUGH),
+        "the timer fired {fired} times"
+    );
     for record in &records {
         assert!(!is_hidden(record) && record.idt == IDT_BASE, "{record:#x?}");
     }

@@ -7,13 +7,18 @@ use serde_json::Value;
 use super::workspace::packages;
 
 /// For each crate: the crates of the workspace that its code may depend on, and why not on others.
-pub(crate) const ARROWS: [(&str, &[&str], &str); 13] = [
+pub(crate) const ARROWS: [(&str, &[&str], &str); 14] = [
     ("arch", &[], "x86-64 is pure"),
     ("spec", &["arch"], "what a user asks for knows no kernel"),
     (
         "vmlinux",
         &["arch"],
         "the file of a kernel is read without its symbols, and without a machine",
+    ),
+    (
+        "storage",
+        &["vmlinux"],
+        "an image is read without its kernel's symbols, and without a machine",
     ),
     (
         "linux",
@@ -62,7 +67,9 @@ pub(crate) const ARROWS: [(&str, &[&str], &str); 13] = [
     ),
     (
         "cli",
-        &["arch", "spec", "vmlinux", "proto", "sources", "server"],
+        &[
+            "arch", "spec", "vmlinux", "storage", "proto", "sources", "server",
+        ],
         "the program talks to machines through the API, and to its own only if it is built with them",
     ),
 ];

@@ -39,7 +39,7 @@ pub(crate) fn wrong_steps() -> Vec<String> {
             }
             seen += 1;
             let folder = match of {
-                "machine" | "vm" | "devices" | "server" => format!("vmm/{of}"),
+                "machine" | "vm" | "devices" | "server" | "storage" => format!("vmm/{of}"),
                 "spec" | "vmlinux" | "linux" | "hit" | "engine" | "sources" => {
                     format!("introspect/{of}")
                 }
