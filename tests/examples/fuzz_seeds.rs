@@ -11,7 +11,7 @@ use hvprobe_tests::fuzz::bzimage_around;
 
 use hvprobe_fixtures::disk;
 use hvprobe_fixtures::kernel::{self, Layout, TEXT};
-use hvprobe_fixtures::{MODULE_VIRT, btf};
+use hvprobe_fixtures::{MODULE_VIRT, btf, kernel_file};
 use hvprobe_linux::debug_info::DebugFile;
 
 /// Address to which the targets link the table under test.
@@ -74,6 +74,9 @@ fn seeds() -> Vec<(&'static str, String, Vec<u8>)> {
     add("bzimage", "elf", kernel.clone());
     add("bzimage", "gzip", bzimage_around(&gzip));
     add("payload", "plain", kernel.clone());
+    for (name, relocations) in relocations() {
+        add("payload", name, [relocated_kernel(), relocations].concat());
+    }
     add("payload", "gzip", gzip);
     let block = lz4_flex::block::compress(&kernel);
     let mut lz4 = vec![0x02, 0x21, 0x4c, 0x18];
@@ -498,4 +501,32 @@ fn hidden(five: bool) -> Vec<u8> {
     bytes.push(8);
     bytes.extend(200_u16.to_le_bytes());
     bytes
+}
+
+/// Physical addresses of the text and the data of [`relocated_kernel`].
+const PLACES: [u64; 2] = [0x100_0000, 0x120_0000];
+
+/// Returns a kernel whose text and data hold 16 bytes each.
+fn relocated_kernel() -> Vec<u8> {
+    let [text, data] = PLACES;
+    kernel_file::elf(
+        text,
+        &[(text, &[0x90; 16], 4096), (data, &[0x55; 16], 4096)],
+    )
+}
+
+/// Returns relocations of [`relocated_kernel`], with a name for each form.
+fn relocations() -> [(&'static str, Vec<u8>); 3] {
+    let low = |at: u64| u32::try_from(at + 0x8000_0000).expect("the low half");
+    let [text, data] = PLACES.map(low);
+    let all = |wide| [wide, [data], [text]];
+    let lists = |lists: [[u32; 1]; 3], without_inverse| {
+        let lists = lists.each_ref().map(|list| &list[..]);
+        kernel_file::relocations(lists, without_inverse)
+    };
+    [
+        ("relocations", lists(all([text + 8]), false)),
+        ("relocations_without_inverse", lists(all([text + 8]), true)),
+        ("relocation_outside", lists(all([text + 12]), true)),
+    ]
 }

@@ -78,16 +78,34 @@ impl SetupHeader {
     /// Returns the highest address at which the initramfs may have a byte.
     #[must_use]
     pub fn initrd_max(&self) -> u64 {
-        let word = field(&self.bytes, 0x22c - Self::START).map_or(0, u32::from_le_bytes);
         // A limit below that of the earliest kernels is not plausible.
-        u64::from(word).max(0x37ff_ffff)
+        self.word(0x22c).max(0x37ff_ffff)
     }
 
     /// Returns the maximum length of the command line in bytes, without the closing zero.
     #[must_use]
     pub fn cmdline_max(&self) -> usize {
-        let word = field(&self.bytes, 0x238 - Self::START).map_or(0, u32::from_le_bytes);
-        usize::try_from(word).unwrap_or(usize::MAX)
+        usize::try_from(self.word(0x238)).unwrap_or(usize::MAX)
+    }
+
+    /// Returns the alignment in bytes that the kernel needs for its addresses (`kernel_alignment`).
+    #[must_use]
+    pub fn alignment(&self) -> u64 {
+        self.word(0x230)
+    }
+
+    /// Returns the number of bytes that the kernel needs from its start on, before it knows the memory map
+    /// (`init_size`).
+    #[must_use]
+    pub fn init_size(&self) -> u64 {
+        self.word(0x260)
+    }
+
+    /// Returns the 32-bit field at the offset `at`; 0 if the header is too short to have it.
+    fn word(&self, at: usize) -> u64 {
+        field(&self.bytes, at - Self::START)
+            .map_or(0, u32::from_le_bytes)
+            .into()
     }
 
     /// Returns the packed kernel in `image`, which must be the file of this header.

@@ -140,11 +140,11 @@ pub(super) fn segments(elf: &[u8]) -> Result<Vec<Segment<'_>>, KernelError> {
     Ok(segments)
 }
 
-fn header(elf: &[u8]) -> Result<&FileHeader64<Le>, KernelError> {
+pub(super) fn header(elf: &[u8]) -> Result<&FileHeader64<Le>, KernelError> {
     FileHeader64::<Le>::parse(elf).map_err(|_| damaged("its ELF header is invalid"))
 }
 
-fn damaged(what: &str) -> KernelError {
+pub(super) fn damaged(what: &str) -> KernelError {
     KernelError::Damaged {
         what: what.to_owned(),
     }

@@ -72,4 +72,31 @@ pub enum KernelError {
     /// The payload unpacks to more than any kernel.
     #[error("the kernel's payload unpacks to more than {} MiB", MAX_KERNEL >> 20)]
     UnpackedTooLarge,
+    /// The kernel cannot be moved.
+    #[error("the kernel cannot be moved to another address: {0}")]
+    Immovable(#[from] Immovable),
+}
+
+/// Why a kernel cannot be moved to other addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Immovable {
+    /// There is nothing after the kernel's ELF file: it is a `vmlinux`, or was built without
+    /// `CONFIG_X86_NEED_RELOCS`.
+    #[error("its file has no relocations")]
+    NoRelocations,
+    /// What is after the kernel's ELF file are not the relocations of any known kernel.
+    #[error("its relocations have an unknown form")]
+    Unknown,
+    /// The ELF file has a table of symbols, which relocations do not move. The payload of a `bzImage` has none.
+    #[error("its file has a symbol table")]
+    HasSymbols,
+    /// The header asks for an alignment that no kernel has.
+    #[error("its header asks for addresses that are multiples of {0:#x}")]
+    Alignment(
+        /// The alignment in bytes.
+        u64,
+    ),
+    /// The kernel fills its mapping.
+    #[error("it is too large")]
+    TooLarge,
 }

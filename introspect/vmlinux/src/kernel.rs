@@ -7,7 +7,8 @@ use hvprobe_arch::Gpa;
 
 use super::bzimage::SetupHeader;
 use super::elf::{self, Segment};
-use super::error::{KernelError, MAX_FILE};
+use super::error::{Immovable, KernelError, MAX_FILE};
+use super::relocations::{Relocations, Slide};
 use super::{file, unpack};
 
 /// A kernel image, unpacked.
@@ -15,6 +16,7 @@ use super::{file, unpack};
 pub struct Kernel {
     elf: Vec<u8>,
     setup: Option<SetupHeader>,
+    slide: Option<Slide>,
 }
 
 impl Kernel {
@@ -65,10 +67,42 @@ impl Kernel {
             return Err(foreign(&image));
         };
         elf::check(&elf)?;
-        Ok(Self { elf, setup })
+        Ok(Self {
+            elf,
+            setup,
+            slide: None,
+        })
     }
 
-    /// Returns the kernel as an ELF file: the image itself, or its unpacked payload.
+    /// Moves the kernel by `slide` from the addresses at which it is linked. [`Kernel::elf`] is that of the moved
+    /// kernel afterwards. A kernel can be moved once.
+    ///
+    /// # Errors
+    /// When the kernel cannot be moved, as [`Kernel::movable`] says, or its relocations are damaged. After the
+    /// latter, it cannot be used.
+    pub fn relocate(&mut self, slide: Slide) -> Result<(), KernelError> {
+        Relocations::find(&self.elf)?.apply(&mut self.elf, slide)?;
+        elf::check(&self.elf)?;
+        self.slide = Some(slide);
+        Ok(())
+    }
+
+    /// Checks that the kernel can be moved.
+    ///
+    /// # Errors
+    /// When its file has no relocations that are known.
+    pub fn movable(&self) -> Result<(), Immovable> {
+        Relocations::find(&self.elf).map(drop)
+    }
+
+    /// Returns how far the kernel was moved, if it was.
+    #[must_use]
+    pub fn slide(&self) -> Option<Slide> {
+        self.slide
+    }
+
+    /// Returns the kernel as an ELF file: the image itself, or its unpacked payload. Relocations follow the ELF file
+    /// if the kernel can be moved.
     #[must_use]
     pub fn elf(&self) -> &[u8] {
         &self.elf

@@ -99,7 +99,7 @@ fn lz4(payload: &[u8]) -> Result<Vec<u8>, KernelError> {
             .zip(&lengths),
     );
     // Blocks are independent of each other, so every processor can unpack one.
-    let unpack_some = || {
+    let unpack_some = || -> Result<(), KernelError> {
         loop {
             let next = work.lock().unwrap_or_else(PoisonError::into_inner).next();
             let Some(((block, place), length)) = next else {
