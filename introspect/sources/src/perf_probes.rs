@@ -12,7 +12,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::path::Path;
 
-use hvprobe_arch::Gva;
 use hvprobe_linux::debug_info::{
     DebugError, DebugInfo, Line, Location, PointPlace, Selected, Shown, Variable,
 };
@@ -168,7 +167,7 @@ impl Sources {
                 .map_err(|why| wrong(probe.column.0, &*why))?,
             Point::Text { file, text } => text_in_file(info, file, text, source)
                 .map_err(|why| wrong(probe.column.0, &*why))?,
-            point => match info.places(point) {
+            point => match self.places_of(info, point) {
                 Ok(places) => places,
                 Err(error) => {
                     let symbol = matches!(error, DebugError::NoFunction { .. })
@@ -217,8 +216,8 @@ impl Sources {
             At::Line(_) | At::Text(_) => return None,
         };
         let symbol = self.symbols().lookup(name).ok()?;
-        let at = symbol.addr.0.checked_add(offset)?;
-        (offset < symbol.size.max(1)).then(|| PointPlace::of_symbol(Gva(at), name))
+        let at = self.linked(symbol.addr.checked_add(offset)?);
+        (offset < symbol.size.max(1)).then(|| PointPlace::of_symbol(at, name))
     }
 
     fn definition(

@@ -1,6 +1,5 @@
 //! Finds the source lines of addresses in a kernel or a module, for stacks. Needs no machine.
 
-use hvprobe_arch::Gva;
 use hvprobe_linux::debug_info::SourceLine;
 
 use super::sources::{Sources, SourcesError};
@@ -33,7 +32,7 @@ impl SourceLines {
         let Ok(symbol) = self.0.symbols().lookup(symbol) else {
             return Ok(None);
         };
-        let at = Gva(symbol.addr.0.wrapping_add(offset));
-        Ok(self.0.info()?.line_at(at)?)
+        let at = symbol.addr.wrapping_add(offset);
+        Ok(self.0.info()?.line_at(self.0.linked(at))?)
     }
 }

@@ -8,7 +8,8 @@ use std::sync::{Arc, LazyLock};
 
 use hvprobe_arch::Gva;
 use hvprobe_linux::debug_info::{
-    DebugError, DebugFile, DebugInfo, Index, Line, Location, ModuleFile, Variable, is_module_name,
+    DebugError, DebugFile, DebugInfo, Index, Line, Location, ModuleFile, PointPlace, Variable,
+    is_module_name,
 };
 use hvprobe_linux::image::{ImageError, KernelImage};
 use hvprobe_linux::symbols::{SymbolKind, Symbols};
@@ -185,6 +186,37 @@ impl Sources {
         }
     }
 
+    /// Returns the address at which `at`, an address of the debug information, is in the guest.
+    fn loaded(&self, at: Gva) -> Gva {
+        at.wrapping_add(self.offset())
+    }
+
+    /// Returns the address that `at`, an address of a symbol, has in the debug information.
+    pub(crate) fn linked(&self, at: Gva) -> Gva {
+        Gva(at.0.wrapping_sub(self.offset()))
+    }
+
+    /// Returns the places in the debug information that `point` stands for. Its address, if it is one, is that of a
+    /// symbol.
+    pub(crate) fn places_of(
+        &self,
+        info: &DebugInfo<'_>,
+        point: &Point,
+    ) -> Result<Vec<PointPlace>, DebugError> {
+        match point {
+            Point::Address(at) => info.places(&Point::Address(self.linked(*at))),
+            point => info.places(point),
+        }
+    }
+
+    /// Returns how far the symbols are from their addresses in the debug information, in bytes.
+    fn offset(&self) -> u64 {
+        match &self.of {
+            Of::Kernel(image) => image.offset().unwrap_or(0),
+            Of::Module(_) => 0,
+        }
+    }
+
     pub(crate) fn info(&self) -> Result<DebugInfo<'_>, DebugError> {
         let build_id = match &self.of {
             Of::Kernel(image) => image.build_id(),
@@ -255,7 +287,7 @@ impl Sources {
     /// When there are none, or the debug information is damaged.
     pub fn variables(&self, point: &Point) -> Result<v1::ListVariablesResponse, SourcesError> {
         let info = self.info()?;
-        let places = info.places(point)?.into_iter().map(|place| {
+        let places = self.places_of(&info, point)?.into_iter().map(|place| {
             let variables = info.variables(&place)?.into_iter();
             Ok(v1::SourcePlace {
                 place: self.named(place.at),
@@ -285,8 +317,8 @@ impl Sources {
         }
     }
 
-    /// Returns an address as [`address`](Self::address) does. If no definition can name it, returns the bare
-    /// address, or a name that several symbols share.
+    /// Returns an address of the debug information as [`address`](Self::address) does. If no definition can name it,
+    /// returns the bare address, or a name that several symbols share.
     pub(crate) fn named(&self, at: Gva) -> String {
         self.address(at).unwrap_or_else(|why| match why {
             Unnameable::Nowhere(at) => at.to_string(),
@@ -294,12 +326,13 @@ impl Sources {
         })
     }
 
-    /// Returns an address in the syntax of definitions: `SYMBOL+0x10`, `MODULE:SYMBOL+0x10`, or `_stext+0x1234`
+    /// Returns an address of the debug information in the syntax of definitions: `SYMBOL+0x10`, `MODULE:SYMBOL+0x10`, or `_stext+0x1234`
     /// if several symbols of the kernel have the name of the symbol that contains it.
     ///
     /// # Errors
     /// When no definition can name it.
     pub(crate) fn address(&self, at: Gva) -> Result<String, Unnameable> {
+        let at = self.loaded(at);
         let symbols = self.symbols();
         let (symbol, offset) = symbols.containing(at).ok_or(Unnameable::Nowhere(at))?;
         let is_alone = symbols

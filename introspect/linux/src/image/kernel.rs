@@ -19,7 +19,7 @@ use crate::symbols::Symbols;
 use crate::types::{BtfError, Member, Types};
 use crate::unwind::{Orc, OrcError};
 
-/// A range of text, with its bytes as linked.
+/// A range of text, with its bytes in the file.
 pub(super) struct Text {
     pub(super) at: Range<u64>,
     pub(super) bytes: Box<[u8]>,
@@ -49,6 +49,7 @@ pub struct KernelImage {
     virt_to_phys_offset: u64,
     init_top_pgt: Option<Gpa>,
     orc: Result<Arc<Orc>, OrcError>,
+    offset: Option<u64>,
 }
 
 impl KernelImage {
@@ -57,6 +58,15 @@ impl KernelImage {
     /// # Errors
     /// If it is not an x86-64 ELF kernel, or has no readable symbols or text.
     pub fn parse(elf: &[u8]) -> Result<Self, ImageError> {
+        Self::parse_moved(elf, None)
+    }
+
+    /// As [`KernelImage::parse`], for a kernel that was moved by `offset` bytes from the addresses at which it was
+    /// linked. `elf` has the addresses after that.
+    ///
+    /// # Errors
+    /// As [`KernelImage::parse`].
+    pub fn parse_moved(elf: &[u8], offset: Option<u64>) -> Result<Self, ImageError> {
         let elf = Elf::parse(elf)?;
         let symbols = read_symbols(&elf)?;
         let text = text(&elf, &symbols, "_stext", "_etext").ok_or(ImageError::NoText)?;
@@ -96,7 +106,15 @@ impl KernelImage {
             text,
             lists,
             virt_to_phys_offset,
+            offset,
         })
+    }
+
+    /// Returns how far the kernel's virtual addresses are from those at which it was linked, in bytes; `None` if the
+    /// kernel was not moved (no KASLR). Debug information has the addresses at which it was linked.
+    #[must_use]
+    pub fn offset(&self) -> Option<u64> {
+        self.offset
     }
 
     /// Returns the kernel's symbols.

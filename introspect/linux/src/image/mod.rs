@@ -1,7 +1,7 @@
 //! Reads the kernel image that the guest is booted from.
 //!
 //! A [`KernelImage`] is built once from the ELF file and never changes. Invariants: it owns all it needs (the
-//! symbols, the text as linked, the lists of text that must not be probed), so the file can be dropped. No byte
+//! symbols, the text as it is loaded, the lists of text that must not be probed), so the file can be dropped. No byte
 //! of the file is trusted: a hostile one gives an error or wrong names, never a panic or unbounded work.
 
 mod elf;

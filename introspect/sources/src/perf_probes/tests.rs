@@ -2,13 +2,17 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 
 use expect_test::{Expect, expect};
 use hvprobe_fixtures::dwarf;
+use hvprobe_linux::debug_info::DebugFile;
+use hvprobe_linux::image::KernelImage;
 use hvprobe_spec::definition;
 use hvprobe_vmlinux::Kernel;
 
 use super::*;
+use crate::SourceLines;
 
 /// Content of the source file that the functions belong to.
 const SOURCE: &str = "/* 1 */\n\nint helper()\n{ ret = 1;\n\n\n\n\n\nint vfs_test()\n\tret = a + b;\n12\n13\n\
@@ -316,4 +320,43 @@ fn places_are_numbered_by_the_name_before_and_bounded() {
         "1000 places; at most 128 are possible here: name one by the line that it was inlined into, as in \
          CALLER:LINE, or by its address, as in 0x...; of a pattern, fewer functions"
     );
+}
+
+#[test]
+fn definitions_of_a_kernel_that_was_moved_have_its_symbols() {
+    const OFFSET: u64 = 0x1240_0000;
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("fs")).unwrap();
+    fs::write(folder.path().join("fs/test.c"), SOURCE).unwrap();
+    let image = |offset: Option<u64>| {
+        let elf = dwarf::kernel_at(offset.unwrap_or(0));
+        Arc::new(KernelImage::parse_moved(&elf, offset).unwrap())
+    };
+    let file = || DebugFile::parse(&dwarf::file()).unwrap();
+    let sources = |offset| Sources::of(image(offset), file()).unwrap();
+    let (linked, moved) = (sources(None), sources(Some(OFFSET)));
+    for text in [
+        "vfs_test:1 count",
+        "vfs_test+0x20",
+        "fs/test.c:14",
+        "test.c;ret=*",
+        "vfs_test%return $retval",
+        "_stext %di",
+        "vfs_test given table",
+    ] {
+        assert_eq!(
+            rendered(&moved, text, folder.path()),
+            rendered(&linked, text, folder.path())
+        );
+    }
+    // Addresses are those of the guest.
+    let at = |address: u64| format!("{address:#x} %di");
+    let place = rendered(&moved, &at(dwarf::FUNCTION + OFFSET + 0x20), folder.path());
+    assert!(place.contains(" vfs_test+0x20 "), "{place}");
+    let point = |address: u64| Point::parse(&format!("{address:#x}")).unwrap();
+    assert!(moved.knows(&point(dwarf::FUNCTION + OFFSET)).unwrap());
+    assert!(!moved.knows(&point(dwarf::FUNCTION)).unwrap());
+    let line = |sources| SourceLines::new(sources).at("vfs_test", 4).unwrap();
+    assert!(line(sources(Some(OFFSET))).is_some());
+    assert_eq!(line(moved), line(linked));
 }
