@@ -115,7 +115,7 @@ pub enum Refused {
     },
     /// The kernel overlaps the window for our own code.
     #[error(
-        "the kernel is linked at {at}, and the code of probes goes below {end}: nothing of it can be probed unless it \
+        "the kernel lies at {at}, and the code of probes goes below {end}: nothing of it can be probed unless it \
          is built with CONFIG_PHYSICAL_START=0x1000000 or more"
     )]
     LinkedLow {

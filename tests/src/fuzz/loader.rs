@@ -3,19 +3,31 @@
 use hvprobe_arch::Gpa;
 use hvprobe_arch::mem::PhysMemory;
 use hvprobe_vm::loader::load;
-use hvprobe_vm::memory::{GuestRam, MIN_RAM};
-use hvprobe_vmlinux::Kernel;
+use hvprobe_vm::memory::GuestRam;
+use hvprobe_vmlinux::{Kernel, Slide};
+
+/// RAM of the machine, in bytes: enough for kernels that are linked at 16 MiB.
+const RAM: u64 = 32 << 20;
 
 /// Number of sectors of boot code in front of the payload, without the first.
 const SECTORS: u8 = 1;
+
+/// How far a kernel is moved that has relocations.
+const SLIDE: Slide = Slide {
+    virt: 0x1240_0000,
+    phys: 2 << 20,
+};
 
 /// Parses any bytes as a kernel image. An image that parses is also loaded into a small machine, where only the
 /// ranges that the loader reports may be written above 1 MiB.
 pub fn bzimage(data: &[u8]) -> bool {
     match Kernel::parse(data.to_vec()) {
-        Ok(kernel) => {
+        Ok(mut kernel) => {
             assert!(kernel.elf().starts_with(b"\x7fELF"));
             place(&kernel);
+            if kernel.relocate(SLIDE).is_ok() {
+                place(&kernel);
+            }
             true
         }
         Err(error) => {
@@ -27,7 +39,7 @@ pub fn bzimage(data: &[u8]) -> bool {
 
 fn place(kernel: &Kernel) {
     const INITRD: [&[u8]; 2] = [b"first", b"second part"];
-    let ram = GuestRam::with_hidden(MIN_RAM, 4096).expect("any host has so much");
+    let ram = GuestRam::with_hidden(RAM, 4096).expect("any host has so much");
     let Ok(entry) = load(kernel, &ram, &INITRD, "quiet", Gpa(0xe_0000)) else {
         return;
     };

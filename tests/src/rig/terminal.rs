@@ -9,17 +9,44 @@ use std::time::Duration;
 
 use hvprobe_machine::{Console, KernelFile, Machine, MachineConfig};
 use hvprobe_spec::chain;
+use hvprobe_vm::loader::{LoadError, Room};
+use hvprobe_vm::memory::GuestRam;
+
+use super::progress;
 
 /// The kernels from which guests were booted, with their paths.
 static KERNELS: Mutex<Vec<(PathBuf, Arc<KernelFile>)>> = Mutex::new(Vec::new());
 
-/// Returns the kernel at `path`. Reads it only once for all guests of this program.
+/// Memory for which the kernels in [`KERNELS`] are placed, in bytes.
+const MEMORY: u64 = 256 << 20;
+/// Memory that is left free after them for an initramfs, in bytes.
+const FOR_INITRD: usize = 64 << 20;
+
+/// Opens the kernel at `path`, and places it at random in memory as all guests have it that use it.
+fn open(path: &Path) -> Result<KernelFile, LoadError> {
+    let ram = GuestRam::new(MEMORY).expect("memory for a guest");
+    let room = Room {
+        ram: &ram,
+        initrd: &[&vec![0; FOR_INITRD]],
+        cmdline: "",
+    };
+    let kernel = KernelFile::open(path)?.randomize(room)?;
+    // For a failure that depends on it.
+    progress(&format!(
+        "kernel offset {:#x}",
+        kernel.offset().unwrap_or(0)
+    ));
+    Ok(kernel)
+}
+
+/// Returns the kernel at `path`, which has the same random place in all guests of this program: it is read only
+/// once.
 fn kernel(path: &Path) -> Arc<KernelFile> {
     let mut known = KERNELS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((_, file)) = known.iter().find(|(known, _)| known == path) {
         return Arc::clone(file);
     }
-    match KernelFile::open(path) {
+    match open(path) {
         Ok(file) => {
             let file = Arc::new(file);
             known.push((path.to_owned(), Arc::clone(&file)));
@@ -38,8 +65,12 @@ pub(super) fn boot_paused(config: MachineConfig) -> Arc<Machine> {
         paused: true,
         ..config
     };
-    let kernel = kernel(&config.kernel);
-    match Machine::boot_from(config, kernel) {
+    let is_placed = !config.cmdline.contains("nokaslr") && config.memory >= MEMORY;
+    let booted = match is_placed.then(|| kernel(&config.kernel)) {
+        Some(kernel) => Machine::boot_from(config, kernel),
+        None => Machine::boot(config),
+    };
+    match booted {
         Ok(machine) => machine,
         Err(error) => panic!("cannot boot: {}", chain(&error)),
     }

@@ -7,12 +7,16 @@ use hvprobe_hit::event::EventKind;
 use hvprobe_machine::{Event, MachineConfig, Mechanism, ProbeId, ProbeSpec, ProbeState};
 use hvprobe_tests::names;
 use hvprobe_tests::rig::{
-    Running, assert_clean, chain, guest, info, optimizing_guest, probe, rig, values,
+    Running, assert_clean, chain, guest, info, optimizing_guest, probe, rig, short, values,
 };
 
 /// A function that only the workload calls.
 const FUNCTION: &str = "__x64_sys_getpgid";
 const SLEEP: &str = "__x64_sys_clock_nanosleep";
+
+/// Start of the direct map of physical memory, if the kernel does not choose it at random (`__PAGE_OFFSET_BASE_L4` and
+/// `__PAGE_OFFSET_BASE_L5` in arch/x86/include/asm/page_64_types.h).
+const DIRECT_MAP: [u64; 2] = [0xffff_8880_0000_0000, 0xff11_0000_0000_0000];
 
 /// Registers a probe of [`FUNCTION`] with the mechanism `wanted` at one of `offsets`, and removes that offset from
 /// `offsets`.
@@ -55,6 +59,78 @@ fn counts() {
     assert!(calls > 100, "{calls} calls");
     let hits = i64::try_from(counts.hits).expect("few");
     assert_eq!((hits, counts.missed, counts.faults), (calls, 0, 0));
+}
+
+/// Addresses of a guest's kernel.
+struct Placed {
+    /// How far the kernel was moved.
+    offset: Option<u64>,
+    /// Address of `_stext`.
+    start: u64,
+    /// Start of the direct map.
+    direct_map: u64,
+}
+
+/// Boots a guest with `cmdline`. Checks that its kernel has the symbols' addresses, and that probes have hits.
+fn placed(cmdline: String) -> Placed {
+    let script = "grep -w _stext /proc/kallsyms; echo ready; read go; workload calls getpgid 3";
+    let config = MachineConfig {
+        cmdline,
+        ..optimizing_guest(1, &["sh", "-c", script])
+    };
+    let mut running = Running::boot(config);
+    let printed = running.wait_for("ready");
+    let machine = running.machine.clone();
+    let start = running.address("_stext").0;
+    assert!(
+        printed.contains(&format!("{start:x} T _stext")),
+        "{printed}"
+    );
+    let mut base = [0; 8];
+    let at = running.address("page_offset_base");
+    machine.read_kernel(at, &mut base).expect("kernel data");
+    let probes = ["p", "r"].map(|kind| running.register(probe(&format!("{kind} {FUNCTION}"))));
+    machine.console_input(b"\n");
+    let (ending, printed) = running.end();
+    assert_clean(&ending, &printed, 0);
+    for id in probes {
+        assert_eq!(info(&machine, id).counts.hits, 3, "{printed}");
+    }
+    Placed {
+        offset: machine.image().offset(),
+        start,
+        direct_map: u64::from_le_bytes(base),
+    }
+}
+
+#[test]
+fn kaslr() {
+    if rig("the kernel at random addresses").is_none() {
+        return;
+    }
+    if names::has_symbols_of_functions_only() {
+        eprintln!("skipped: this kernel's symbols do not lead to its data");
+        return;
+    }
+    let linked = placed(short() + " nokaslr");
+    assert_eq!(linked.offset, None);
+    assert!(
+        DIRECT_MAP.contains(&linked.direct_map),
+        "{:#x}",
+        linked.direct_map
+    );
+    let moved = placed(short());
+    let offset = moved.offset.expect("a stock kernel can be moved");
+    assert_eq!(moved.start, linked.start + offset);
+    assert!(
+        offset.is_multiple_of(2 << 20) && offset < 1 << 30,
+        "{offset:#x}"
+    );
+    assert!(
+        !DIRECT_MAP.contains(&moved.direct_map),
+        "{:#x}",
+        moved.direct_map
+    );
 }
 
 #[test]

@@ -53,7 +53,7 @@ impl Machine {
     }
 
     /// As [`Machine::boot`], but boots `kernel` instead of the kernel that the configuration names, whose file is
-    /// not read. Many machines of one kernel boot faster that way, and share its symbols.
+    /// not read, and where `kernel` is already placed, even if the command line has `nokaslr`. Many machines of one kernel boot faster that way, and share its symbols.
     ///
     /// # Errors
     /// As [`Machine::boot`].
@@ -73,7 +73,7 @@ impl Machine {
         thread::scope(|scope| {
             let mode = scope.spawn(catch_mode);
             let ram = board::memory(&config)?;
-            let files = Files::read(&config, kernel)?;
+            let files = Files::read(&config, kernel, &ram)?;
             debug!("files read");
             let image = scope.spawn({
                 let kernel = Arc::clone(&files.kernel);

@@ -14,7 +14,7 @@ use crate::exits::{Counter, Counts};
 use crate::guest::{Console, Ticks};
 
 const MACHINE: &str = "hits";
-const CMDLINE: &str = "console=ttyS0 quiet reboot=k panic=-1 pci=off mitigations=off";
+const CMDLINE: &str = "console=ttyS0 quiet reboot=k panic=-1 pci=off mitigations=off nokaslr";
 /// Time limit for two waits: until the server listens, and until a jump becomes possible.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Text in the error of a jump that is refused only for now, because the guest's kernel is changing its own

@@ -40,8 +40,7 @@ impl Accelerator {
     }
 }
 
-/// Command line of the guest, like that of hvprobe's guest. With `nokaslr`, symbols are at the addresses at which
-/// they were linked.
+/// Command line of the guest, like that of hvprobe's guest.
 const CMDLINE: &str = "console=ttyS0 quiet reboot=k panic=-1 mitigations=off nokaslr";
 
 /// Boots the guest in the folder `guest`, sets a breakpoint on `function` and lets the guest run into it `hits`

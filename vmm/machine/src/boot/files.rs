@@ -4,7 +4,8 @@ use std::io::Read as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use hvprobe_vm::loader;
+use hvprobe_vm::loader::{self, Room};
+use hvprobe_vm::memory::GuestRam;
 use hvprobe_vmlinux::open_file;
 
 use super::error::BootError;
@@ -22,14 +23,16 @@ pub(super) struct Files {
 }
 
 impl Files {
-    /// Reads the files of `config`. If `kernel` is given, uses it instead of the kernel's file.
+    /// Reads the files of `config`. If `kernel` is given, uses it instead of the kernel's file. A kernel that is read
+    /// here is placed at random in `ram`, unless the command line has `nokaslr`.
     pub(super) fn read(
         config: &MachineConfig,
         kernel: Option<Arc<KernelFile>>,
+        ram: &GuestRam,
     ) -> Result<Self, BootError> {
         let kernel = match kernel {
-            Some(kernel) => kernel,
-            None => Arc::new(KernelFile::open(&config.kernel)?),
+            Some(kernel) => Source::Given(kernel),
+            None => Source::Read(KernelFile::open(&config.kernel)?),
         };
         let mut initrd = Vec::new();
         if let Some(path) = &config.initrd {
@@ -38,8 +41,30 @@ impl Files {
         if !config.command.is_empty() {
             initrd.push(loader::command_archive(&config.command)?);
         }
+        let kernel = match kernel {
+            Source::Given(kernel) => kernel,
+            Source::Read(file) if is_fixed(&config.cmdline) => Arc::new(file),
+            Source::Read(file) => Arc::new(file.randomize(Room {
+                ram,
+                initrd: &initrd.iter().map(Vec::as_slice).collect::<Vec<_>>(),
+                cmdline: &config.cmdline,
+            })?),
+        };
         Ok(Self { kernel, initrd })
     }
+}
+
+/// Kernel of a boot.
+enum Source {
+    /// Shared with other machines, at a place that it already has.
+    Given(Arc<KernelFile>),
+    Read(KernelFile),
+}
+
+/// Returns whether the command line says that the kernel stays where it is linked.
+fn is_fixed(cmdline: &str) -> bool {
+    let mut words = cmdline.split_ascii_whitespace();
+    words.any(|word| word == "nokaslr")
 }
 
 /// Reads the initramfs at `path`. If the file has more than `most` bytes, reads `most` + 1 bytes, which suffices
@@ -54,4 +79,22 @@ fn archive(path: &Path, most: u64) -> Result<Vec<u8>, BootError> {
         .and_then(|file| file.take(most + 1).read_to_end(&mut archive))
         .map_err(source)?;
     Ok(archive)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_fixed;
+
+    #[test]
+    fn only_the_word_nokaslr_fixes_a_kernel() {
+        for (cmdline, expected) in [
+            ("quiet nokaslr panic=-1", true),
+            ("nokaslr", true),
+            ("", false),
+            ("kaslr", false),
+            ("nokaslr=1 init=/nokaslr", false),
+        ] {
+            assert_eq!(is_fixed(cmdline), expected, "{cmdline}");
+        }
+    }
 }

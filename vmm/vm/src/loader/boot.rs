@@ -35,6 +35,8 @@ mod field {
 
 /// `loadflags`: the kernel lies at 1 MiB or above.
 const LOADED_HIGH: u8 = 1;
+/// `loadflags`: the kernel was placed at random, so it also chooses the addresses of its memory regions at random.
+const KASLR: u8 = 1 << 1;
 
 /// Code at the reset vector. Linux jumps there on hardware-reduced ACPI platforms without EFI, unless its
 /// command line names another way to reset.
@@ -85,6 +87,10 @@ pub fn load(
     // This loader has no assigned number.
     params.set(field::TYPE_OF_LOADER, &[0xff]);
     params.0[field::LOADFLAGS] |= LOADED_HIGH;
+    params.0[field::LOADFLAGS] &= !KASLR;
+    if kernel.slide().is_some() {
+        params.0[field::LOADFLAGS] |= KASLR;
+    }
     params.set(field::ACPI_RSDP_ADDR, &rsdp.0.to_le_bytes());
 
     let max = setup.map_or(MAX_CMDLINE, |setup| setup.cmdline_max().min(MAX_CMDLINE));
@@ -161,9 +167,7 @@ fn put_initrd(
     kernel_end: Gpa,
     top: u64,
 ) -> Result<Option<(Gpa, u64)>, LoadError> {
-    // The kernel expects each archive at a multiple of four bytes, and skips zeros between them.
-    let padded = |part: &[u8]| (part.len() as u64).next_multiple_of(4);
-    let size = parts.iter().map(|part| padded(part)).sum::<u64>();
+    let size = initrd_len(parts);
     if size == 0 {
         return Ok(None);
     }
@@ -183,6 +187,17 @@ fn put_initrd(
         at = at.wrapping_add(padded(part));
     }
     Ok(Some((Gpa(start), size)))
+}
+
+/// Returns the length in bytes of an archive with what follows it: the kernel expects each archive at a multiple of
+/// four bytes, and skips zeros between them.
+fn padded(part: &[u8]) -> u64 {
+    (part.len() as u64).next_multiple_of(4)
+}
+
+/// Returns the number of bytes that the archives `parts` need together.
+pub(super) fn initrd_len(parts: &[&[u8]]) -> u64 {
+    parts.iter().map(|part| padded(part)).sum()
 }
 
 /// The boot parameters, one page.

@@ -1,5 +1,7 @@
 //! Errors of loading a guest.
 
+use std::io;
+
 use hvprobe_arch::Gpa;
 use hvprobe_vmlinux::KernelError;
 
@@ -47,6 +49,15 @@ pub enum LoadError {
     Command(
         /// What is wrong with it.
         &'static str,
+    ),
+    /// The host returns no random numbers.
+    #[error(
+        "no random numbers for the kernel's addresses; `nokaslr` on its command line does without"
+    )]
+    NoRandomNumbers(
+        /// The system's error.
+        #[source]
+        io::Error,
     ),
     /// The boot structures do not fit into RAM.
     #[error("no memory at {0} for boot structures")]

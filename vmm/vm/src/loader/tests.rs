@@ -6,8 +6,8 @@ use std::path::Path;
 use expect_test::{Expect, expect};
 use hvprobe_arch::Gpa;
 use hvprobe_arch::mem::PhysMemory;
-use hvprobe_fixtures::kernel_file::{bzimage, elf};
-use hvprobe_vmlinux::Kernel;
+use hvprobe_fixtures::kernel_file::{bzimage, elf, relocations};
+use hvprobe_vmlinux::{Kernel, Slide};
 use proptest::prelude::*;
 
 use super::*;
@@ -239,4 +239,29 @@ proptest! {
             let _ = load(&kernel, &ram, &[&payload], "", Gpa(0xe_0000));
         }
     }
+}
+
+#[test]
+fn only_a_kernel_that_was_placed_at_random_is_told_to_randomize_its_memory() {
+    const LOADFLAGS: u64 = 0x211;
+    let payload = [&kernel()[..], &relocations([&[], &[], &[]], false)].concat();
+    let mut image = bzimage(&payload);
+    // A header with the flag set already.
+    image[0x211] |= 1 << 1;
+    let mut kernel = Kernel::parse(image).unwrap();
+    let flag = |kernel: &Kernel| {
+        let ram = GuestRam::with_hidden(64 << 20, 4096).unwrap();
+        let entry = load(kernel, &ram, &[], "", Gpa(0xe_0000)).unwrap();
+        let mut flags = [0];
+        let at = entry.boot_params.wrapping_add(LOADFLAGS);
+        ram.read(at, &mut flags).unwrap();
+        flags[0] >> 1 & 1
+    };
+    assert_eq!(flag(&kernel), 0);
+    let slide = Slide {
+        virt: 2 << 20,
+        phys: 4 << 20,
+    };
+    kernel.relocate(slide).unwrap();
+    assert_eq!(flag(&kernel), 1);
 }

@@ -71,7 +71,7 @@ fn a_kernel_that_lies_where_code_of_probes_goes_is_not_probed() {
         assert!(!matches!(why(start), Some(Refused::LinkedLow { .. })));
     }
     let at = Gva(kernel::OFFSET + 0x20_0000);
-    expect!["the kernel is linked at 0xffffffff80200000, and the code of probes goes below 0xffffffff81000000: nothing of it can be probed unless it is built with CONFIG_PHYSICAL_START=0x1000000 or more"]
+    expect!["the kernel lies at 0xffffffff80200000, and the code of probes goes below 0xffffffff81000000: nothing of it can be probed unless it is built with CONFIG_PHYSICAL_START=0x1000000 or more"]
         .assert_eq(&Refused::LinkedLow { at, end }.to_string());
 }
 
