@@ -13,6 +13,12 @@ use crate::output::{self, json, table};
 
 pub(crate) async fn syms(args: Syms) -> anyhow::Result<ExitCode> {
     let (mut client, machine) = Client::on_machine(&args.on).await?;
+    if !args.json
+        && let Some(offset) = client.get_machine(machine.clone()).await?.kernel_offset
+    {
+        // As in the kernel's panic message.
+        output::notice(format_args!("Kernel Offset: {offset:#x}"));
+    }
     let request = ListSymbolsRequest {
         machine,
         pattern: args.pattern.clone(),

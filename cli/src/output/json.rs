@@ -154,6 +154,7 @@ objects! {
         "disarmed": machine.disarmed,
         "kernel_replaced": machine.kernel_replaced,
         "kernel_build_id": machine.kernel_build_id.as_deref().map(hex),
+        "kernel_offset": machine.kernel_offset.map(Hex),
     }
 
     probe: v1::Probe => {

@@ -39,6 +39,7 @@ pub(crate) fn machine(machine: &Machine) -> v1::Machine {
         disarmed: !machine.armed(),
         kernel_replaced: status.kernel_replaced,
         kernel_build_id: machine.image().build_id().map(<[u8]>::to_vec),
+        kernel_offset: machine.image().offset(),
         anchor: Some(anchor::now()),
         runs: machine.ioctls().iter().map(|ioctls| ioctls.run).sum(),
         // The machine's handle sets its identity; only the answer to `Boot` has the probes.

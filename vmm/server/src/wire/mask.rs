@@ -33,7 +33,7 @@ macro_rules! of_ending {
     };
 }
 
-const FIELDS: [(&str, Take); 22] = fields![
+const FIELDS: [(&str, Take); 23] = fields![
     name,
     state,
     catch_mode,
@@ -49,6 +49,7 @@ const FIELDS: [(&str, Take); 22] = fields![
     probe_entries,
     kernel_replaced,
     kernel_build_id,
+    kernel_offset,
     anchor,
     runs,
     uid,
