@@ -12,7 +12,7 @@ use hvprobe_spec::chain;
 use hvprobe_vm::loader::{LoadError, Room};
 use hvprobe_vm::memory::GuestRam;
 
-use super::progress;
+use crate::progress;
 
 /// The kernels from which guests were booted, with their paths.
 static KERNELS: Mutex<Vec<(PathBuf, Arc<KernelFile>)>> = Mutex::new(Vec::new());
@@ -32,7 +32,7 @@ fn open(path: &Path) -> Result<KernelFile, LoadError> {
     };
     let kernel = KernelFile::open(path)?.randomize(room)?;
     // For a failure that depends on it.
-    progress(&format!(
+    progress::print(format_args!(
         "kernel offset {:#x}",
         kernel.offset().unwrap_or(0)
     ));
