@@ -8,8 +8,8 @@
 //! Each folder uses only those to its left.
 //!
 //! Invariant: an image is untrusted input. Every number read from it is checked before use, and every chain that is
-//! followed has a limit. Nothing in it makes this crate panic, read without end, or open a file outside of the
-//! image's folder. Nothing here writes. ext4 and qcow2 are read by crates that are not ours: a panic or an endless walk
+//! followed has a limit. Nothing here writes. The limits are those of single steps:
+//! an image that was made to harm can still take much time and memory. ext4 and qcow2 are read by crates that are not ours: a panic or an endless walk
 //! in `ext4-view` is contained by its thread; `imago` is relied on to check qcow2 images itself.
 
 mod boot;
