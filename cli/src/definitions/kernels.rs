@@ -313,7 +313,7 @@ mod tests {
             error("6.1"),
             format!("6.1 is neither a file nor the version of an installed kernel: {nowhere}")
         );
-        // A file in the place of a folder cannot be read as one, whoever reads it.
+        // Even root cannot list a file as a folder.
         let (folder, _) = installed(&["boot"]);
         let boot = folder.path().join("boot");
         let unread = Installed::within(&boot, &folder.path().join("modules"), String::new());

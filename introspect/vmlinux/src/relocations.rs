@@ -12,7 +12,7 @@
 //! other data, have no list of inverse fields, nor the zero before it.
 //!
 //! Invariants: a field is changed only inside of the bytes that a segment loads. The ELF headers of a moved kernel
-//! have its new addresses, so whoever reads that file reads what is in the guest's memory.
+//! have its new addresses, so the file is what the guest has in memory.
 
 use std::ops::Range;
 
